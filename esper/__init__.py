@@ -1,0 +1,1 @@
+"""Esper: a controller watches networks train, and grows them."""

@@ -1,0 +1,1 @@
+"""Host training as a reinforcement learning environment."""
