@@ -1,0 +1,285 @@
+"""Root config, the table of groups, the rules across parts, and the one door from Hydra to typed Python.
+
+Defaults live in the dataclasses beside the parts; YAML holds choices only. Past `typed` nothing knows Hydra.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+
+# --- temporary stand-ins: each goes when its part appears in the tree -------------------------------------------
+@dataclass(kw_only=True, slots=True)
+class TaskConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class DigitsConfig(TaskConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Cifar10Config(TaskConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class SlotsConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class OneSeedConfig(SlotsConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class EveryBlockConfig(SlotsConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class BlueprintConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class NormConfig(BlueprintConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class ConvLightConfig(BlueprintConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class DepthwiseConfig(BlueprintConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class ConvHeavyConfig(BlueprintConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class DeviceConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class ShapedConfig(RewardConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class SparseConfig(RewardConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class AgentConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class PPOConfig(AgentConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class HeuristicConfig(AgentConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class RandomConfig(AgentConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class WaitConfig(AgentConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduleConfig(AgentConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class GovernorConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class WatchdogConfig(GovernorConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class NoGovernorConfig(GovernorConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class TelemetryConfig: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class FullConfig(TelemetryConfig): ...
+
+
+@dataclass(kw_only=True, slots=True)
+class QuietConfig(TelemetryConfig): ...
+
+
+# --- end of stand-ins -------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """One run: everything a training needs to know, and nothing that changes while it runs."""
+
+    seed: int = 0
+    """Root of every random stream, 0 or more. Runs with the same seed share all that their configs do not change."""
+    updates: int = 100
+    """How often the controller learns before the run ends, 1 or more [updates]. More: longer, and better trained."""
+    hosts: int = 32
+    """N, host networks that train side by side, 1 or more. More: a steadier gradient, and each update costs more."""
+    steps: int = 20
+    """T, length of one host's training run, 1 or more [host epochs]. Longer: growth has more time to pay for itself."""
+    resume: str | None = None
+    """Folder of an earlier run to go on with, or null for a new one."""
+    task: TaskConfig = MISSING
+    """What the hosts learn; chosen by the `task` group."""
+    slots: SlotsConfig = MISSING
+    """Where seeds may be planted and how they live; chosen by the `slots` group."""
+    blueprint: dict[str, BlueprintConfig] = MISSING
+    """What a seed may be; several are chosen at a time, as in blueprint=[norm,conv_light]."""
+    devices: dict[str, DeviceConfig] = MISSING
+    """Where hosts train; several are chosen at a time, as in devices=[cuda:0,cuda:1], and share the hosts."""
+    reward: RewardConfig = MISSING
+    """What the controller is paid for; chosen by the `reward` group."""
+    agent: AgentConfig = MISSING
+    """Who controls growth; chosen by the `agent` group."""
+    governor: GovernorConfig = MISSING
+    """Who watches over the hosts' health; chosen by the `governor` group."""
+    telemetry: TelemetryConfig = MISSING
+    """What is written down, and where; chosen by the `telemetry` group."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        for name in ("updates", "hosts", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.hosts < len(self.devices):
+            raise ValueError(
+                f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
+                f"raise hosts to at least {len(self.devices)}, or name fewer devices"
+            )
+
+
+GROUPS: dict[str, dict[str, type]] = {
+    "task": {"digits": DigitsConfig, "cifar10_baseline": Cifar10Config},
+    "slots": {"one_seed": OneSeedConfig, "every_block": EveryBlockConfig},
+    "blueprint": {
+        "norm": NormConfig,
+        "conv_light": ConvLightConfig,
+        "depthwise": DepthwiseConfig,
+        "conv_heavy": ConvHeavyConfig,
+    },
+    "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
+    "reward": {"shaped": ShapedConfig, "sparse": SparseConfig},
+    "agent": {
+        "ppo": PPOConfig,
+        "heuristic": HeuristicConfig,
+        "random": RandomConfig,
+        "wait": WaitConfig,
+        "schedule": ScheduleConfig,
+    },
+    "governor": {"watchdog": WatchdogConfig, "off": NoGovernorConfig},
+    "telemetry": {"full": FullConfig, "quiet": QuietConfig},
+}
+"""Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
+
+MANY = ("blueprint", "devices")
+"""Groups of which several options are chosen at a time, as in devices=[cuda:0,cuda:1]."""
+
+ALIASES = {"reward_mode": "reward"}
+"""Groups that are a second name of another group."""
+
+_BESIDE = Path(__file__).parent / "conf"
+CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
+"""Folder of the YAML files: inside the package in an installed wheel, at the top of a checkout."""
+
+
+class ConfigError(ValueError):
+    """What was asked for cannot be run. The message is one sentence for the person who asked, with the remedy."""
+
+
+def ab_seeds(count: int, root: int) -> str:
+    """The same `count` distinct seeds for one `root`, as Hydra's sweeper wants them: "3,17,42"."""
+    return ",".join(str(seed) for seed in random.Random(root).sample(range(2**31), count))
+
+
+def register() -> None:
+    """Puts the table into Hydra's store. Calling it again changes nothing."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, options in GROUPS.items():
+        for name, node in options.items():
+            # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
+            store.store(group=group, name=name, node={name: node} if group in MANY else node)
+    for alias, group in ALIASES.items():
+        for name in GROUPS[group]:
+            choice = {"defaults": [{f"override /{group}": name}]}
+            store.store(group=alias, name=name, node=choice, package="_global_")
+    OmegaConf.register_new_resolver("ab_seeds", ab_seeds, use_cache=True, replace=True)
+
+
+def did_you_mean(word: str, words: list[str]) -> str:
+    """A question with the closest of `words`, or nothing where none is close; starts with a blank."""
+    close = get_close_matches(word, words, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
+    """A sentence about a key that does not exist: the closest one that does, and the keys that stand beside it."""
+    where, _, name = key.rpartition(".")
+    hint = did_you_mean(name, siblings)
+    if not hint and (elsewhere := [path for path in _paths(cfg) if path.rpartition(".")[2] == name]):
+        hint = f" Did you mean {elsewhere[0]}?"
+    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}.{hint}"
+
+
+def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
+    """Every dotted key of a config, without what is missing or refers elsewhere."""
+    for key in map(str, cfg):
+        yield f"{path}{key}"
+        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
+            child: Any = cfg[key]
+            if isinstance(child, DictConfig):
+                yield from _paths(child, f"{path}{key}.")
+
+
+def stray_key(cfg: DictConfig) -> str | None:
+    """A sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
+    for path in _paths(cfg):
+        where, _, key = path.rpartition(".")
+        declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
+        if is_dataclass(declared) and key not in (known := [field.name for field in fields(declared)]):
+            return unknown_key(path, known, cfg)
+    return None
+
+
+def typed(cfg: DictConfig) -> Config:
+    """The one door from Hydra to Python: builds the dataclasses, so that every __post_init__ runs.
+
+    Raises:
+        ConfigError: a key is unknown, a value is missing, or a rule of a config is broken.
+    """
+    if sentence := stray_key(cfg):
+        raise ConfigError(sentence)
+    try:
+        config = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        key = str(getattr(error, "full_key", None) or error.key)
+        options = f": choose one of {', '.join(GROUPS[key])}" if key in GROUPS else ""
+        raise ConfigError(f"{key} is not set{options}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for people
+        raise ConfigError(str(error)) from error
+    return cast(Config, config)

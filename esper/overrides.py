@@ -1,0 +1,212 @@
+"""Command-line words, checked before anything is written: what is wrong with them becomes one sentence.
+
+Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So each
+command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from enum import Enum
+from itertools import product
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, typed, unknown_key
+
+# What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
+_COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+@contextmanager
+def hydra_at_conf() -> Iterator[ConfigLoader]:
+    """Hydra, started without a command, looking at our YAML folder."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        yield GlobalHydra.instance().config_loader()
+
+
+def check(words: list[str], *, config_name: str = "config") -> Config:
+    """The typed config of one run.
+
+    Raises:
+        ConfigError: the words name no config that can be run.
+    """
+    with hydra_at_conf() as loader:
+        return _job(loader, words, config_name)
+
+
+def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config]:
+    """The typed configs of all jobs of a sweep, in the order in which they will run.
+
+    Raises:
+        ConfigError: some job of the sweep cannot be run. None has been started then.
+    """
+    with hydra_at_conf() as loader:
+        for word in words:
+            _parsed(loader, word)
+        try:
+            sweep = loader.load_configuration(config_name, list(words), run_mode=RunMode.MULTIRUN)
+            sweeper = sweep.hydra.sweeper
+            params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
+        except _COMPOSING as error:
+            raise ConfigError(_first_fault(loader, _one_value_each(loader, words), config_name, error)) from error
+        if not str(sweeper.get("_target_")).endswith("BasicSweeper"):
+            return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
+        arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
+        return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *words])]
+
+
+def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:
+    """Every combination of the values swept over; a later word replaces an earlier one of the same key, as in Hydra."""
+    values: dict[str, list[str]] = {}
+    for word in words:
+        override = _parsed(loader, word)
+        key = override.get_key_element()
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(f"{word} is no list of values: write them out, as in {key}=1,2,3")
+        found = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" if value or not override.is_delete() else key for value in found]
+    return map(list, product(*values.values()))
+
+
+def _one_value_each(loader: ConfigLoader, words: list[str]) -> list[str]:
+    """The words of the first job: enough to say what is wrong with a sweep that does not even compose."""
+    return next(_jobs(loader, words))
+
+
+def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
+    try:
+        cfg = compose(config_name, overrides=words)
+    except _COMPOSING as error:
+        raise ConfigError(_first_fault(loader, words, config_name, error)) from error
+    return typed(cfg)
+
+
+def _parsed(loader: ConfigLoader, word: str) -> Override:
+    """One word as Hydra reads it."""
+    try:
+        override = OverridesParser.create(config_loader=loader).parse_override(word)
+    except HydraException as error:
+        raise ConfigError(f"cannot read {word!r}: write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'") from error
+    if not override.key_or_group:
+        raise ConfigError(f"cannot read {word!r}: there is no key before the equals sign")
+    return override
+
+
+def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error: Exception) -> str:
+    """Why the words do not compose, in one sentence: an unreadable word, a wrong option, a wrong key, a wrong value."""
+    overrides = [_parsed(loader, word) for word in words]
+    for override in overrides:
+        if sentence := _wrong_choice(loader, override):
+            return sentence
+    choices = [word for word, o in zip(words, overrides, strict=True) if o.key_or_group and _options(loader, o)]
+    try:
+        cfg = compose(config_name, overrides=choices)
+    except _COMPOSING as still:
+        return _one_line(still)  # a YAML file is at fault
+    for override in overrides:
+        if override.is_hydra_override() or _options(loader, override):
+            continue
+        if sentence := _wrong_key(loader, cfg, override) or _wrong_value(cfg, override):
+            return sentence
+    return _one_line(error)
+
+
+def _options(loader: ConfigLoader, override: Override) -> list[str]:
+    """Options of the group that a word chooses from; empty where its key is no group."""
+    return list(loader.get_group_options(str(override.key_or_group)))
+
+
+def _wrong_choice(loader: ConfigLoader, override: Override) -> str | None:
+    group, options = str(override.key_or_group), _options(loader, override)
+    if override.is_hydra_override() or override.is_delete() or not options:
+        return None
+    if override.is_sweep_override():
+        return f"{override.input_line} names several options: add -m to run one after another" + (
+            f", or write '{group}=[{','.join(override.sweep_string_iterator())}]' for all of them in one run"
+            if group in MANY
+            else ""
+        )
+    value = override.value()
+    names = cast(list[Any], value) if isinstance(value, list) else [value]
+    if len(names) > 1 and group not in MANY:
+        return f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}"
+    for name in names:
+        if name not in options:
+            wrong = f"there is no option {name} in group {group}: choose from {', '.join(options)}"
+            return wrong + did_you_mean(str(name), options)
+    return None
+
+
+def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str | None:
+    node: Any = cfg
+    path: list[str] = []
+    for part in str(override.key_or_group).split("."):
+        if isinstance(node, ListConfig):
+            return None
+        if not isinstance(node, DictConfig):
+            whole = ".".join(path)
+            return f"{override.key_or_group} is no key, since {whole} is a single value: write {whole}=..."
+        if part not in node:
+            if path and path[0] in MANY and part in GROUPS[path[0]]:
+                chosen = ",".join([*map(str, node), part])
+                return f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'"
+            extra = [] if path else [group for group in loader.list_groups("") if group != "hydra"]
+            return unknown_key(".".join([*path, part]), [*map(str, node), *extra], cfg)
+        path.append(part)
+        node = OmegaConf.select(node, part, throw_on_missing=False)
+    return None
+
+
+def _wrong_value(cfg: DictConfig, override: Override) -> str | None:
+    key = str(override.key_or_group)
+    if override.is_sweep_override():
+        return f"{override.input_line} gives several values: add -m to run one after another, or write '{key}=[...]'"
+    if override.is_delete():
+        return None
+    try:
+        OmegaConf.update(deepcopy(cfg), key, override.value(), merge=True)
+    except OmegaConfBaseException:
+        return f"{key} must be {_kind(cfg, key)}, got {override.get_value_element_as_str()}"
+    return None
+
+
+def _kind(cfg: DictConfig, key: str) -> str:
+    """What a key may hold, in words."""
+    parent, _, name = key.rpartition(".")
+    holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
+    hints = get_type_hints(holder) if isinstance(holder, type) else {}
+    return _words(hints[name]) if name in hints else "of another type"
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(part) for part in get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "one of " + ", ".join(hint.__members__)
+    if get_origin(hint) is list:
+        return f"a list, each {_words(get_args(hint)[0])}"
+    return _KINDS.get(hint, "a group of keys")
+
+
+def _one_line(error: BaseException | None) -> str:
+    """Message and causes of an error as one line, without the types of OmegaConf's own bookkeeping."""
+    parts: list[str] = []
+    while error is not None:
+        parts.append(" ".join(re.sub(r"\b(object_type|reference_type)=\S+", "", str(error)).split()))
+        error = error.__cause__
+    return ": ".join(part for part in parts if part)

@@ -1,0 +1,1 @@
+"""The networks that grow: hosts, seeds, and the rules of their life."""

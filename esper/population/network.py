@@ -1,0 +1,212 @@
+"""Hosts with slots and seeds, as one program: forward, counterfactual forward, isolation, blending.
+
+Which member holds which seed at which alpha is data (`SlotPlan`), given anew each epoch; the parameters live in the host's
+fleet and in the banks.
+"""
+
+# M members, L live members of a bank, S slots, B batch, C channels of one member, V counterfactual variants
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.population.alpha import blend, isolate
+from esper.population.bank import MemberSGD, SeedBank, SGDConfig
+from esper.population.blueprints import BlueprintConfig
+from esper.population.fusion import Fleet, put_members, take_members
+from esper.population.hosts import SlotSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSeeds:
+    """The seeds of one bank that take part in a forward."""
+
+    bank: SeedBank
+    live_L: Tensor
+    """Members, ascending [L]."""
+    alpha_L: Tensor
+    """Blend weight of each."""
+    pull_L: Tensor
+    """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
+    open_L: Tensor
+    """May the seed's gradient reach the host?"""
+    learns_M1: Tensor
+    """bool `[M, 1]`: rows that the optimiser moves."""
+
+
+class GrowingNetwork:
+    """M hosts of one architecture, their seed banks, and their optimisers."""
+
+    def __init__(
+        self,
+        hosts: Sequence[nn.Module],
+        blueprints: Sequence[BlueprintConfig],
+        *,
+        host_optimiser: SGDConfig,
+        seed_optimiser: SGDConfig,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.members = len(hosts)
+        self.slots: tuple[SlotSpec, ...] = hosts[0].slots  # pyright: ignore[reportAssignmentType]  (a Host, see hosts.py)
+        self.blueprints = tuple(blueprints)
+        self.host = Fleet(hosts, device)
+        self.optimiser = MemberSGD(self.host.flat, host_optimiser)
+        self._seed_optimiser = seed_optimiser
+        self.banks: dict[tuple[int, int], SeedBank] = {}
+        self.plan: list[list[LiveSeeds]] = [[] for _ in self.slots]
+
+    def bank(self, slot: int, blueprint: int) -> SeedBank:
+        """The bank of a slot and a blueprint, made when it is first needed."""
+        if (slot, blueprint) not in self.banks:
+            made = SeedBank(
+                self.blueprints[blueprint], self.slots[slot].channels, self.members, self._seed_optimiser, self.device
+            )
+            self.banks[slot, blueprint] = made
+        return self.banks[slot, blueprint]
+
+    def arrange(
+        self,
+        blueprint_MS: npt.NDArray[np.int64],
+        alpha_MS: npt.NDArray[np.float32],
+        behind_MS: npt.NDArray[np.bool_],
+        open_MS: npt.NDArray[np.bool_],
+        learns_MS: npt.NDArray[np.bool_],
+    ) -> None:
+        """Says which seeds take part until the next call.
+
+        Args:
+            blueprint_MS: index of the blueprint where a seed takes part, -1 elsewhere.
+            alpha_MS: blend weights.
+            behind_MS: seeds that train behind the host: alpha 0, straight-through gradient.
+            open_MS: seeds whose gradient reaches the host.
+            learns_MS: seeds whose parameters the optimiser moves.
+        """
+        self.plan = [[] for _ in self.slots]
+        pull_MS = np.where(behind_MS, np.float32(1.0), alpha_MS).astype(np.float32)
+        for slot in range(len(self.slots)):
+            for blueprint in np.unique(blueprint_MS[:, slot]):
+                if blueprint < 0:
+                    continue
+                live = np.flatnonzero(blueprint_MS[:, slot] == blueprint)
+                learns = np.zeros((self.members, 1), dtype=np.bool_)
+                learns[live, 0] = learns_MS[live, slot]
+                seeds = LiveSeeds(
+                    bank=self.bank(slot, int(blueprint)),
+                    live_L=torch.from_numpy(live).to(self.device),
+                    alpha_L=torch.from_numpy(alpha_MS[live, slot]).to(self.device),
+                    pull_L=torch.from_numpy(pull_MS[live, slot]).to(self.device),
+                    open_L=torch.from_numpy(open_MS[live, slot]).to(self.device),
+                    learns_M1=torch.from_numpy(learns).to(self.device),
+                )
+                self.plan[slot].append(seeds)
+
+    def train(self, mode: bool = True) -> None:
+        self.host.module.train(mode)
+
+    def forward(self, x: Tensor, probes: list[Tensor] | None = None) -> Tensor:
+        """Logits `[M, B, classes]` of a batch `[B, M*C, H, W]`.
+
+        Args:
+            probes: if given, the output of each slot is appended, with its gradient kept, to measure growth potential.
+        """
+        segments = self._segments(self.host.bind())
+        for segment, plan in zip(segments, [*self.plan, []], strict=True):
+            x = segment(x)
+            h = x
+            for seeds in plan:
+                part = take_members(h, seeds.live_L, self.members)
+                delta = seeds.bank.branch(seeds.live_L)(isolate(part, seeds.open_L))
+                x = put_members(x, seeds.live_L, blend(part, delta, seeds.alpha_L, seeds.pull_L), self.members)
+            if probes is not None and segment is not segments[-1]:
+                x.retain_grad()
+                probes.append(x)
+        return self._logits(x)
+
+    @torch.no_grad()
+    def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
+        """Logits `[V, M, B, classes]` of a batch under V settings of all alphas, sharing what they share.
+
+        Settings that agree in all slots up to some depth are computed once up to there: the batch fans out where they part. A
+        seed's branch is computed once for each distinct input, whatever the number of alphas it is blended with.
+
+        Args:
+            x: batch `[B, M*C, H, W]`.
+            alpha_VMS: blend weights of each variant; slots without a seed are ignored.
+        """
+        batch = x.shape[0]
+        segments = self._segments(self.host.bind())
+        block_V = [0] * len(alpha_VMS)  # which block of rows each variant reads
+        for slot, (segment, plan) in enumerate(zip(segments, [*self.plan, []], strict=True)):
+            x = segment(x)
+            if not plan:
+                continue
+            children, parents = _fan_out(block_V, alpha_VMS[:, :, slot])
+            out = x if parents == list(range(max(block_V) + 1)) else torch.cat([x[p * batch : (p + 1) * batch] for p in parents])
+            setting_of = [children.index(child) for child in range(len(parents))]  # a variant that stands for each block
+            for seeds in plan:
+                part = take_members(x, seeds.live_L, self.members)
+                delta = seeds.bank.branch(seeds.live_L)(part)
+                live = seeds.live_L.cpu().numpy()
+                mixed: list[Tensor] = []
+                for parent, variant in zip(parents, setting_of, strict=True):
+                    rows = slice(parent * batch, (parent + 1) * batch)
+                    alpha_L = torch.from_numpy(alpha_VMS[variant, live, slot]).to(self.device)
+                    mixed.append(blend(part[rows], delta[rows], alpha_L, alpha_L))
+                out = put_members(out, seeds.live_L, torch.cat(mixed) if len(mixed) > 1 else mixed[0], self.members)
+            x, block_V = out, children
+        logits = self._logits(x)
+        return torch.stack([logits[:, block * batch : (block + 1) * batch] for block in block_V])
+
+    def step(self) -> None:
+        """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
+        self.optimiser.step()
+        for plan in self.plan:
+            for seeds in plan:
+                seeds.bank.optimiser.step(seeds.learns_M1)
+
+    def _segments(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.get_submodule("segments").children())
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], self.members, -1).transpose(0, 1)
+
+
+def _fan_out(block_V: list[int], alpha_VM: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
+    """New block of each variant after a slot, and the parent of each new block: variants of one parent and setting stay one."""
+    known: dict[tuple[int, bytes], int] = {}
+    for parent, alpha_M in zip(block_V, alpha_VM, strict=True):
+        known.setdefault((parent, alpha_M.tobytes()), len(known))
+    children = [known[parent, alpha_M.tobytes()] for parent, alpha_M in zip(block_V, alpha_VM, strict=True)]
+    return children, [parent for parent, _ in known]
+
+
+def growth_potential(before: Tensor, grad: Tensor, members: int) -> Tensor:
+    """How much a newborn seed could do at a slot: the norm of the first gradient of a 3x3 convolution that is born as zero.
+
+    At y = h + W * h with W = 0 the gradient is dL/dW = sum over samples and places of dL/dy(p) h(p + d), and the steepest first
+    decrease of the loss per unit of weight is its norm (GradMax, Evci et al. 2022). It needs h and dL/dy only, which training
+    has at hand.
+
+    Args:
+        before: features h of the slot `[B, M*C, H, W]`.
+        grad: dL/dy there, the same shape; L is the sum over members of each member's mean loss.
+
+    Returns:
+        The norm for each member `[M]` [nats per unit of weight].
+    """
+    channels = before.shape[1] // members
+    shape = (members * channels, channels, 3, 3)
+    weight = torch.nn.grad.conv2d_weight(before, shape, grad, padding=1, groups=members)  # pyright: ignore[reportArgumentType]
+    return weight.reshape(members, -1).norm(dim=1)
+
+
+def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
+    """Mean cross entropy of each member `[M]` [nats]."""
+    loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
+    return loss.view(targets_MB.shape).mean(1)

@@ -1,0 +1,1 @@
+"""Data sets, objectives, and the hosts that learn them."""

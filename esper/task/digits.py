@@ -1,0 +1,78 @@
+"""Handwritten digits: 1,797 real images of 8x8 pixels, and hosts that differ in where they need help.
+
+The default draws an instance for each host: a random set of its blocks is lesioned, their 3x3 kernels reduced to the centre, so
+that they see no neighbours. So the best place to grow differs from host to host, and a healthy host is better left alone.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from esper.population.cnn import CNNConfig
+from esper.seeding import stream, torch_stream
+from esper.task.base import Data, Split, Task, TaskConfig
+
+NUM_TRAIN, NUM_VALID = 1078, 359
+"""Sizes of the parts; the other 360 images are the test part."""
+
+
+class Instances(StrEnum):
+    """Which hosts are drawn."""
+
+    lesioned = "lesioned"
+    healthy = "healthy"
+
+
+@dataclass(kw_only=True, slots=True)
+class DigitsConfig(TaskConfig):
+    """scikit-learn's digits, split 1,078 / 359 / 360 by a named stream, with lesioned or healthy convolutional hosts."""
+
+    instances: Instances = Instances.lesioned
+    """`lesioned` hosts lack spatial context in a random set of blocks; `healthy` hosts are whole."""
+    host: CNNConfig = field(default_factory=lambda: CNNConfig())
+    """The host's architecture."""
+    split_seed: int = 0
+    """Names the split of the images; the same for every run, so that runs can be compared."""
+
+    def build(self) -> "Digits":
+        return Digits(self)
+
+
+class Digits(Task):
+    """The task of `DigitsConfig`."""
+
+    def __init__(self, config: DigitsConfig) -> None:
+        self.config: DigitsConfig = config
+        bunch = load_digits()
+        order = stream(config.split_seed, "digits_split").permutation(len(bunch.target))
+        images = torch.from_numpy(bunch.images[order]).float().unsqueeze(1) / 16.0
+        targets = torch.from_numpy(bunch.target[order]).long()
+        train = images[:NUM_TRAIN]
+        images = (images - train.mean()) / train.std()
+        parts = (NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID)
+        train_x, valid_x, test_x = images.split(parts)
+        train_y, valid_y, test_y = targets.split(parts)
+        self.data = Data(
+            train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10
+        )
+
+    def lesion(self, root: int, split: Split, episode: int, index: int) -> list[bool]:
+        """Which blocks of this host see no neighbours: each set of blocks is as likely as any other."""
+        blocks = self.config.host.blocks
+        if self.config.instances is Instances.healthy:
+            return [False] * blocks
+        draw = stream(root, "instance", split, episode, index).integers(2, size=blocks)
+        return list(np.asarray(draw, dtype=bool))
+
+    def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
+        lesioned = self.lesion(root, split, episode, index)
+        with torch.random.fork_rng(devices=[]):
+            torch.random.set_rng_state(torch_stream(root, "host_init", split, episode, index).get_state())
+            return self.config.host.build(1, self.data.num_classes, lesioned)
+
+    def describe(self, root: int, split: Split, episode: int, index: int) -> str:
+        return "".join("x" if gone else "o" for gone in self.lesion(root, split, episode, index))
