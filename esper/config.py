@@ -230,18 +230,18 @@ def register() -> None:
 
 
 def did_you_mean(word: str, words: list[str]) -> str:
-    """A question with the closest of `words`, or nothing where none is close; starts with a blank."""
+    """The end of a sentence that asks for the closest of `words`; empty where none is close."""
     close = get_close_matches(word, words, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else ""
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     """A sentence about a key that does not exist: the closest one that does, and the keys that stand beside it."""
     where, _, name = key.rpartition(".")
     hint = did_you_mean(name, siblings)
-    if not hint and (elsewhere := [path for path in _paths(cfg) if path.rpartition(".")[2] == name]):
-        hint = f" Did you mean {elsewhere[0]}?"
-    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}.{hint}"
+    if not hint and (elsewhere := [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]):
+        hint = f"; did you mean {elsewhere[0]}?"
+    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
 
 
 def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:

@@ -99,7 +99,7 @@ def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
 def _parsed(loader: ConfigLoader, word: str) -> Override:
     """One word as Hydra reads it."""
     try:
-        override = OverridesParser.create(config_loader=loader).parse_override(word)
+        override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
     except HydraException as error:
         raise ConfigError(f"cannot read {word!r}: write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'") from error
     if not override.key_or_group:
@@ -128,7 +128,8 @@ def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error
 
 def _options(loader: ConfigLoader, override: Override) -> list[str]:
     """Options of the group that a word chooses from; empty where its key is no group."""
-    return list(loader.get_group_options(str(override.key_or_group)))
+    group = str(override.key_or_group)
+    return list(GROUPS.get(group) or loader.get_group_options(group))
 
 
 def _wrong_choice(loader: ConfigLoader, override: Override) -> str | None:
@@ -147,8 +148,9 @@ def _wrong_choice(loader: ConfigLoader, override: Override) -> str | None:
         return f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}"
     for name in names:
         if name not in options:
-            wrong = f"there is no option {name} in group {group}: choose from {', '.join(options)}"
-            return wrong + did_you_mean(str(name), options)
+            shown = "null" if name is None else str(name)
+            wrong = f"there is no option {shown} in group {group}: choose from {', '.join(options)}"
+            return wrong + did_you_mean(shown, options)
     return None
 
 
@@ -166,7 +168,7 @@ def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str
                 chosen = ",".join([*map(str, node), part])
                 return f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'"
             extra = [] if path else [group for group in loader.list_groups("") if group != "hydra"]
-            return unknown_key(".".join([*path, part]), [*map(str, node), *extra], cfg)
+            return unknown_key(".".join([*path, part]), list(dict.fromkeys([*map(str, node), *extra])), cfg)
         path.append(part)
         node = OmegaConf.select(node, part, throw_on_missing=False)
     return None
@@ -175,7 +177,7 @@ def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str
 def _wrong_value(cfg: DictConfig, override: Override) -> str | None:
     key = str(override.key_or_group)
     if override.is_sweep_override():
-        return f"{override.input_line} gives several values: add -m to run one after another, or write '{key}=[...]'"
+        return f"{override.input_line} gives several values to one key: add -m to run them one after another"
     if override.is_delete():
         return None
     try:

@@ -13,20 +13,22 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from esper.population.lifecycle import (
+    GATES,
+    Op,
+    SlotsConfig,
+    SlotState,
+    gate_open,
+    may_fossilize,
+    may_germinate,
+    may_prune,
+)
+
+__all__ = ["RELEVANT", "EnvSpec", "Head", "Observation", "Op", "legal_slots", "legal_values", "parameters_legal"]
+
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
-
-
-class Op(IntEnum):
-    """Operations of a controller; one of them is done per host and host epoch."""
-
-    WAIT = 0
-    GERMINATE = 1
-    SET_ALPHA_TARGET = 2
-    PRUNE = 3
-    FOSSILIZE = 4
-    ADVANCE = 5
 
 
 class Head(IntEnum):
@@ -124,3 +126,32 @@ def legal_values(num_hosts: int, num_blueprints: int) -> BoolArray:
             column[PINNED[head]] = True
         columns.append(column)
     return np.tile(np.concatenate(columns), (num_hosts, 1))
+
+
+def legal_slots(state: SlotState, config: SlotsConfig, chosen_S: BoolArray) -> BoolArray:
+    """`[N, O, S]`: which operation may be done on which slot now. Whatever is legal is carried out; the rest is refused.
+
+    Args:
+        chosen_S: which slots are in use.
+    """
+    legal = np.zeros((len(state.stage), len(Op), len(chosen_S)), dtype=np.bool_)
+    by_themselves = [GATES[name] for name in config.auto_advance]
+    legal[:, Op.WAIT] = True
+    legal[:, Op.GERMINATE] = may_germinate(state, config, chosen_S)
+    legal[:, Op.PRUNE] = may_prune(state, config)
+    legal[:, Op.FOSSILIZE] = may_fossilize(state)
+    legal[:, Op.ADVANCE] = gate_open(state, config) & ~state.within(*by_themselves)
+    return legal
+
+
+def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> BoolArray:
+    """`[N]`: has every parameter head that matters for the chosen op a legal value?"""
+    fine = np.ones(len(action_NH), dtype=np.bool_)
+    start = 0
+    for head in PARAMETER_HEADS:
+        size = head_sizes[head]
+        legal_NK = legal_values_NV[:, start : start + size]
+        chosen = np.take_along_axis(legal_NK, action_NH[:, head, None], axis=1)[:, 0]
+        fine &= chosen | ~RELEVANT[action_NH[:, Head.OP], head]
+        start += size
+    return fine

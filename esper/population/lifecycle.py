@@ -1,4 +1,4 @@
-"""The life of a seed: stages, gates and transitions, as pure functions on arrays over hosts and slots.
+"""The life of a seed: operations, stages, gates and transitions, as pure functions on arrays over hosts and slots.
 
     dormant -> germinated -> training -> blending -> holding -> fossilized
                     \\____________\\____________\\___________\\-> pruned -> embargoed -> dormant
@@ -41,6 +41,17 @@ class Stage(IntEnum):
     """Removed in this step."""
     EMBARGOED = 7
     """Empty, and closed for a while."""
+
+
+class Op(IntEnum):
+    """Operations of a controller; one of them is done per host and host epoch."""
+
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
 
 
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)

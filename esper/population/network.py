@@ -60,6 +60,7 @@ class GrowingNetwork:
         self._seed_optimiser = seed_optimiser
         self.banks: dict[tuple[int, int], SeedBank] = {}
         self.plan: list[list[LiveSeeds]] = [[] for _ in self.slots]
+        self._kept: dict[str, Tensor] = {}
 
     def bank(self, slot: int, blueprint: int) -> SeedBank:
         """The bank of a slot and a blueprint, made when it is first needed."""
@@ -169,6 +170,27 @@ class GrowingNetwork:
         for plan in self.plan:
             for seeds in plan:
                 seeds.bank.optimiser.step(seeds.learns_M1)
+
+    def rows(self) -> dict[str, Tensor]:
+        """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""
+        rows = {"host": self.host.flat.detach(), "host_momentum": self.optimiser.momentum}
+        rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
+        for (slot, blueprint), bank in self.banks.items():
+            rows[f"seed/{slot}/{blueprint}"] = bank.fleet.flat.detach()
+            rows[f"seed_momentum/{slot}/{blueprint}"] = bank.optimiser.momentum
+        return rows
+
+    def remember(self, healthy_M: Tensor) -> None:
+        """Copies the rows of the marked members into their snapshots; a new bank's snapshot is empty before its first."""
+        for name, row in self.rows().items():
+            kept = self._kept.setdefault(name, torch.zeros_like(row))
+            kept.copy_(torch.where(healthy_M.view(-1, *[1] * (row.dim() - 1)), row, kept))
+
+    def restore(self, sick_M: Tensor) -> None:
+        """Brings the marked members back to their snapshots, exactly; other members keep their bits."""
+        for name, row in self.rows().items():
+            kept = self._kept.get(name, torch.zeros_like(row))
+            row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
     def _segments(self, module: nn.Module) -> list[nn.Module]:
         return list(module.get_submodule("segments").children())

@@ -1,0 +1,276 @@
+"""Checkpoints that survive a kill at any instruction, and that are never loaded when a bit of them is wrong.
+
+A file is one line of text, then the bytes of `torch.save`:
+
+    esper checkpoint 0001 <sha256 of the bytes, 64 hex digits> <number of bytes, 16 digits>\n
+
+Every byte of the line is compared and every byte after it is hashed, so no damage loads silently; and nothing is unpickled
+before the hash agrees, and then only tensors and primitives are.
+"""
+
+import errno
+import hashlib
+import io
+import os
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+FORMAT = 1
+"""Version of the file format. It goes up when older files can no longer be read."""
+
+_HEADER = re.compile(rb"esper checkpoint ([0-9]{4}) ([0-9a-f]{64}) ([0-9]{16})\n")
+_HEADER_BYTES = len(b"esper checkpoint 0001 \n") + 64 + 1 + 16
+_NAME = re.compile(r"checkpoint_([0-9]{6,})\.pt")
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_PRIMITIVES = (bool, int, float, str, bytes, type(None))
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
+
+
+class DiskError(OSError):
+    """The disk refused. The message is one sentence: what could not be done, why, and what to do about it."""
+
+    def __init__(self, doing: str, cause: OSError, remedy: str = "") -> None:
+        reason = (cause.strerror or str(cause)).lower()
+        super().__init__(f"cannot {doing}: {reason}; {remedy or _remedy(cause.errno)}")
+        self.errno = cause.errno
+
+
+def _remedy(number: int | None) -> str:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that may be written to"
+    return "check the disk"
+
+
+@contextmanager
+def disk(doing: str, outcome: str = "") -> Iterator[None]:
+    """Turns an OSError into a DiskError that says what was being done, and if given, how things stand now."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        raise DiskError(doing, error, f"{_remedy(error.errno)}; {outcome}" if outcome else "") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder. Reading (`latest`, `load`) never changes the folder."""
+
+    def __init__(self, folder: Path | str, keep: int = 2) -> None:
+        """
+        Args:
+            folder: where the files are; made by `prepare`.
+            keep: how many of the newest to keep, 1 or more. More: more disk, and older states to go back to.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
+        self.folder = Path(folder)
+        self.keep = keep
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Makes the folder, removes what a killed run left half written, and tries whether the folder can be written to.
+
+        For the one run that saves here; the first `save` calls it if nobody did.
+
+        Raises:
+            DiskError: the folder cannot be made or written to.
+        """
+        with disk(f"save checkpoints in {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for orphan in self.folder.glob("checkpoint_*.pt.tmp"):
+                orphan.unlink()
+            probe = self.folder / "checkpoint_probe.pt.tmp"
+            _write(probe, b"")
+            probe.unlink()
+        self._prepared = True
+
+    def save(self, state: Mapping[str, Any], update: int) -> Path:
+        """Saves a state as the newest checkpoint: after a crash at any instruction the folder holds it, or the one before.
+
+        Checkpoints of later updates were left by a run that went on from an earlier one; they are set aside as `*.aside`.
+
+        Args:
+            state: tensors, numbers, strings, bytes and None, in dicts, lists and tuples to any depth. A view is saved
+                with all of the storage it looks at.
+            update: how many updates the state has behind it, 0 or more.
+
+        Raises:
+            CheckpointError: the state holds something else; nothing was written.
+            DiskError: the disk refused; the checkpoints from before are intact.
+        """
+        refuse(state)
+        if not self._prepared:
+            self.prepare()
+        content = encode(state)
+        path = self.folder / f"checkpoint_{update:06d}.pt"
+        temporary = path.with_name(path.name + ".tmp")
+        before = self.paths()
+        intact = f"{before[-1].name} from before is intact" if before else "there was no checkpoint before it"
+        with disk(f"save {path.name} in {self.folder}", intact):
+            try:
+                _write(temporary, content)
+                os.replace(temporary, path)
+            finally:
+                with suppress(OSError):  # gone after the rename; else the first error is the one to hear about
+                    temporary.unlink()
+            _sync_folder(self.folder)
+            self._retire(update)
+        return path
+
+    def _retire(self, update: int) -> None:
+        """Sets aside what is later than `update`, and removes what is older than the newest `keep`."""
+        kept = [path for path in self.paths() if update_of(path) <= update]
+        for later in self.paths()[len(kept) :]:
+            os.replace(later, later.with_name(later.name + ".aside"))
+        for old in kept[: -self.keep]:
+            old.unlink()
+
+    def paths(self) -> list[Path]:
+        """Files of the checkpoints, oldest update first; whether they can be read is not looked at."""
+        if not self.folder.is_dir():
+            return []
+        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=update_of)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint whose bytes are whole, or None where there is none. A damaged one is warned about.
+
+        Raises:
+            CheckpointError: there are checkpoints, and each is damaged.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                _verified(path)
+            except CheckpointError as error:
+                warnings.warn(f"{error}; looking at the checkpoint before it", stacklevel=2)
+            else:
+                return path
+        if paths:
+            raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.folder} is whole: start a new run")
+        return None
+
+    def load(self, path: Path | str) -> dict[str, Any]:
+        """The state of a checkpoint, see `load`."""
+        return load(path)
+
+
+def load(path: Path | str) -> dict[str, Any]:
+    """The state saved in a file, tensors on the CPU.
+
+    Raises:
+        CheckpointError: missing, unreadable, damaged, of another format, not a checkpoint, or with a content that is more
+            than tensors and primitives. Nothing of it was executed.
+    """
+    content = _verified(Path(path))
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes are as they were written, so whatever fails, fails because of what they are
+        raise CheckpointError(
+            f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
+            f"use a checkpoint that this program wrote"
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds no state: use a checkpoint that this program wrote")
+    return cast(dict[str, Any], state)
+
+
+def update_of(path: Path) -> int:
+    """The update in a checkpoint's file name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, f"{path.name} is not the name of a checkpoint"
+    return int(match[1])
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """The bytes of a file. They are made in memory, which for a moment doubles the state, so that they can be hashed."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    content = buffer.getvalue()
+    return b"esper checkpoint %04d %s %016d\n" % (FORMAT, hashlib.sha256(content).hexdigest().encode(), len(content)) + content
+
+
+def refuse(value: Any, where: str = "state") -> None:
+    """Looks through a state for what could not be loaded again without pickle.
+
+    Raises:
+        CheckpointError: there is something; the message has the path of keys to it.
+    """
+    # Exact types: np.float64 is a float and an IntEnum an int by inheritance, and both need foreign code to come back.
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        for key, child in value.items():
+            if type(key) not in (str, int):
+                raise CheckpointError(f"{where} has the key {key!r} of type {type(key).__name__}: use str or int")
+            refuse(child, f"{where}[{key!r}]")
+    elif kind in (list, tuple):
+        for index, child in enumerate(value):
+            refuse(child, f"{where}[{index}]")
+    elif kind in _TENSORS and value.device.type == "meta":
+        raise CheckpointError(f"{where} is a tensor on the meta device, which has no data to save: materialise it first")
+    elif kind not in _TENSORS and kind not in _PRIMITIVES:
+        raise CheckpointError(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: "
+            f"make it a tensor, number, string, bytes or None, or a dict, list or tuple of these"
+        )
+
+
+def _verified(path: Path) -> bytes:
+    """The bytes after the header, which agree with it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            content = file.read()
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}: name one that exists") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): mend that") from error
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise CheckpointError(f"{path} is not a checkpoint of this program, or its start is damaged: use another one")
+    version, digest, length = int(match[1]), match[2].decode(), int(match[3])
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version} and this program reads format {FORMAT}: use the program that wrote it"
+        )
+    if len(content) != length:
+        kind = "truncated" if len(content) < length else "too long"
+        raise CheckpointError(f"{path} is {kind} ({len(content)} of {length} bytes): use the checkpoint before it")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CheckpointError(f"{path} is damaged (its checksum differs): use the checkpoint before it")
+    return content
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a new file and waits until the disk has it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Waits until the disk has the folder's names: without it a power cut can undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)

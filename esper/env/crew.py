@@ -1,0 +1,132 @@
+"""All hosts of an environment, dealt out to shards that run side by side."""
+
+# N hosts, M members of a shard, S slots, V variants, I samples of an epoch
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from esper.env.shard import DeviceConfig, Measurement, Shard, TrainReport
+from esper.population.blueprints import BlueprintConfig
+from esper.population.hosts import SlotSpec
+from esper.seeding import torch_stream
+from esper.task.base import Data, Task
+
+Result = TypeVar("Result")
+
+
+class Crew:
+    """N hosts on all devices. Every call takes and returns arrays over all hosts, in order."""
+
+    def __init__(
+        self, task: Task, blueprints: Sequence[BlueprintConfig], devices: Sequence[DeviceConfig], num_hosts: int
+    ) -> None:
+        self.task, self.blueprints = task, tuple(blueprints)
+        self.places = _deal(num_hosts, devices)
+        self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
+        self.shards: list[Shard] = []
+        alone = len(self.places) == 1
+        threads = max(1, torch.get_num_threads() // len(self.places))
+        self._pool = None if alone else ThreadPoolExecutor(len(self.places), "shard", torch.set_num_threads, (threads,))
+
+    def start(self, hosts: Sequence[nn.Module]) -> None:
+        """Takes N new hosts; what was there is dropped."""
+        self.shards = [
+            Shard(hosts[rows], self.blueprints, self._data[device], self.task.config, device) for device, rows in self.places
+        ]
+
+    @staticmethod
+    def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
+        """The slots of a host (see `Host`)."""
+        specs = host.slots
+        assert isinstance(specs, tuple)
+        return specs
+
+    def train_epoch(self, order_NI: npt.NDArray[np.int64]) -> TrainReport:
+        """See `Shard.train_epoch`."""
+        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows]))
+        return TrainReport(
+            loss_M=np.concatenate([report.loss_M for report in reports]),
+            potential_MS=np.concatenate([report.potential_MS for report in reports]),
+        )
+
+    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
+        """See `Shard.validate`."""
+        parts = self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test))
+        return Measurement(
+            accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
+            loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
+            error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
+        )
+
+    def arrange(
+        self,
+        blueprint_NS: npt.NDArray[np.int64],
+        alpha_NS: npt.NDArray[np.float32],
+        behind_NS: npt.NDArray[np.bool_],
+        open_NS: npt.NDArray[np.bool_],
+        learns_NS: npt.NDArray[np.bool_],
+    ) -> None:
+        """See `GrowingNetwork.arrange`."""
+        arrays = (blueprint_NS, alpha_NS, behind_NS, open_NS, learns_NS)
+        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
+            shard.network.arrange(*(array[rows] for array in arrays))  # pyright: ignore[reportArgumentType]
+
+    def plant(self, host: int, slot: int, blueprint: int, name: tuple[int | str, ...]) -> None:
+        """A newborn seed for this host, with first weights from the stream of this name: root, purpose, keys."""
+        shard, member = self._of(host)
+        root, purpose, *keys = name
+        shard.network.bank(slot, blueprint).plant(member, torch_stream(int(root), str(purpose), *keys))
+
+    def clear(self, host: int, slot: int, blueprint: int) -> None:
+        """Removes a seed."""
+        shard, member = self._of(host)
+        shard.network.bank(slot, blueprint).clear([member])
+
+    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+        """See `GrowingNetwork.remember`."""
+        self._each(lambda shard, rows: shard.network.remember(torch.from_numpy(healthy_N[rows]).to(shard.device)))
+
+    def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
+        """See `GrowingNetwork.restore`."""
+        self._each(lambda shard, rows: shard.network.restore(torch.from_numpy(sick_N[rows]).to(shard.device)))
+
+    def close(self) -> None:
+        """Stops the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _of(self, host: int) -> tuple[Shard, int]:
+        """The shard of a host, and its place there."""
+        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
+            if rows.start <= host < rows.stop:
+                return shard, host - rows.start
+        raise IndexError(f"there is no host {host}")
+
+    def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
+        """Does the work for every shard with its rows of the hosts, side by side."""
+        jobs = [(shard, rows) for shard, (_, rows) in zip(self.shards, self.places, strict=True)]
+        if self._pool is None:
+            return [work(*job) for job in jobs]
+        return list(self._pool.map(lambda job: work(*job), jobs))
+
+
+def _deal(num_hosts: int, devices: Sequence[DeviceConfig]) -> list[tuple[torch.device, slice]]:
+    """Deals hosts out in order: as evenly as can be over the devices, then into shards of at most `members_per_shard`.
+
+    Raises:
+        ValueError: a device is not on this machine, or there are fewer hosts than devices.
+    """
+    if num_hosts < len(devices):
+        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
+    places: list[tuple[torch.device, slice]] = []
+    for rank, config in enumerate(devices):
+        first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)
+        size = config.members_per_shard or stop - first
+        places += [(config.torch_device(), slice(start, min(start + size, stop))) for start in range(first, stop, size)]
+    return places

@@ -1,0 +1,319 @@
+"""Host training as a vectorised environment: N hosts in lockstep, one action each, one host epoch a step."""
+
+# N hosts, S slots, H heads, O operations, K blueprints, V counterfactual variants, I samples of an epoch
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from esper.env import observation as obs
+from esper.env.actions import TEMPOS, EnvSpec, Head, Observation, Op, legal_slots, legal_values, parameters_legal
+from esper.env.counterfactuals import variants
+from esper.env.crew import Crew
+from esper.env.shard import DeviceConfig
+from esper.governor import Governor
+from esper.population import lifecycle
+from esper.population.blueprints import BlueprintConfig
+from esper.population.lifecycle import SlotsConfig, SlotState, Stage
+from esper.reward import Reward, StepSignals
+from esper.seeding import stream
+from esper.task.base import Split, Task
+
+Array = npt.NDArray[np.generic]
+TAKES_PART = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+
+
+class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+    """N hosts that a controller watches and grows.
+
+    A step carries out one action a host, trains every host for an epoch, measures it with and without each of its seeds, has the
+    governor judge it, and pays. An episode is T steps, a finite horizon: its end is `terminated`. A host that is rolled back has
+    its transition `terminated` with the penalty, and goes on from its snapshot, its live seeds removed, as a new sub-episode.
+    Both are `SAME_STEP` resets in Gymnasium's terms: the observation returned is the first of what follows, and the last of what
+    ended is in `info["final_obs"]`. `truncated` is never set.
+
+    The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        slots: SlotsConfig,
+        blueprints: Mapping[str, BlueprintConfig],
+        reward: Reward,
+        governor: Governor,
+        devices: Sequence[DeviceConfig],
+        num_hosts: int,
+        num_steps: int,
+        seed: int = 0,
+        split: Split = Split.TRAINING,
+        test_at_end: bool = False,
+    ) -> None:
+        self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
+        self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
+        self.test_at_end, self.episode = test_at_end, -1
+        self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts)
+        example = task.host(seed, split, 0, 0)
+        specs = self.crew.slot_specs(example)
+        self.host_params = sum(parameter.numel() for parameter in example.parameters())
+        self.seed_params_KS = np.array(
+            [[blueprint.num_parameters(spec.channels) for spec in specs] for blueprint in blueprints.values()], np.int64
+        )
+        self.spec = EnvSpec(  # pyright: ignore[reportIncompatibleVariableOverride]
+            num_hosts=num_hosts,
+            num_steps=num_steps,
+            slot_names=tuple(spec.name for spec in specs),
+            blueprint_names=tuple(blueprints),
+            feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
+            slot_feature_names=tuple(feature.name for feature in obs.SLOT_FEATURES),
+        )
+        self.chosen_S = slots.chosen(self.spec.slot_names)
+        self._legal_values = legal_values(num_hosts, len(blueprints))
+        self.single_action_space = spaces.MultiDiscrete(np.array(self.spec.head_sizes, dtype=np.int64))
+        self.single_observation_space = _observation_space(self.spec)
+        self.action_space = batch_space(self.single_action_space, num_hosts)
+        self.observation_space = batch_space(self.single_observation_space, num_hosts)
+        self.signals: StepSignals | None = None
+
+    # ---- Gymnasium's interface
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """New hosts, untrained and measured once.
+
+        Args:
+            seed: new root of all random streams; the episodes then start from 0.
+            options: `{"episode": e}` asks for the hosts of that episode; by default the next one.
+        """
+        if isinstance(seed, int):
+            self.root, self.episode = seed, -1
+        wanted = (options or {}).get("episode")
+        self.episode = self.episode + 1 if wanted is None else int(wanted)
+        num_hosts, num_slots = self.num_envs, self.spec.num_slots
+        hosts = [self.task.host(self.root, self.split, self.episode, index) for index in range(num_hosts)]
+        self.crew.start(hosts)
+        self.time = 0
+        self.state = lifecycle.empty(num_hosts, num_slots)
+        self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
+        self.potential_NS = np.full((num_hosts, num_slots), np.nan, dtype=np.float32)
+        self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
+        self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
+        measured = self.crew.validate(self.state.alpha[None])
+        self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
+        self.best_loss_N = self.loss_N.copy()
+        self._remember(np.ones(num_hosts, dtype=np.bool_))
+        return self.observation(), {}
+
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
+        """Act, train, validate, guard, pay, observe."""
+        if self.episode < 0:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
+        params_before_NS = self._params(before)
+        self._act(np.asarray(actions, dtype=np.int64))
+        report = self.crew.train_epoch(self._orders())
+        committed_N = self._validate(last=self.time + 1 == self.num_steps)
+        self.potential_NS = report.potential_MS
+        verdict = self.governor.judge(report.loss_M, self.loss_N, loss_before_N)
+        self.time += 1
+        signals = StepSignals(
+            before=before,
+            after=self.state,
+            op_N=self.op_N,
+            accuracy_before_N=accuracy_before_N,
+            accuracy_N=self.accuracy_NH[:, 0].copy(),
+            loss_N=self.loss_N,
+            train_loss_N=report.loss_M,
+            committed_accuracy_N=committed_N,
+            params_before_NS=params_before_NS,
+            params_NS=self._params(self.state),
+            host_params=self.host_params,
+            last=self.time == self.num_steps,
+            rolled_back_N=verdict.rollback_N,
+        )
+        self.signals = signals
+        reward_N, components = self.reward(signals)
+        components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
+        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
+        if signals.ended_N.any():
+            info["final_obs"], info["_final_obs"] = self.observation(), signals.ended_N
+        observation = self._guard(verdict.rollback_N)
+        if signals.last:
+            info["final_info"] = {"instance": self.instances()}
+            if self.test_at_end:
+                info["final_info"]["test_accuracy"] = self._test_accuracy()
+            observation, _ = self.reset()
+        return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Stops the threads of the shards."""
+        self.crew.close()
+
+    # ---- the parts of a step
+
+    def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
+        """Carries out every legal action, refuses the others without effect, and lets time pass."""
+        op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
+        allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
+        self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
+        here_NS = np.eye(self.spec.num_slots, dtype=np.bool_)[slot_N]
+        germinated = here_NS & (self.op_N == Op.GERMINATE)[:, None]
+        pruned = here_NS & (self.op_N == Op.PRUNE)[:, None]
+        for host, slot in np.argwhere(pruned):
+            self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
+        for host, slot in np.argwhere(germinated):
+            name = (self.root, "seed_init", self.split, self.episode, int(host), self.time, int(slot))
+            self.crew.plant(int(host), int(slot), int(action_NH[host, Head.BLUEPRINT]), name)
+        ramps = np.array(list(TEMPOS.values()))[action_NH[:, Head.TEMPO]]
+        state = lifecycle.germinate(self.state, germinated, action_NH[:, Head.BLUEPRINT], ramps)
+        state = lifecycle.prune(state, pruned)
+        state = lifecycle.advance(state, here_NS & (self.op_N == Op.ADVANCE)[:, None])
+        state = lifecycle.fossilize(state, here_NS & (self.op_N == Op.FOSSILIZE)[:, None])
+        self.state = lifecycle.tick(state, self.slots)
+        part_NS, behind_NS = self.state.within(*TAKES_PART), self.state.within(Stage.TRAINING)
+        self.crew.arrange(
+            np.where(part_NS, self.state.blueprint, -1), self.state.alpha, behind_NS, part_NS & ~behind_NS, part_NS
+        )
+
+    def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """`[N]`: has every head that matters for the op a legal value?"""
+        return parameters_legal(action_NH, self._legal_values, self.spec.head_sizes)
+
+    def _orders(self) -> npt.NDArray[np.int64]:
+        """The order in which each host sees the training samples this epoch `[N, I]`."""
+        samples = len(self.task.data.train_y)
+        names = ((self.root, "data_order", self.split, self.episode, host, self.time) for host in range(self.num_envs))
+        return np.stack([stream(*name).permutation(samples) for name in names])
+
+    def _validate(self, *, last: bool) -> npt.NDArray[np.float32]:
+        """Measures every host with and without each seed that is in; returns the committed accuracy on the last step."""
+        in_NS = self.state.within(*TAKES_PART) & (self.state.alpha > 0)
+        alpha_VNS, rank_NS = variants(self.state, in_NS, committed=last)
+        measured = self.crew.validate(alpha_VNS)
+        host_N = np.arange(self.num_envs)[:, None]
+        contribution = measured.accuracy_VM[0][:, None] - measured.accuracy_VM[rank_NS, host_N]
+        self.state = replace(
+            self.state,
+            contribution=np.where(in_NS, contribution, self.state.contribution).astype(np.float32),
+            contribution_error=np.where(in_NS, measured.error_VM[rank_NS, host_N], self.state.contribution_error),
+            measured=self.state.measured | in_NS,
+        )
+        self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
+        self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
+        return measured.accuracy_VM[-1] if last else np.full(self.num_envs, np.nan, dtype=np.float32)
+
+    def _guard(self, rollback_N: npt.NDArray[np.bool_]) -> dict[str, Array]:
+        """Takes snapshots of the healthy, brings the sick back to theirs, and observes."""
+        self.best_loss_N = np.fmin(self.best_loss_N, self.loss_N)
+        if rollback_N.any():
+            self.crew.restore(rollback_N)
+            kept = self._kept
+            for name, array in self.state.arrays().items():
+                setattr(self.state, name, np.where(rollback_N[:, None], getattr(kept["state"], name), array))
+            for name in ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N"):
+                array = getattr(self, name)
+                mask = rollback_N.reshape(-1, *[1] * (array.ndim - 1))
+                setattr(self, name, np.where(mask, kept[name], array))
+            doomed = self.state.within(*lifecycle.LIVE) & rollback_N[:, None]
+            for host, slot in np.argwhere(doomed):
+                self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
+            self.state = lifecycle.prune(self.state, doomed)
+            self.op_N = np.where(rollback_N, Op.WAIT, self.op_N)
+        self._remember(~rollback_N)
+        return self.observation()
+
+    def _remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+        """Snapshots of the healthy hosts: networks, optimisers and lifecycle."""
+        self.crew.remember(healthy_N)
+        names = ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N")
+        if healthy_N.all():
+            self._kept: dict[str, Any] = {"state": self.state.copy(), **{name: getattr(self, name).copy() for name in names}}
+            return
+        for name, array in self.state.arrays().items():
+            getattr(self._kept["state"], name)[healthy_N] = array[healthy_N]
+        for name in names:
+            self._kept[name][healthy_N] = getattr(self, name)[healthy_N]
+
+    # ---- views
+
+    def legal_slots(self) -> npt.NDArray[np.bool_]:
+        """`[N, O, S]`: which operations may be done on which slots now."""
+        return legal_slots(self.state, self.slots, self.chosen_S)
+
+    def observation(self) -> dict[str, Array]:
+        """The observation of every host now, by the names of `Observation`."""
+        view = obs.HostView(
+            step=self.time,
+            num_steps=self.num_steps,
+            accuracy_NH=self.accuracy_NH,
+            loss_N=self.loss_N,
+            chance_loss=math.log(self.task.data.num_classes),
+            state=self.state,
+            potential_NS=self.potential_NS,
+            params_NS=self._params(self.state),
+            host_params=self.host_params,
+            max_seeds=self.slots.max_seeds or self.spec.num_slots,
+            op_N=self.op_N,
+            refused_N=self.refused_N,
+        )
+        blueprints = np.where(self.state.blueprint < 0, len(self.spec.blueprint_names), self.state.blueprint)
+        return {
+            "features": np.nan_to_num(obs.host_features(view)),
+            "slots": np.nan_to_num(obs.slot_features(view)),
+            "blueprints": blueprints,
+            "legal_slots": self.legal_slots().astype(np.int8),
+            "legal_values": self._legal_values.astype(np.int8),
+        }
+
+    def instances(self) -> list[str]:
+        """Names of the hosts' instances, for reports; not part of the observation."""
+        return [self.task.describe(self.root, self.split, self.episode, index) for index in range(self.num_envs)]
+
+    def _test_accuracy(self) -> npt.NDArray[np.float32]:
+        """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
+        fossil = self.state.within(Stage.FOSSILIZED)
+        return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
+
+    def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
+        """Parameters of the seed in each slot `[N, S]`."""
+        slot = np.arange(self.spec.num_slots)[None]
+        return np.where(state.within(*lifecycle.OCCUPIED), self.seed_params_KS[state.blueprint, slot], 0)
+
+
+def _observation_space(spec: EnvSpec) -> spaces.Dict:
+    """The space of one host's observation, by the names of `Observation`."""
+    slots, blueprints = spec.num_slots, len(spec.blueprint_names)
+    return spaces.Dict(
+        {
+            "features": spaces.Box(-np.inf, np.inf, (len(spec.feature_names),), np.float32),
+            "slots": spaces.Box(-np.inf, np.inf, (slots, len(spec.slot_feature_names)), np.float32),
+            "blueprints": spaces.MultiDiscrete(np.full(slots, blueprints + 1, dtype=np.int64)),
+            "legal_slots": spaces.MultiBinary([len(Op), slots]),
+            "legal_values": spaces.MultiBinary(sum(spec.head_sizes[Head.BLUEPRINT :])),
+        }
+    )
+
+
+def as_observation(arrays: Mapping[str, Array]) -> Observation:
+    """The observation that `reset` and `step` return as a dict of arrays, typed."""
+    return Observation(
+        features=arrays["features"].astype(np.float32, copy=False),
+        slots=arrays["slots"].astype(np.float32, copy=False),
+        blueprints=arrays["blueprints"].astype(np.int64, copy=False),
+        legal_slots=arrays["legal_slots"].astype(np.bool_),
+        legal_values=arrays["legal_values"].astype(np.bool_),
+    )

@@ -1,0 +1,46 @@
+"""Everything measured in one step, by name: what rewards, governor and telemetry read."""
+
+# N hosts, S slots
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.population.lifecycle import SlotState
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSignals:
+    """One step of N hosts: the state the action found, and the state that it led to after a host epoch."""
+
+    before: SlotState
+    after: SlotState
+    op_N: npt.NDArray[np.int64]
+    """Operation that was carried out; WAIT where the action was refused."""
+    accuracy_before_N: FloatArray
+    """Validation accuracy before the step [pp]."""
+    accuracy_N: FloatArray
+    """Validation accuracy after it [pp]; not finite where a host is sick."""
+    loss_N: FloatArray
+    """Validation loss after it [nats]."""
+    train_loss_N: FloatArray
+    """Mean training loss of the epoch [nats]."""
+    committed_accuracy_N: FloatArray
+    """Validation accuracy with the fossils alone [pp]; NaN before the last step, where it is not measured."""
+    params_before_NS: npt.NDArray[np.int64]
+    params_NS: npt.NDArray[np.int64]
+    """Parameters of the seed in each slot, 0 where there is none, before and after."""
+    host_params: int
+    """Parameters of a host without seeds."""
+    last: bool
+    """Does the step end the episode?"""
+    rolled_back_N: npt.NDArray[np.bool_]
+    """Did the governor roll this host back? Its transition ends with the penalty, and what was measured of it is void."""
+
+    @property
+    def ended_N(self) -> npt.NDArray[np.bool_]:
+        """Does the transition end a (sub-)episode?"""
+        return self.rolled_back_N | self.last

@@ -1,0 +1,130 @@
+"""What a run writes down, where, and how often; and the one object that the trainer tells everything."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from esper.telemetry.console import Console, Rows, build_console
+from esper.telemetry.tags import Value, measured
+from esper.telemetry.writers import Hparam, JsonlWriter, TensorBoardWriter, Writer
+
+
+@dataclass(kw_only=True, slots=True)
+class TelemetryConfig:
+    """Everything is shown and written. What is measured, and the training itself, do not depend on these choices."""
+
+    console: bool = True
+    """Show progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
+    tensorboard: bool = True
+    """Write TensorBoard events to `tensorboard/` in the run's folder."""
+    jsonl: bool = True
+    """Write one JSON object per line to `metrics.jsonl` in the run's folder."""
+    every: int = 1
+    """Write each `every`-th update, and the last; 1 or more [updates]. More: smaller files, and coarser curves."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"telemetry.every must be >= 1, got {self.every}")
+
+    def build(
+        self, folder: Path | str, *, resume_update: int, total_updates: int, file: TextIO | None = None
+    ) -> "Telemetry":
+        """
+        Args:
+            folder: the run's folder.
+            resume_update: updates that the resumed state has behind it, 0 in a new run. What was written after it goes.
+            total_updates: number of the last update.
+            file: where the console shows; standard output unless given.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        return Telemetry(self, Path(folder), resume_update=resume_update, total_updates=total_updates, file=file)
+
+
+@dataclass(kw_only=True, slots=True)
+class QuietConfig(TelemetryConfig):
+    """Nothing is shown, and only `metrics.jsonl` is written: for sweeps and tests."""
+
+    console: bool = False
+    """Show progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
+    tensorboard: bool = False
+    """Write TensorBoard events to `tensorboard/` in the run's folder."""
+
+
+class Telemetry:
+    """Tells the console and the writers. A context manager: at its end, files are closed and the terminal is as before."""
+
+    def __init__(
+        self, config: TelemetryConfig, folder: Path, *, resume_update: int, total_updates: int, file: TextIO | None
+    ) -> None:
+        """See `TelemetryConfig.build`."""
+        self._every = config.every
+        self._total = total_updates
+        self._hparams: dict[str, Hparam] = {}
+        self._latest: dict[str, float] = {}
+        self._writers: list[Writer] = []
+        self._tensorboard: TensorBoardWriter | None = None
+        self._console: Console | None = None
+        with ExitStack() as closing:  # of what was opened, should opening the next fail
+            if config.jsonl:
+                self._writers.append(JsonlWriter(folder / "metrics.jsonl", resume_update=resume_update))
+                closing.callback(self._writers[-1].close)
+            if config.tensorboard:
+                self._tensorboard = TensorBoardWriter(folder / "tensorboard", resume_update=resume_update)
+                self._writers.append(self._tensorboard)
+                closing.callback(self._tensorboard.close)
+            if config.console:
+                self._console = build_console(resume_update=resume_update, total_updates=total_updates, file=file)
+                closing.callback(self._console.close)
+            self._closing = closing.pop_all()
+
+    def start(self, title: str, hparams: Mapping[str, Hparam] | None = None) -> None:
+        """
+        Args:
+            title: one line on what runs.
+            hparams: what this run is to be compared by with others; written with its results by `finish`.
+        """
+        self._hparams = dict(hparams or {})
+        if self._console:
+            self._console.start(title)
+
+    def step(self, t: int, steps: int) -> None:
+        """Says that `t` of `steps` host epochs of the present rollout are over."""
+        if self._console:
+            self._console.step(t, steps)
+
+    def update(self, update: int, metrics: Mapping[str, Value]) -> None:
+        """Takes the metrics of an update, values by tag; None and NaN are not measured.
+
+        Raises:
+            UnknownTagError: a tag is not in the table, whatever is switched on.
+            DiskError: the disk refused.
+        """
+        values = measured(metrics)
+        self._latest.update(values)
+        if update % self._every == 0 or update == self._total:
+            for writer in self._writers:
+                writer.write(update, values)
+        if self._console:
+            self._console.update(update, values)
+
+    def finish(self, rows: Rows = ()) -> None:
+        """Says what came out of a run that reached its end: name and text of each line of a summary."""
+        if self._tensorboard:
+            self._tensorboard.hparams(self._hparams, self._latest)
+        if self._console:
+            self._console.finish(rows)
+
+    def close(self) -> None:
+        """Closes everything, the terminal first; each is closed whatever happens to the others."""
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
