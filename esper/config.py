@@ -14,66 +14,18 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from esper.env.shard import DeviceConfig
+from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
+from esper.population.blueprints import BlueprintConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
+from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, SlotsConfig
+from esper.reward import RewardConfig, ShapedConfig, SparseConfig
+from esper.task.base import Split, TaskConfig, TaskError
+from esper.task.digits import DigitsConfig
+
 
 # --- temporary stand-ins: each goes when its part appears in the tree -------------------------------------------
 @dataclass(kw_only=True, slots=True)
-class TaskConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class DigitsConfig(TaskConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
 class Cifar10Config(TaskConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class SlotsConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class OneSeedConfig(SlotsConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class EveryBlockConfig(SlotsConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class BlueprintConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class NormConfig(BlueprintConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class ConvLightConfig(BlueprintConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class DepthwiseConfig(BlueprintConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class ConvHeavyConfig(BlueprintConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class DeviceConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class RewardConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class ShapedConfig(RewardConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class SparseConfig(RewardConfig): ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -98,18 +50,6 @@ class WaitConfig(AgentConfig): ...
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class GovernorConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class WatchdogConfig(GovernorConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class NoGovernorConfig(GovernorConfig): ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -220,8 +160,9 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
         for name, node in options.items():
+            chosen = DeviceConfig(name=name) if node is DeviceConfig else node
             # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-            store.store(group=group, name=name, node={name: node} if group in MANY else node)
+            store.store(group=group, name=name, node={name: chosen} if group in MANY else chosen)
     for alias, group in ALIASES.items():
         for name in GROUPS[group]:
             choice = {"defaults": [{f"override /{group}": name}]}
@@ -283,3 +224,29 @@ def typed(cfg: DictConfig) -> Config:
     except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for people
         raise ConfigError(str(error)) from error
     return cast(Config, config)
+
+
+def ready(config: Config) -> None:
+    """Asks what only this machine can say: are the devices here, is the data here, does the host have the slots?
+
+    Raises:
+        ConfigError: no. Only what the parts raise for people is turned into it; a fault of ours keeps its traceback.
+    """
+    names: dict[tuple[str, int], str] = {}
+    for option, device in config.devices.items():
+        try:
+            found = device.torch_device()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        other = names.setdefault((found.type, found.index or 0), option)
+        if other != option:
+            raise ConfigError(f"devices {other} and {option} are the same device here: name it once")
+    try:
+        task = config.task.build()
+    except TaskError as error:
+        raise ConfigError(str(error)) from error
+    slots = tuple(slot.name for slot in task.host(config.seed, Split.TRAINING, 0, 0).slots)
+    try:
+        config.slots.chosen(slots)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,11 +1,11 @@
 """Command-line words, checked before anything is written: what is wrong with them becomes one sentence.
 
-Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So each
+Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So every
 command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from enum import Enum
@@ -33,7 +33,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 @contextmanager
-def hydra_at_conf() -> Iterator[ConfigLoader]:
+def hydra_at_conf() -> Generator[ConfigLoader]:
     """Hydra, started without a command, looking at our YAML folder."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
@@ -78,7 +78,8 @@ def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:
         key = override.get_key_element()
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(f"{word} is no list of values: write them out, as in {key}=1,2,3")
-        found = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+        swept = override.is_sweep_override()
+        found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         values[key] = [f"{key}={value}" if value or not override.is_delete() else key for value in found]
     return map(list, product(*values.values()))
 
@@ -98,12 +99,13 @@ def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
 
 def _parsed(loader: ConfigLoader, word: str) -> Override:
     """One word as Hydra reads it."""
+    remedy = "write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'"
     try:
         override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
     except HydraException as error:
-        raise ConfigError(f"cannot read {word!r}: write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'") from error
+        raise ConfigError(f"cannot read {word!r}: {remedy}") from error
     if not override.key_or_group:
-        raise ConfigError(f"cannot read {word!r}: there is no key before the equals sign")
+        raise ConfigError(f"cannot read {word!r}: {remedy}")
     return override
 
 
@@ -143,7 +145,7 @@ def _wrong_choice(loader: ConfigLoader, override: Override) -> str | None:
             else ""
         )
     value = override.value()
-    names = cast(list[Any], value) if isinstance(value, list) else [value]
+    names = value if isinstance(value, list) else [value]
     if len(names) > 1 and group not in MANY:
         return f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}"
     for name in names:

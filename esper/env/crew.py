@@ -2,7 +2,7 @@
 
 # N hosts, M members of a shard, S slots, V variants, I samples of an epoch
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from esper.env.shard import DeviceConfig, Measurement, Shard, TrainReport
+from esper.env.shard import DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
 from esper.population.hosts import SlotSpec
 from esper.seeding import torch_stream
@@ -24,7 +24,7 @@ class Crew:
     """N hosts on all devices. Every call takes and returns arrays over all hosts, in order."""
 
     def __init__(
-        self, task: Task, blueprints: Sequence[BlueprintConfig], devices: Sequence[DeviceConfig], num_hosts: int
+        self, task: Task, blueprints: Sequence[BlueprintConfig], devices: Mapping[str, DeviceConfig], num_hosts: int
     ) -> None:
         self.task, self.blueprints = task, tuple(blueprints)
         self.places = _deal(num_hosts, devices)
@@ -37,7 +37,8 @@ class Crew:
     def start(self, hosts: Sequence[nn.Module]) -> None:
         """Takes N new hosts; what was there is dropped."""
         self.shards = [
-            Shard(hosts[rows], self.blueprints, self._data[device], self.task.config, device) for device, rows in self.places
+            Shard(hosts[rows], self.blueprints, self._data[device], self.task.config, device)
+            for device, rows in self.places
         ]
 
     @staticmethod
@@ -116,17 +117,19 @@ class Crew:
         return list(self._pool.map(lambda job: work(*job), jobs))
 
 
-def _deal(num_hosts: int, devices: Sequence[DeviceConfig]) -> list[tuple[torch.device, slice]]:
+def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:
     """Deals hosts out in order: as evenly as can be over the devices, then into shards of at most `members_per_shard`.
 
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
     """
     if num_hosts < len(devices):
-        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
+        raise ValueError(
+            f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out"
+        )
     places: list[tuple[torch.device, slice]] = []
-    for rank, config in enumerate(devices):
+    for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)
         size = config.members_per_shard or stop - first
-        places += [(config.torch_device(), slice(start, min(start + size, stop))) for start in range(first, stop, size)]
+        places += [(find_device(name), slice(start, min(start + size, stop))) for start in range(first, stop, size)]
     return places

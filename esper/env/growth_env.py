@@ -3,7 +3,7 @@
 # N hosts, S slots, H heads, O operations, K blueprints, V counterfactual variants, I samples of an epoch
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         blueprints: Mapping[str, BlueprintConfig],
         reward: Reward,
         governor: Governor,
-        devices: Sequence[DeviceConfig],
+        devices: Mapping[str, DeviceConfig],
         num_hosts: int,
         num_steps: int,
         seed: int = 0,
@@ -241,7 +241,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.crew.remember(healthy_N)
         names = ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N")
         if healthy_N.all():
-            self._kept: dict[str, Any] = {"state": self.state.copy(), **{name: getattr(self, name).copy() for name in names}}
+            self._kept: dict[str, Any] = {
+                "state": self.state.copy(),
+                **{name: getattr(self, name).copy() for name in names},
+            }
             return
         for name, array in self.state.arrays().items():
             getattr(self._kept["state"], name)[healthy_N] = array[healthy_N]
@@ -286,7 +289,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
         """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
-        return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
+        return self.crew.validate(
+            np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True
+        ).accuracy_VM[0]
 
     def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
         """Parameters of the seed in each slot `[N, S]`."""

@@ -25,10 +25,8 @@ VALIDATION_BATCH = 512
 
 @dataclass(kw_only=True, slots=True)
 class DeviceConfig:
-    """Where hosts train."""
+    """How hosts train on a device; the device's name is its key in the config."""
 
-    name: str = "auto"
-    """A torch device such as cpu or cuda:0; auto takes the first GPU, or the CPU where there is none."""
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 puts all hosts of the device into one. More shards run side by side on
     threads; results are the same up to float rounding."""
@@ -36,24 +34,26 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if self.members_per_shard < 0:
             raise ValueError(
-                f"devices.{self.name}.members_per_shard must be at least 0, got {self.members_per_shard}: 0 means all"
+                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 puts all into one"
             )
 
-    def torch_device(self) -> torch.device:
-        """The device of this name.
 
-        Raises:
-            ValueError: this machine does not have it.
-        """
-        if self.name == "auto":
-            return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        device = torch.device(self.name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"devices=[{self.name}] is not on this machine, which has {torch.cuda.device_count()} CUDA devices: "
-                "choose devices=[cpu] or leave devices out"
-            )
-        return device
+def find_device(name: str) -> torch.device:
+    """The torch device of this name; auto is the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: this machine does not have it.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"devices=[{name}] is not on this machine, which has {count} CUDA device{'s' * (count != 1)}: "
+            "choose devices=[cpu], or leave devices out"
+        )
+    return device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

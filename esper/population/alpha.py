@@ -19,7 +19,10 @@ from torch import Tensor
 
 
 def linear_ramp(
-    start: npt.NDArray[np.float32], target: npt.NDArray[np.float32], done: npt.NDArray[np.int64], total: npt.NDArray[np.int64]
+    start: npt.NDArray[np.float32],
+    target: npt.NDArray[np.float32],
+    done: npt.NDArray[np.int64],
+    total: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float32]:
     """Alpha after `done` of `total` ticks of a linear ramp; exactly `target` from the last tick on.
 

@@ -78,7 +78,12 @@ class StackedConv2d(StackedLayer):
                 f"a convolution with padding={first.padding!r} and padding_mode={first.padding_mode!r} has no stacked "
                 "twin: give the padding as numbers with zeros, or set members_per_shard=1"
             )
-        self.stride, self.padding, self.dilation, self.groups = first.stride, first.padding, first.dilation, first.groups
+        self.stride, self.padding, self.dilation, self.groups = (
+            first.stride,
+            first.padding,
+            first.dilation,
+            first.groups,
+        )
         if not isinstance(first, MaskedConv2d):
             self.mask = None
         if first.bias is None:
@@ -137,7 +142,9 @@ class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         x_MBI = x.view(x.shape[0], self.members, -1).transpose(0, 1)
         weight_MIO = self.weight.transpose(1, 2)
-        y_MBO = torch.bmm(x_MBI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MBI, weight_MIO)
+        y_MBO = (
+            torch.bmm(x_MBI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MBI, weight_MIO)
+        )
         return y_MBO.transpose(0, 1).reshape(x.shape[0], -1)
 
 
@@ -158,7 +165,15 @@ TWINS: dict[type[nn.Module], type[StackedLayer]] = {
 }
 """Leaf layer to stacked twin; a new twin is one line here and one class above."""
 
-MIXES_MEMBERS = (nn.Softmax, nn.LogSoftmax, nn.Flatten, nn.Dropout, nn.Dropout2d, nn.InstanceNorm2d, nn.LocalResponseNorm)
+MIXES_MEMBERS = (
+    nn.Softmax,
+    nn.LogSoftmax,
+    nn.Flatten,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.InstanceNorm2d,
+    nn.LocalResponseNorm,
+)
 """Layers without parameters that look across the features or draw from the global random stream."""
 
 

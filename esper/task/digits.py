@@ -7,7 +7,6 @@ that they see no neighbours. So the best place to grow differs from host to host
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -32,11 +31,23 @@ class DigitsConfig(TaskConfig):
     """scikit-learn's digits, split 1,078 / 359 / 360 by a named stream, with lesioned or healthy convolutional hosts."""
 
     instances: Instances = Instances.lesioned
-    """`lesioned` hosts lack spatial context in a random set of blocks; `healthy` hosts are whole."""
+    """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
+    kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "xox", "oxx"])
+    """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
     host: CNNConfig = field(default_factory=lambda: CNNConfig())
     """The host's architecture."""
     split_seed: int = 0
     """Names the split of the images; the same for every run, so that runs can be compared."""
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        blocks = self.host.blocks
+        wrong = [kind for kind in self.kinds if len(kind) != blocks or set(kind) - {"o", "x"}]
+        if wrong or not self.kinds:
+            raise ValueError(
+                f"task.kinds must name at least one kind with {blocks} letters o or x, one a block (task.host.blocks), "
+                f"got [{','.join(wrong)}]"
+            )
 
     def build(self) -> "Digits":
         return Digits(self)
@@ -57,22 +68,24 @@ class Digits(Task):
         train_x, valid_x, test_x = images.split(parts)
         train_y, valid_y, test_y = targets.split(parts)
         self.data = Data(
-            train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10
+            train_x=train_x,
+            train_y=train_y,
+            valid_x=valid_x,
+            valid_y=valid_y,
+            test_x=test_x,
+            test_y=test_y,
+            num_classes=10,
         )
 
-    def lesion(self, root: int, split: Split, episode: int, index: int) -> list[bool]:
-        """Which blocks of this host see no neighbours: each set of blocks is as likely as any other."""
-        blocks = self.config.host.blocks
+    def describe(self, root: int, split: Split, episode: int, index: int) -> str:
+        """The kind of this host's lesion, such as "xoo": the first block sees no neighbours."""
         if self.config.instances is Instances.healthy:
-            return [False] * blocks
-        draw = stream(root, "instance", split, episode, index).integers(2, size=blocks)
-        return list(np.asarray(draw, dtype=bool))
+            return "o" * self.config.host.blocks
+        kinds = self.config.kinds
+        return kinds[stream(root, "instance", split, episode, index).integers(len(kinds))]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
-        lesioned = self.lesion(root, split, episode, index)
+        lesioned = [letter == "x" for letter in self.describe(root, split, episode, index)]
         with torch.random.fork_rng(devices=[]):
             torch.random.set_rng_state(torch_stream(root, "host_init", split, episode, index).get_state())
             return self.config.host.build(1, self.data.num_classes, lesioned)
-
-    def describe(self, root: int, split: Split, episode: int, index: int) -> str:
-        return "".join("x" if gone else "o" for gone in self.lesion(root, split, episode, index))
