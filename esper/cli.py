@@ -3,47 +3,61 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
-from esper.config import ConfigError, register
+from esper.checkpoint import CheckpointError, DiskError
+from esper.config import Config, ConfigError, ready, register
 from esper.knobs import help_text
 from esper.overrides import check, check_sweep
+from esper.task.base import TaskError
+
+FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
+"""Errors whose message is all that the person at the keyboard needs. Any other is a fault of ours and keeps its traceback."""
+
+
+@contextmanager
+def in_one_sentence() -> Generator[None]:
+    """Turns an error for people into one line and the exit code of a command that cannot be done."""
+    try:
+        yield
+    except FOR_PEOPLE as error:
+        print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` command with the words of the command line.
 
-    A command that cannot be run ends here with exit code 2 and one sentence, before Hydra has written anything. Any other
-    exception is a fault of ours and keeps its traceback.
+    A command that cannot be run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     register()
     args = get_args_parser().parse_args()
-    words = list(args.overrides)
-    if args.config_dir is not None:  # a folder of one's own experiments, searched after ours
-        words.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
-    config_name = args.config_name or "config"
     if args.help:
         print(help_text(main.__doc__ or "", check([])))
         return
     elsewhere = args.config_path is not None or args.experimental_rerun is not None
     if not (args.hydra_help or args.shell_completion or args.info is not None or elsewhere):
+        words = list(args.overrides)
+        if args.config_dir is not None:  # a folder of one's own experiments, searched besides ours
+            words.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
         many = args.multirun or "hydra.mode=MULTIRUN" in words
-        with warnings.catch_warnings():
+        with in_one_sentence(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a doubtful value warns once, when the run itself reads its config
-            try:
-                _ = check_sweep(words, config_name=config_name) if many else check(words, config_name=config_name)
-            except ConfigError as error:
-                stop(error)
-    try:
-        main()
-    except ConfigError as error:
-        stop(error)
+            _look_ahead(words, args.config_name or "config", many=many, show=args.cfg is not None)
+    main()
 
 
-def stop(error: ConfigError) -> NoReturn:
-    """Says what is wrong, in one line, and ends with the exit code of a command that was not understood."""
-    print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(2)
+def _look_ahead(words: list[str], config_name: str, *, many: bool, show: bool) -> None:
+    """Composes what is about to run, and asks this machine whether it can run it."""
+    configs = check_sweep(words, config_name=config_name) if many else [check(words, config_name=config_name)]
+    # A config that is only shown, or that a launcher takes to other machines, need not fit this one.
+    if show or any(word.startswith("hydra/launcher=") for word in words):
+        return
+    asked: list[Config] = []
+    for config in configs:
+        if not any((config.task, config.devices, config.slots) == (a.task, a.devices, a.slots) for a in asked):
+            ready(config)
+            asked.append(config)

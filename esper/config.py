@@ -14,13 +14,15 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.env.shard import DeviceConfig
+from esper.env.shard import DeviceConfig, find_device
 from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
 from esper.population.blueprints import BlueprintConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
+from esper.population.hosts import Host
 from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, SlotsConfig
 from esper.reward import RewardConfig, ShapedConfig, SparseConfig
 from esper.task.base import Split, TaskConfig, TaskError
 from esper.task.digits import DigitsConfig
+from esper.telemetry import QuietConfig, TelemetryConfig
 
 
 # --- temporary stand-ins: each goes when its part appears in the tree -------------------------------------------
@@ -50,18 +52,6 @@ class WaitConfig(AgentConfig): ...
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class TelemetryConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class FullConfig(TelemetryConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class QuietConfig(TelemetryConfig): ...
 
 
 # --- end of stand-ins -------------------------------------------------------------------------------------------
@@ -130,7 +120,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "schedule": ScheduleConfig,
     },
     "governor": {"watchdog": WatchdogConfig, "off": NoGovernorConfig},
-    "telemetry": {"full": FullConfig, "quiet": QuietConfig},
+    "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
 }
 """Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
 
@@ -160,9 +150,8 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
         for name, node in options.items():
-            chosen = DeviceConfig(name=name) if node is DeviceConfig else node
             # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-            store.store(group=group, name=name, node={name: chosen} if group in MANY else chosen)
+            store.store(group=group, name=name, node={name: node} if group in MANY else node)
     for alias, group in ALIASES.items():
         for name in GROUPS[group]:
             choice = {"defaults": [{f"override /{group}": name}]}
@@ -233,20 +222,20 @@ def ready(config: Config) -> None:
         ConfigError: no. Only what the parts raise for people is turned into it; a fault of ours keeps its traceback.
     """
     names: dict[tuple[str, int], str] = {}
-    for option, device in config.devices.items():
+    for name in config.devices:
         try:
-            found = device.torch_device()
+            device = find_device(name)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        other = names.setdefault((found.type, found.index or 0), option)
-        if other != option:
-            raise ConfigError(f"devices {other} and {option} are the same device here: name it once")
+        other = names.setdefault((device.type, device.index or 0), name)
+        if other != name:
+            raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")
     try:
         task = config.task.build()
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    slots = tuple(slot.name for slot in task.host(config.seed, Split.TRAINING, 0, 0).slots)
+    host = cast(Host, task.host(config.seed, Split.TRAINING, 0, 0))
     try:
-        config.slots.chosen(slots)
+        config.slots.chosen(tuple(slot.name for slot in host.slots))
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -72,7 +72,7 @@ def page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Generated from the dataclasses by `python -m esper.knobs > docs/config.md`; a test compares. Do not edit by hand.",
+        "Generated from the dataclasses by `python -m esper.knobs > docs/config.md`; do not edit by hand.",
         "Choose an option as in `reward=sparse`, set a field as in `reward.rent=0.1`.",
         "",
         *_section("## Root", Config),

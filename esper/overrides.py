@@ -1,7 +1,7 @@
 """Command-line words, checked before anything is written: what is wrong with them becomes one sentence.
 
-Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So every
-command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
+Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So
+every command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
 """
 
 import re

@@ -3,15 +3,16 @@
 import hydra
 from omegaconf import DictConfig
 
-from esper.cli import run
+from esper.cli import in_one_sentence, run
 from esper.config import CONF, typed
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
-    config = typed(cfg)
-    print(config)
+    with in_one_sentence():
+        config = typed(cfg)
+        print(config)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from torch import nn
 
 from esper.env.shard import DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
-from esper.population.hosts import SlotSpec
 from esper.seeding import torch_stream
 from esper.task.base import Data, Task
 
@@ -37,16 +36,9 @@ class Crew:
     def start(self, hosts: Sequence[nn.Module]) -> None:
         """Takes N new hosts; what was there is dropped."""
         self.shards = [
-            Shard(hosts[rows], self.blueprints, self._data[device], self.task.config, device)
+            Shard(hosts[rows], self.blueprints, self._data[device], self.task, device)
             for device, rows in self.places
         ]
-
-    @staticmethod
-    def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
-        """The slots of a host (see `Host`)."""
-        specs = host.slots
-        assert isinstance(specs, tuple)
-        return specs
 
     def train_epoch(self, order_NI: npt.NDArray[np.int64]) -> TrainReport:
         """See `Shard.train_epoch`."""

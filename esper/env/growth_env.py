@@ -5,7 +5,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -22,12 +22,13 @@ from esper.env.shard import DeviceConfig
 from esper.governor import Governor
 from esper.population import lifecycle
 from esper.population.blueprints import BlueprintConfig
+from esper.population.hosts import slot_specs
 from esper.population.lifecycle import SlotsConfig, SlotState, Stage
 from esper.reward import Reward, StepSignals
 from esper.seeding import stream
 from esper.task.base import Split, Task
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 TAKES_PART = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
@@ -43,7 +44,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.test_at_end, self.episode = test_at_end, -1
         self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts)
         example = task.host(seed, split, 0, 0)
-        specs = self.crew.slot_specs(example)
+        specs = slot_specs(example)
         self.host_params = sum(parameter.numel() for parameter in example.parameters())
         self.seed_params_KS = np.array(
             [[blueprint.num_parameters(spec.channels) for spec in specs] for blueprint in blueprints.values()], np.int64
         )
-        self.spec = EnvSpec(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.layout = EnvSpec(
             num_hosts=num_hosts,
             num_steps=num_steps,
             slot_names=tuple(spec.name for spec in specs),
@@ -78,10 +79,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
             slot_feature_names=tuple(feature.name for feature in obs.SLOT_FEATURES),
         )
-        self.chosen_S = slots.chosen(self.spec.slot_names)
+        self.chosen_S = slots.chosen(self.layout.slot_names)
         self._legal_values = legal_values(num_hosts, len(blueprints))
-        self.single_action_space = spaces.MultiDiscrete(np.array(self.spec.head_sizes, dtype=np.int64))
-        self.single_observation_space = _observation_space(self.spec)
+        self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
+        self.single_observation_space = _observation_space(self.layout)
         self.action_space = batch_space(self.single_action_space, num_hosts)
         self.observation_space = batch_space(self.single_observation_space, num_hosts)
         self.signals: StepSignals | None = None
@@ -101,7 +102,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             self.root, self.episode = seed, -1
         wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
-        num_hosts, num_slots = self.num_envs, self.spec.num_slots
+        num_hosts, num_slots = self.num_envs, self.layout.num_slots
         hosts = [self.task.host(self.root, self.split, self.episode, index) for index in range(num_hosts)]
         self.crew.start(hosts)
         self.time = 0
@@ -170,7 +171,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
         allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
         self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
-        here_NS = np.eye(self.spec.num_slots, dtype=np.bool_)[slot_N]
+        here_NS = np.eye(self.layout.num_slots, dtype=np.bool_)[slot_N]
         germinated = here_NS & (self.op_N == Op.GERMINATE)[:, None]
         pruned = here_NS & (self.op_N == Op.PRUNE)[:, None]
         for host, slot in np.argwhere(pruned):
@@ -191,7 +192,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """`[N]`: has every head that matters for the op a legal value?"""
-        return parameters_legal(action_NH, self._legal_values, self.spec.head_sizes)
+        return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
     def _orders(self) -> npt.NDArray[np.int64]:
         """The order in which each host sees the training samples this epoch `[N, I]`."""
@@ -269,11 +270,11 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             potential_NS=self.potential_NS,
             params_NS=self._params(self.state),
             host_params=self.host_params,
-            max_seeds=self.slots.max_seeds or self.spec.num_slots,
+            max_seeds=self.slots.max_seeds or self.layout.num_slots,
             op_N=self.op_N,
             refused_N=self.refused_N,
         )
-        blueprints = np.where(self.state.blueprint < 0, len(self.spec.blueprint_names), self.state.blueprint)
+        blueprints = np.where(self.state.blueprint < 0, len(self.layout.blueprint_names), self.state.blueprint)
         return {
             "features": np.nan_to_num(obs.host_features(view)),
             "slots": np.nan_to_num(obs.slot_features(view)),
@@ -295,7 +296,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
         """Parameters of the seed in each slot `[N, S]`."""
-        slot = np.arange(self.spec.num_slots)[None]
+        slot = np.arange(self.layout.num_slots)[None]
         return np.where(state.within(*lifecycle.OCCUPIED), self.seed_params_KS[state.blueprint, slot], 0)
 
 

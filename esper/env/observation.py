@@ -8,6 +8,7 @@ its own and is not a zero in disguise. The controller sees neither the reward no
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +53,11 @@ class Feature:
     name: str
     meaning: str
     """What 0 and 1 mean."""
-    extract: Callable[[HostView], npt.NDArray[np.generic]]
+    extract: Callable[[HostView], npt.NDArray[Any]]
     """`[N]` or `[N, S]`."""
 
 
-def _known(values: FloatArray, known: FloatArray) -> npt.NDArray[np.generic]:
+def _known(values: npt.NDArray[Any], known: FloatArray) -> npt.NDArray[Any]:
     return np.where(np.isnan(known), 0.0, values)
 
 
@@ -79,11 +80,11 @@ def _stage(stage: Stage) -> Feature:
     return Feature(f"stage_{stage.name.lower()}", "is the slot in this stage?", lambda v: v.state.stage == stage)
 
 
-def _log_potential(v: HostView) -> npt.NDArray[np.generic]:
+def _log_potential(v: HostView) -> npt.NDArray[Any]:
     return _known(np.log(v.potential_NS + 1e-6), v.potential_NS)
 
 
-def _relative_potential(v: HostView) -> npt.NDArray[np.generic]:
+def _relative_potential(v: HostView) -> npt.NDArray[Any]:
     logs = np.log(v.potential_NS + 1e-6)
     return _known(logs - logs.mean(axis=1, keepdims=True), v.potential_NS)
 

@@ -1,7 +1,7 @@
 """A shard trains and measures its members: hosts on one device, as one fused program.
 
-The environment hands out its hosts to shards and runs the shards side by side. All tensors of a shard are made on its device; what
-comes back is one small array a call, copied once.
+The environment hands out its hosts to shards and runs the shards side by side. All tensors of a shard are made on its device;
+what comes back is one small array a call, copied once.
 """
 
 # M members, S slots, B batch, V variants, n samples, I samples of an epoch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.population.blueprints import BlueprintConfig
 from esper.population.network import GrowingNetwork, growth_potential, member_losses
-from esper.task.base import Data, TaskConfig
+from esper.task.base import Data, Task
 
 VALIDATION_BATCH = 512
 """Samples measured at once; a bound on memory, without effect on the result."""
@@ -86,16 +86,17 @@ class Shard:
         hosts: Sequence[nn.Module],
         blueprints: Sequence[BlueprintConfig],
         data: Data,
-        config: TaskConfig,
+        task: Task,
         device: torch.device,
     ) -> None:
-        self.data, self.config, self.device = data, config, device
+        self.data, self.task, self.device = data, task, device
+        host_optimiser, seed_optimiser = task.optimisers
         self.members = len(hosts)
         self.network = GrowingNetwork(
             hosts,
             blueprints,
-            host_optimiser=config.host_optimiser,
-            seed_optimiser=config.seed_optimiser,
+            host_optimiser=host_optimiser,
+            seed_optimiser=seed_optimiser,
             device=device,
         )
 
@@ -106,7 +107,7 @@ class Shard:
             order_MI: sample indices; whole batches only are used.
             probe: measure growth potential on the last batch; without it the potential is NaN.
         """
-        network, batch = self.network, min(self.config.batch_size, order_MI.shape[1])
+        network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
         batches = order_MI.shape[1] // batch
         order = torch.from_numpy(order_MI[:, : batches * batch]).to(self.device).view(self.members, batches, batch)

@@ -201,7 +201,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
             f"{', '.join(layer.__name__ for layer in TWINS)}, or set members_per_shard=1"
         )
     fused = copy.copy(first)
-    fused._modules = {
+    fused.__dict__["_modules"] = {
         key: fuse([module.get_submodule(key) for module in modules], f"{path}.{key}" if path else key)
         for key, _ in first.named_children()
     }
@@ -246,7 +246,7 @@ class Fleet:
                 for name, parameter in list(layer.named_parameters(recurse=False)):
                     self._slots.append((layer, name, parameter.shape))
                     values.append(parameter.detach().flatten(1))
-                    del layer._parameters[name]
+                    delattr(layer, name)
         self.flat = torch.cat(values, 1).contiguous().requires_grad_()
         self._sizes = [value.shape[1] for value in values]
         self.buffers: dict[str, Tensor] = dict(self.module.named_buffers())

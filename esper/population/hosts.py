@@ -26,3 +26,15 @@ class Host(Protocol):
 
     segments: nn.ModuleList
     slots: tuple[SlotSpec, ...]
+
+
+def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
+    """The slots of a host.
+
+    Raises:
+        TypeError: the module is not a host.
+    """
+    specs = getattr(host, "slots", None)
+    if not isinstance(specs, tuple):
+        raise TypeError(f"{type(host).__name__} is not a host: give it `segments` and a tuple `slots` of SlotSpec")
+    return specs

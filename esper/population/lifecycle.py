@@ -11,6 +11,7 @@ trains for a host epoch. A stage's age counts the host epochs trained in it, the
 
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,7 @@ class SlotState:
     def copy(self) -> "SlotState":
         return SlotState(**{name: array.copy() for name, array in self.arrays().items()})
 
-    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
@@ -245,7 +246,7 @@ def tick(state: SlotState, config: SlotsConfig) -> SlotState:
     return replace(state, stage_age=state.stage_age + 1, seed_age=state.seed_age + state.within(*OCCUPIED))
 
 
-def _cleared(state: SlotState, where_NS: BoolArray) -> dict[str, npt.NDArray[np.generic]]:
+def _cleared(state: SlotState, where_NS: BoolArray) -> dict[str, npt.NDArray[Any]]:
     """The arrays with the marked slots as in an empty host."""
     blank = empty(*state.stage.shape)
     return {name: np.where(where_NS, getattr(blank, name), array) for name, array in state.arrays().items()}

@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from esper.population.alpha import blend, isolate
 from esper.population.bank import MemberSGD, SeedBank, SGDConfig
 from esper.population.blueprints import BlueprintConfig
 from esper.population.fusion import Fleet, put_members, take_members
-from esper.population.hosts import SlotSpec
+from esper.population.hosts import slot_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ class GrowingNetwork:
     ) -> None:
         self.device = torch.device(device)
         self.members = len(hosts)
-        self.slots: tuple[SlotSpec, ...] = hosts[0].slots  # pyright: ignore[reportAssignmentType]  (a Host, see hosts.py)
+        self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
         self.host = Fleet(hosts, device)
         self.optimiser = MemberSGD(self.host.flat, host_optimiser)
@@ -230,7 +231,7 @@ def growth_potential(before: Tensor, grad: Tensor, members: int) -> Tensor:
     """
     channels = before.shape[1] // members
     shape = (members * channels, channels, 3, 3)
-    weight = torch.nn.grad.conv2d_weight(before, shape, grad, padding=1, groups=members)  # pyright: ignore[reportArgumentType]
+    weight = conv2d_weight(before, shape, grad, padding=1, groups=members)  # pyright: ignore[reportArgumentType]
     return weight.reshape(members, -1).norm(dim=1)
 
 

@@ -41,7 +41,7 @@ class Reward:
     def __call__(self, signals: StepSignals) -> tuple[FloatArray, dict[str, FloatArray]]:
         """The reward `[N]` [pp], and the terms it is the sum of."""
         components = self.components(signals)
-        return np.sum(list(components.values()), axis=0, dtype=np.float32), components
+        return np.stack(list(components.values())).sum(axis=0), components
 
 
 def _check_weights(config: RewardConfig) -> None:
@@ -101,7 +101,8 @@ class ShapedReward(Reward):
         }
 
     def _potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        return self.config.accuracy_potential * accuracy_N + self.config.stage_potential * terms.stage_potential(state)
+        weight, stages = self.config.accuracy_potential, terms.stage_potential(state)
+        return (weight * accuracy_N + self.config.stage_potential * stages).astype(np.float32)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -56,7 +56,7 @@ def shaping(before_N: FloatArray, after_N: FloatArray, gamma: float, signals: St
         after_N: Phi of the state that it led to; ignored where the transition ends the episode.
         gamma: the agent's discount per step.
     """
-    return gamma * np.where(signals.ended_N, 0.0, after_N).astype(np.float32) - before_N
+    return (gamma * np.where(signals.ended_N, 0.0, after_N) - before_N).astype(np.float32)
 
 
 assert len(STAGE_POTENTIAL) == len(Stage)

@@ -72,8 +72,11 @@ class TaskConfig:
 class Task:
     """A data set and the hosts that learn it."""
 
-    config: TaskConfig
     data: Data
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.optimisers = (config.host_optimiser, config.seed_optimiser)
+        self.batch_size = config.batch_size
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """The host of this name: the same arguments give the same instance and the same first weights."""

@@ -40,7 +40,8 @@ class Cifar10(Task):
     """The task of `Cifar10Config`."""
 
     def __init__(self, config: Cifar10Config) -> None:
-        self.config: Cifar10Config = config
+        super().__init__(config)
+        self.config = config
         folder = Path(config.root)
         parts = [_read(folder / name) for name in TRAIN_FILES]
         images, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

@@ -6,6 +6,7 @@ that they see no neighbours. So the best place to grow differs from host to host
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -57,8 +58,9 @@ class Digits(Task):
     """The task of `DigitsConfig`."""
 
     def __init__(self, config: DigitsConfig) -> None:
-        self.config: DigitsConfig = config
-        bunch = load_digits()
+        super().__init__(config)
+        self.config = config
+        bunch: Any = load_digits()
         order = stream(config.split_seed, "digits_split").permutation(len(bunch.target))
         images = torch.from_numpy(bunch.images[order]).float().unsqueeze(1) / 16.0
         targets = torch.from_numpy(bunch.target[order]).long()
