@@ -21,15 +21,12 @@ from esper.population.hosts import Host
 from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, SlotsConfig
 from esper.reward import RewardConfig, ShapedConfig, SparseConfig
 from esper.task.base import Split, TaskConfig, TaskError
+from esper.task.cifar10 import Cifar10Config
 from esper.task.digits import DigitsConfig
 from esper.telemetry import QuietConfig, TelemetryConfig
 
 
 # --- temporary stand-ins: each goes when its part appears in the tree -------------------------------------------
-@dataclass(kw_only=True, slots=True)
-class Cifar10Config(TaskConfig): ...
-
-
 @dataclass(kw_only=True, slots=True)
 class AgentConfig: ...
 

@@ -112,7 +112,7 @@ class Observation:
     @property
     def legal_ops(self) -> BoolArray:
         """[N, O]: an op is legal where some slot is legal for it; WAIT always is."""
-        return self.legal_slots.any(axis=2)
+        return np.asarray(self.legal_slots.any(axis=2))
 
 
 def legal_values(num_hosts: int, num_blueprints: int) -> BoolArray:

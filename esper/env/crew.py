@@ -35,10 +35,7 @@ class Crew:
 
     def start(self, hosts: Sequence[nn.Module]) -> None:
         """Takes N new hosts; what was there is dropped."""
-        self.shards = [
-            Shard(hosts[rows], self.blueprints, self._data[device], self.task, device)
-            for device, rows in self.places
-        ]
+        self.shards = [Shard(hosts[rows], self.blueprints, self._data[device], self.task, device) for device, rows in self.places]
 
     def train_epoch(self, order_NI: npt.NDArray[np.int64]) -> TrainReport:
         """See `Shard.train_epoch`."""
@@ -103,10 +100,9 @@ class Crew:
 
     def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
         """Does the work for every shard with its rows of the hosts, side by side."""
-        jobs = [(shard, rows) for shard, (_, rows) in zip(self.shards, self.places, strict=True)]
-        if self._pool is None:
-            return [work(*job) for job in jobs]
-        return list(self._pool.map(lambda job: work(*job), jobs))
+        rows = [rows for _, rows in self.places]
+        run = map if self._pool is None else self._pool.map
+        return list(run(work, self.shards, rows))
 
 
 def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:
@@ -116,9 +112,7 @@ def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[tor
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
     """
     if num_hosts < len(devices):
-        raise ValueError(
-            f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out"
-        )
+        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
     places: list[tuple[torch.device, slice]] = []
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)

@@ -5,7 +5,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -44,7 +44,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium declares it so)
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": [],
+    }
 
     def __init__(
         self,
@@ -154,9 +157,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             info["final_obs"], info["_final_obs"] = self.observation(), signals.ended_N
         observation = self._guard(verdict.rollback_N)
         if signals.last:
-            info["final_info"] = {"instance": self.instances()}
+            final: dict[str, Any] = {"instance": self.instances()}
             if self.test_at_end:
-                info["final_info"]["test_accuracy"] = self._test_accuracy()
+                final["test_accuracy"] = self._test_accuracy()
+            info["final_info"] = final
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
@@ -186,9 +190,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         state = lifecycle.fossilize(state, here_NS & (self.op_N == Op.FOSSILIZE)[:, None])
         self.state = lifecycle.tick(state, self.slots)
         part_NS, behind_NS = self.state.within(*TAKES_PART), self.state.within(Stage.TRAINING)
-        self.crew.arrange(
-            np.where(part_NS, self.state.blueprint, -1), self.state.alpha, behind_NS, part_NS & ~behind_NS, part_NS
-        )
+        self.crew.arrange(np.where(part_NS, self.state.blueprint, -1), self.state.alpha, behind_NS, part_NS & ~behind_NS, part_NS)
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """`[N]`: has every head that matters for the op a legal value?"""
@@ -290,9 +292,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
         """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
-        return self.crew.validate(
-            np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True
-        ).accuracy_VM[0]
+        return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
     def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
         """Parameters of the seed in each slot `[N, S]`."""

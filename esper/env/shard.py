@@ -164,4 +164,4 @@ class Shard:
         """The samples of each member side by side: `[B, M*C, H, W]`, channels-last."""
         chosen = self.data.train_x[index_MB.T]  # [B, M, C, H, W]
         b, _, _, h, w = chosen.shape
-        return chosen.permute(0, 3, 4, 1, 2).reshape(b, h, w, -1).permute(0, 3, 1, 2)
+        return chosen.permute(0, 3, 4, 1, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
