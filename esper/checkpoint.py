@@ -4,7 +4,7 @@ A file is one line of text, then the bytes of `torch.save`:
 
     esper checkpoint 0001 <sha256 of the bytes, 64 hex digits> <number of bytes, 16 digits>\n
 
-Every byte of the line is compared and every byte after it is hashed, so no damage loads silently; and nothing is unpickled
+Every byte of the line is compared and every byte after it is hashed, so no damage loads silently. Nothing is unpickled
 before the hash agrees, and then only tensors and primitives are.
 """
 
@@ -15,7 +15,7 @@ import os
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +54,7 @@ def _remedy(number: int | None) -> str:
 
 
 @contextmanager
-def disk(doing: str, outcome: str = "") -> Iterator[None]:
+def disk(doing: str, outcome: str = "") -> Generator[None]:
     """Turns an OSError into a DiskError that says what was being done, and if given, how things stand now."""
     try:
         yield
@@ -80,7 +80,7 @@ class Checkpoints:
         self._prepared = False
 
     def prepare(self) -> None:
-        """Makes the folder, removes what a killed run left half written, and tries whether the folder can be written to.
+        """Makes the folder, removes what a killed run left half written, and tries to write there.
 
         For the one run that saves here; the first `save` calls it if nobody did.
 
@@ -97,9 +97,9 @@ class Checkpoints:
         self._prepared = True
 
     def save(self, state: Mapping[str, Any], update: int) -> Path:
-        """Saves a state as the newest checkpoint: after a crash at any instruction the folder holds it, or the one before.
+        """Saves a state as the newest checkpoint: a crash at any instruction leaves it there, or the one before.
 
-        Checkpoints of later updates were left by a run that went on from an earlier one; they are set aside as `*.aside`.
+        Checkpoints of later updates belong to a future that was given up; they are renamed to `*.aside`.
 
         Args:
             state: tensors, numbers, strings, bytes and None, in dicts, lists and tuples to any depth. A view is saved
@@ -170,8 +170,8 @@ def load(path: Path | str) -> dict[str, Any]:
     """The state saved in a file, tensors on the CPU.
 
     Raises:
-        CheckpointError: missing, unreadable, damaged, of another format, not a checkpoint, or with a content that is more
-            than tensors and primitives. Nothing of it was executed.
+        CheckpointError: missing, unreadable, damaged, of another format, not a checkpoint, or with more in it than
+            tensors and primitives. Nothing of it was executed.
     """
     content = _verified(Path(path))
     try:
@@ -194,11 +194,12 @@ def update_of(path: Path) -> int:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """The bytes of a file. They are made in memory, which for a moment doubles the state, so that they can be hashed."""
+    """The bytes of a file; they are made in memory, to be hashed, and for a moment the state is there twice."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getvalue()
-    return b"esper checkpoint %04d %s %016d\n" % (FORMAT, hashlib.sha256(content).hexdigest().encode(), len(content)) + content
+    digest = hashlib.sha256(content).hexdigest()
+    return f"esper checkpoint {FORMAT:04d} {digest} {len(content):016d}\n".encode() + content
 
 
 def refuse(value: Any, where: str = "state") -> None:
@@ -218,7 +219,7 @@ def refuse(value: Any, where: str = "state") -> None:
         for index, child in enumerate(value):
             refuse(child, f"{where}[{index}]")
     elif kind in _TENSORS and value.device.type == "meta":
-        raise CheckpointError(f"{where} is a tensor on the meta device, which has no data to save: materialise it first")
+        raise CheckpointError(f"{where} is a tensor on the meta device, which has no data: materialise it first")
     elif kind not in _TENSORS and kind not in _PRIMITIVES:
         raise CheckpointError(
             f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.checkpoint import CheckpointError, DiskError
-from esper.config import Config, ConfigError, ready, register
+from esper.config import ConfigError, ready, register
 from esper.knobs import help_text
 from esper.overrides import check, check_sweep
 from esper.task.base import TaskError
@@ -56,8 +56,9 @@ def _look_ahead(words: list[str], config_name: str, *, many: bool, show: bool) -
     # A config that is only shown, or that a launcher takes to other machines, need not fit this one.
     if show or any(word.startswith("hydra/launcher=") for word in words):
         return
-    asked: list[Config] = []
+    asked: list[object] = []
     for config in configs:
-        if not any((config.task, config.devices, config.slots) == (a.task, a.devices, a.slots) for a in asked):
+        key = [config.resume, config.task, config.devices, config.slots]
+        if key not in asked:
             ready(config)
-            asked.append(config)
+            asked.append(key)

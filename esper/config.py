@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from esper.agent import AgentConfig, HeuristicConfig, PPOConfig, RandomConfig, ScheduleConfig, WaitConfig
 from esper.env.shard import DeviceConfig, find_device
 from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
 from esper.population.blueprints import BlueprintConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
@@ -24,34 +25,6 @@ from esper.task.base import Split, TaskConfig, TaskError
 from esper.task.cifar10 import Cifar10Config
 from esper.task.digits import DigitsConfig
 from esper.telemetry import QuietConfig, TelemetryConfig
-
-
-# --- temporary stand-ins: each goes when its part appears in the tree -------------------------------------------
-@dataclass(kw_only=True, slots=True)
-class AgentConfig: ...
-
-
-@dataclass(kw_only=True, slots=True)
-class PPOConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class HeuristicConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class RandomConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class WaitConfig(AgentConfig): ...
-
-
-@dataclass(kw_only=True, slots=True)
-class ScheduleConfig(AgentConfig): ...
-
-
-# --- end of stand-ins -------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
@@ -141,6 +114,11 @@ def ab_seeds(count: int, root: int) -> str:
     return ",".join(str(seed) for seed in random.Random(root).sample(range(2**31), count))
 
 
+def first_set(*values: str | None) -> str | None:
+    """The first value that is not null: how a resumed run finds its old folder and a new run makes one."""
+    return next((value for value in values if value is not None), None)
+
+
 def register() -> None:
     """Puts the table into Hydra's store. Calling it again changes nothing."""
     store = ConfigStore.instance()
@@ -154,6 +132,7 @@ def register() -> None:
             choice = {"defaults": [{f"override /{group}": name}]}
             store.store(group=alias, name=name, node=choice, package="_global_")
     OmegaConf.register_new_resolver("ab_seeds", ab_seeds, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("first_set", first_set, replace=True)
 
 
 def did_you_mean(word: str, words: list[str]) -> str:
@@ -165,9 +144,8 @@ def did_you_mean(word: str, words: list[str]) -> str:
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     """A sentence about a key that does not exist: the closest one that does, and the keys that stand beside it."""
     where, _, name = key.rpartition(".")
-    hint = did_you_mean(name, siblings)
-    if not hint and (elsewhere := [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]):
-        hint = f"; did you mean {elsewhere[0]}?"
+    elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]
+    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
     return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
 
 
@@ -213,11 +191,13 @@ def typed(cfg: DictConfig) -> Config:
 
 
 def ready(config: Config) -> None:
-    """Asks what only this machine can say: are the devices here, is the data here, does the host have the slots?
+    """Asks what only this machine can say: are devices, data and the run to resume here, does the host have the slots?
 
     Raises:
         ConfigError: no. Only what the parts raise for people is turned into it; a fault of ours keeps its traceback.
     """
+    if config.resume is not None and not Path(config.resume).is_dir():
+        raise ConfigError(f"resume={config.resume} is no folder: name the folder of a run, or leave resume out")
     names: dict[tuple[str, int], str] = {}
     for name in config.devices:
         try:
@@ -236,3 +216,92 @@ def ready(config: Config) -> None:
         config.slots.chosen(tuple(slot.name for slot in host.slots))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+# --- what a checkpoint holds of a config ------------------------------------------------------------------------------------
+
+CHANGEABLE = ("updates", "resume", "telemetry")
+"""Keys that may change when a run goes on: they do not touch what was learnt."""
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """The config as primitives: the chosen option of each group, and every value."""
+    choices: dict[str, Any] = {}
+    for group, options in GROUPS.items():
+        node = getattr(config, group)
+        choices[group] = list(node) if group in MANY else next(name for name, cls in options.items() if cls is type(node))
+    values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return {"choices": choices, "values": values}
+
+
+def from_plain(plain: dict[str, Any]) -> Config:
+    """The config that `to_plain` took apart.
+
+    Raises:
+        ConfigError: it was written by another version, whose options or keys are not these.
+    """
+    values = dict(plain["values"])
+    try:
+        for group, chosen in plain["choices"].items():
+            options = GROUPS[group]
+            if group in MANY:
+                values[group] = {name: _revive(options[name], values[group][name]) for name in chosen}
+            else:
+                values[group] = _revive(options[chosen], values[group])
+        return Config(**values)
+    except (KeyError, TypeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"the saved config is of another version of esper ({error}): start a new run") from error
+
+
+def _revive(node: type, values: dict[str, Any]) -> Any:
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(node), values))
+
+
+def difference(saved: Config, asked: Config) -> str | None:
+    """The first key in which two configs differ, of those that may not change when a run goes on; None where there is none."""
+    a, b = (_flat(to_plain(config)) for config in (saved, asked))
+    for key in [*a, *(key for key in b if key not in a)]:
+        if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE:
+            return key
+    return None
+
+
+def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted key; a group's choice stands under its name."""
+    flat: dict[str, Any] = dict(plain["choices"])
+
+    def walk(prefix: str, node: Any) -> None:
+        if isinstance(node, dict):
+            for key, value in cast(dict[str, Any], node).items():
+                walk(f"{prefix}.{key}" if prefix else key, value)
+        else:
+            flat[prefix] = node
+
+    walk("", plain["values"])
+    return flat
+
+
+def resumed(saved: Config, asked: Config, words: list[str]) -> Config:
+    """The config of a run that goes on: what it was, with the changes that may be made.
+
+    Args:
+        saved: the config in the run's checkpoint.
+        asked: the config of the command that goes on with it.
+        words: the overrides of that command.
+
+    Raises:
+        ConfigError: a word asks for a change that may not be made.
+    """
+    keys = [word.lstrip("+~").partition("=")[0].strip() for word in words]
+    for key, word in zip(keys, words, strict=True):
+        if key.split(".")[0].split("@")[0] not in CHANGEABLE:
+            raise ConfigError(
+                f"{word} cannot be changed when a run goes on (only {', '.join(CHANGEABLE)} can): leave it out or start a new run"
+            )
+    config = from_plain(to_plain(saved))
+    config.resume = asked.resume
+    if "updates" in keys:
+        config.updates = asked.updates
+    if any(key.split(".")[0] == "telemetry" for key in keys):
+        config.telemetry = asked.telemetry
+    return config

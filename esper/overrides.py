@@ -112,30 +112,33 @@ def _parsed(loader: ConfigLoader, word: str) -> Override:
 def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error: Exception) -> str:
     """Why the words do not compose, in one sentence: an unreadable word, a wrong option, a wrong key, a wrong value."""
     overrides = [_parsed(loader, word) for word in words]
-    for override in overrides:
-        if sentence := _wrong_choice(loader, override):
+    searched = [word for word in words if word.startswith("hydra.searchpath=")]
+    options = [_options(loader, override, searched) for override in overrides]
+    for override, names in zip(overrides, options, strict=True):
+        if sentence := _wrong_choice(override, names):
             return sentence
-    choices = [word for word, o in zip(words, overrides, strict=True) if o.key_or_group and _options(loader, o)]
+    choices = [word for word, names in zip(words, options, strict=True) if names] + searched
     try:
         cfg = compose(config_name, overrides=choices)
     except _COMPOSING as still:
         return _one_line(still)  # a YAML file is at fault
-    for override in overrides:
-        if override.is_hydra_override() or _options(loader, override):
+    for override, names in zip(overrides, options, strict=True):
+        if override.is_hydra_override() or names:
             continue
         if sentence := _wrong_key(loader, cfg, override) or _wrong_value(cfg, override):
             return sentence
     return _one_line(error)
 
 
-def _options(loader: ConfigLoader, override: Override) -> list[str]:
+def _options(loader: ConfigLoader, override: Override, searched: list[str]) -> list[str]:
     """Options of the group that a word chooses from; empty where its key is no group."""
     group = str(override.key_or_group)
-    return list(GROUPS.get(group) or loader.get_group_options(group))
+    found = loader.get_group_options(group, config_name="config", overrides=searched)
+    return list(dict.fromkeys([*GROUPS.get(group, ()), *found]))
 
 
-def _wrong_choice(loader: ConfigLoader, override: Override) -> str | None:
-    group, options = str(override.key_or_group), _options(loader, override)
+def _wrong_choice(override: Override, options: list[str]) -> str | None:
+    group = str(override.key_or_group)
     if override.is_hydra_override() or override.is_delete() or not options:
         return None
     if override.is_sweep_override():

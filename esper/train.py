@@ -1,6 +1,10 @@
 """Trains a controller: python -m esper.train reward=shaped 'devices=[cuda:0,cuda:1]'"""
 
+import sys
+from pathlib import Path
+
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.cli import in_one_sentence, run
@@ -10,9 +14,15 @@ from esper.config import CONF, typed
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
+    from esper.trainer import Stopped, Trainer  # late: --help and mistakes should not wait for it
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
     with in_one_sentence():
-        config = typed(cfg)
-        print(config)
+        try:
+            Trainer(typed(cfg), folder).run()
+        except Stopped as stopped:
+            print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
+            sys.exit(130)
 
 
 if __name__ == "__main__":

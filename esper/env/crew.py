@@ -2,6 +2,7 @@
 
 # N hosts, M members of a shard, S slots, V variants, I samples of an epoch
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from esper.env.shard import DeviceConfig, Measurement, Shard, TrainReport, find_device
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
 from esper.seeding import torch_stream
 from esper.task.base import Data, Task
@@ -29,9 +30,11 @@ class Crew:
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
-        alone = len(self.places) == 1
-        threads = max(1, torch.get_num_threads() // len(self.places))
-        self._pool = None if alone else ThreadPoolExecutor(len(self.places), "shard", torch.set_num_threads, (threads,))
+        cores = os.cpu_count() or 1
+        threads = max(1, cores // len(self.places))
+        self._pool = ThreadPoolExecutor(
+            min(len(self.places), max(cores, len(devices))), "shard", torch.set_num_threads, (threads,)
+        )
 
     def start(self, hosts: Sequence[nn.Module]) -> None:
         """Takes N new hosts; what was there is dropped."""
@@ -88,8 +91,7 @@ class Crew:
 
     def close(self) -> None:
         """Stops the threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._pool.shutdown()
 
     def _of(self, host: int) -> tuple[Shard, int]:
         """The shard of a host, and its place there."""
@@ -101,8 +103,7 @@ class Crew:
     def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
         """Does the work for every shard with its rows of the hosts, side by side."""
         rows = [rows for _, rows in self.places]
-        run = map if self._pool is None else self._pool.map
-        return list(run(work, self.shards, rows))
+        return list(self._pool.map(work, self.shards, rows))
 
 
 def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:
@@ -116,6 +117,7 @@ def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[tor
     places: list[tuple[torch.device, slice]] = []
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)
-        size = config.members_per_shard or stop - first
-        places += [(find_device(name), slice(start, min(start + size, stop))) for start in range(first, stop, size)]
+        device = find_device(name)
+        size = config.members_per_shard or (CPU_MEMBERS if device.type == "cpu" else stop - first)
+        places += [(device, slice(start, min(start + size, stop))) for start in range(first, stop, size)]
     return places

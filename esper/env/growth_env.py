@@ -225,8 +225,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if rollback_N.any():
             self.crew.restore(rollback_N)
             kept = self._kept
-            for name, array in self.state.arrays().items():
-                setattr(self.state, name, np.where(rollback_N[:, None], getattr(kept["state"], name), array))
+            arrays = self.state.arrays().items()
+            back = {name: np.where(rollback_N[:, None], getattr(kept["state"], name), array) for name, array in arrays}
+            self.state = replace(self.state, **back)  # the step's signals keep the state that it led to
             for name in ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N"):
                 array = getattr(self, name)
                 mask = rollback_N.reshape(-1, *[1] * (array.ndim - 1))

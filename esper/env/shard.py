@@ -19,6 +19,9 @@ from esper.population.blueprints import BlueprintConfig
 from esper.population.network import GrowingNetwork, growth_potential, member_losses
 from esper.task.base import Data, Task
 
+CPU_MEMBERS = 16
+"""Hosts of a shard on a CPU. On 2 cores, two shards of 16 with one thread each trained as fast as one of 32 with two, and under
+foreign load many times as fast, since they wait for each other once an epoch and not in every operation."""
 VALIDATION_BATCH = 512
 """Samples measured at once; a bound on memory, without effect on the result."""
 
@@ -28,13 +31,13 @@ class DeviceConfig:
     """How hosts train on a device; the device's name is its key in the config."""
 
     members_per_shard: int = 0
-    """Hosts trained as one fused program, at least 0; 0 puts all hosts of the device into one. More shards run side by side on
-    threads; results are the same up to float rounding."""
+    """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU. Shards run side by
+    side on threads; the results do not depend on it but for float rounding."""
 
     def __post_init__(self) -> None:
         if self.members_per_shard < 0:
             raise ValueError(
-                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 puts all into one"
+                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 leaves it to esper"
             )
 
 

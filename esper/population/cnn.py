@@ -66,9 +66,7 @@ class CNNHost(nn.Module):
         segments: list[nn.Module] = []
         for block, (before, width) in enumerate(zip([in_channels, *widths], widths, strict=False)):
             pool: list[nn.Module] = [nn.MaxPool2d(2)] if 0 < block <= config.pools else []
-            conv = MaskedConv2d(
-                before, width, config.kernel, _mask(config.kernel, lesioned[block]), padding=config.kernel // 2
-            )
+            conv = MaskedConv2d(before, width, config.kernel, _mask(config.kernel, lesioned[block]), padding=config.kernel // 2)
             segments.append(nn.Sequential(*pool, conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
         pool = [nn.MaxPool2d(2)] if config.pools == config.blocks else []
         segments.append(nn.Sequential(*pool, GlobalMean(), nn.Linear(widths[-1], num_classes)))

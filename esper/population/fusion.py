@@ -124,6 +124,10 @@ class StackedGroupNorm(StackedLayer):
 
     def __init__(self, layers: Sequence[nn.GroupNorm]) -> None:
         super().__init__(layers)
+        if not layers[0].affine:
+            raise FusionError(
+                "a GroupNorm without affine parameters has no stacked twin: use the defaults, or set members_per_shard=1"
+            )
         self.num_groups, self.eps = layers[0].num_groups, layers[0].eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,9 +146,7 @@ class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         x_MBI = x.view(x.shape[0], self.members, -1).transpose(0, 1)
         weight_MIO = self.weight.transpose(1, 2)
-        y_MBO = (
-            torch.bmm(x_MBI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MBI, weight_MIO)
-        )
+        y_MBO = torch.bmm(x_MBI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MBI, weight_MIO)
         return y_MBO.transpose(0, 1).reshape(x.shape[0], -1)
 
 
@@ -152,7 +154,7 @@ class StackedChannelScale(StackedLayer):
     """Twin of `ChannelScale`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
+        return x * self.weight.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
 TWINS: dict[type[nn.Module], type[StackedLayer]] = {
@@ -167,12 +169,22 @@ TWINS: dict[type[nn.Module], type[StackedLayer]] = {
 
 MIXES_MEMBERS = (
     nn.Softmax,
+    nn.Softmax2d,
+    nn.Softmin,
     nn.LogSoftmax,
+    nn.GLU,
+    nn.ChannelShuffle,
     nn.Flatten,
-    nn.Dropout,
-    nn.Dropout2d,
+    nn.LayerNorm,
+    nn.RMSNorm,
     nn.InstanceNorm2d,
     nn.LocalResponseNorm,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.RReLU,
 )
 """Layers without parameters that look across the features or draw from the global random stream."""
 
@@ -187,10 +199,12 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
         A module of the same structure with stacked leaf layers, for features `[B, M*C, ...]`.
 
     Raises:
-        FusionError: a layer has parameters or buffers and no stacked twin; the message names it.
+        FusionError: a layer has parameters or buffers and no stacked twin, or looks across the features; the message names it.
     """
     first = modules[0]
     name = path or type(first).__name__
+    if not path and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
+        raise FusionError(f"{name} uses a parameter in two places, which cannot be stacked: give each place its own")
     twin = TWINS.get(type(first))
     if twin is not None:
         return twin(modules)
@@ -203,7 +217,8 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
     fused = copy.copy(first)
     fused.__dict__["_modules"] = {
         key: fuse([module.get_submodule(key) for module in modules], f"{path}.{key}" if path else key)
-        for key, _ in first.named_children()
+        for key, child in first._modules.items()  # named_children would leave out a layer that is used twice
+        if child is not None
     }
     return fused
 

@@ -225,9 +225,7 @@ def prune(state: SlotState, where_NS: BoolArray) -> SlotState:
 
 def enter(state: SlotState, where_NS: BoolArray, stage: Stage) -> SlotState:
     """The marked slots are now in this stage, for no epoch so far."""
-    return replace(
-        state, stage=np.where(where_NS, int(stage), state.stage), stage_age=np.where(where_NS, 0, state.stage_age)
-    )
+    return replace(state, stage=np.where(where_NS, int(stage), state.stage), stage_age=np.where(where_NS, 0, state.stage_age))
 
 
 def tick(state: SlotState, config: SlotsConfig) -> SlotState:

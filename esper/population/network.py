@@ -149,14 +149,8 @@ class GrowingNetwork:
             if not plan:
                 continue
             children, parents = _fan_out(block_V, alpha_VMS[:, :, slot])
-            out = (
-                x
-                if parents == list(range(max(block_V) + 1))
-                else torch.cat([x[p * batch : (p + 1) * batch] for p in parents])
-            )
-            setting_of = [
-                children.index(child) for child in range(len(parents))
-            ]  # a variant that stands for each block
+            out = x if parents == list(range(max(block_V) + 1)) else torch.cat([x[p * batch : (p + 1) * batch] for p in parents])
+            setting_of = [children.index(child) for child in range(len(parents))]  # a variant that stands for each block
             for seeds in plan:
                 part = take_members(x, seeds.live_L, self.members)
                 delta = seeds.bank.branch(seeds.live_L)(part)

@@ -48,9 +48,7 @@ def _check_weights(config: RewardConfig) -> None:
     for entry in fields(config):
         value = getattr(config, entry.name)
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(
-                f"reward.{entry.name} must be a finite number of at least 0, got {value}: 0 drops the term"
-            )
+            raise ValueError(f"reward.{entry.name} must be a finite number of at least 0, got {value}: 0 drops the term")
 
 
 @dataclass(kw_only=True, slots=True)

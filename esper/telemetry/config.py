@@ -29,9 +29,7 @@ class TelemetryConfig:
         if self.every < 1:
             raise ValueError(f"telemetry.every must be >= 1, got {self.every}")
 
-    def build(
-        self, folder: Path | str, *, resume_update: int, total_updates: int, file: TextIO | None = None
-    ) -> "Telemetry":
+    def build(self, folder: Path | str, *, resume_update: int, total_updates: int, file: TextIO | None = None) -> "Telemetry":
         """
         Args:
             folder: the run's folder.
@@ -56,7 +54,7 @@ class QuietConfig(TelemetryConfig):
 
 
 class Telemetry:
-    """Tells the console and the writers. A context manager: at its end, files are closed and the terminal is as before."""
+    """Tells the console and the writers. A context manager: it ends with files closed and the terminal as it was."""
 
     def __init__(
         self, config: TelemetryConfig, folder: Path, *, resume_update: int, total_updates: int, file: TextIO | None

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -37,8 +37,8 @@ class Console(Protocol):
 
 
 def build_console(*, resume_update: int, total_updates: int, file: TextIO | None = None) -> Console:
-    """A live console where `file` (standard output unless given) is a terminal that can move its cursor, else a plain one."""
-    file = file or sys.stdout
+    """A live console where `file` (standard output unless given) is a capable terminal, else a plain one."""
+    file = file or cast(TextIO, sys.stdout)
     if file.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(RichConsole(file=file), resume_update=resume_update, total_updates=total_updates)
     return PlainConsole(file, resume_update=resume_update, total_updates=total_updates)
@@ -52,7 +52,7 @@ def number(value: float) -> str:
 def quantity(tag: str, value: float) -> str:
     """A metric's number with its unit, where the unit is one that a reader needs."""
     unit = SHOWN[tag].unit
-    return number(value) if unit in ("1", "count", "1/s") else f"{number(value)} {unit}"
+    return number(value) if unit in ("1", "count", "1/s", "reward") else f"{number(value)} {unit}"
 
 
 def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
@@ -66,7 +66,7 @@ def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> s
 
 
 class PlainConsole:
-    """Lines without control characters, for files and pipes: one at the start, one at about each tenth, one at the end."""
+    """Lines without control characters, for files and pipes: at the start, at about each tenth, and at the end."""
 
     def __init__(self, file: TextIO, *, resume_update: int, total_updates: int) -> None:
         self._file = file
@@ -76,7 +76,8 @@ class PlainConsole:
         self._began = time.monotonic()
 
     def _say(self, line: str) -> None:
-        print(line, file=self._file, flush=True)
+        encoding = self._file.encoding or "utf-8"  # a log in ASCII shows a question mark for a letter that it lacks
+        print(line.encode(encoding, "replace").decode(encoding), file=self._file, flush=True)
 
     def start(self, title: str) -> None:
         """Says what runs, before the first update has begun."""
@@ -138,12 +139,13 @@ class LiveConsole:
             expand=True,
         )
         self._task = self._progress.add_task(
-            f"update {resume_update + 1}/{total_updates}", total=total_updates, completed=resume_update, phase="starting"
+            f"update {min(resume_update + 1, total_updates)}/{total_updates}",
+            total=total_updates,
+            completed=resume_update,
+            phase="starting",
         )
         self._total = total_updates
-        self._live = Live(
-            self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False
-        )
+        self._live = Live(self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False)
 
     def start(self, title: str) -> None:
         """Takes the terminal's last lines, until `close`."""

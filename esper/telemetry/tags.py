@@ -1,4 +1,4 @@
-"""The table of metrics: the only place where a tag is written. It feeds the writers, the console and docs/metrics.md."""
+"""The table of metrics, the only place that names them: it feeds the writers, the console and docs/metrics.md."""
 
 import math
 import re
@@ -30,28 +30,6 @@ def _row(tag: str, unit: str, meaning: str, label: str = "") -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    _row("policy/return", "reward", "Undiscounted sum of rewards of one episode, mean over hosts.", "return"),
-    _row("policy/entropy", "nat", "Entropy of the policy, mean over decisions that were not forced.", "entropy"),
-    _row(
-        "policy/explained_variance",
-        "1",
-        "1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that predicts the mean, below 0 a worse one.",
-        "explained variance",
-    ),
-    _row("policy/value_loss", "1", "Loss of the critic, in the scale in which the critic learns."),
-    _row("policy/policy_loss", "1", "Clipped surrogate loss of the policy; its sign says little."),
-    _row("policy/kl", "nat", "Estimated divergence of the updated policy from the one that acted."),
-    _row("policy/clip_fraction", "fraction", "Decisions whose probability ratio left the clipping interval."),
-    _row(
-        "policy/first_ratio_error",
-        "1",
-        "Largest |ratio - 1| before the first gradient step: above rounding, the replay differs from the rollout.",
-    ),
-    _row("policy/grad_norm", "1", "Norm of the gradient before clipping, mean over minibatches."),
-    _row("policy/learning_rate", "1", "Learning rate of this update."),
-    _row("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
-    _row("policy/minibatches_skipped", "count", "Minibatches of this update that were not learned from."),
-    _row("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     _row("host/accuracy", "pp", "Validation accuracy at the end of the episode, mean over hosts.", "accuracy"),
     _row("host/accuracy_gain", "pp", "Accuracy at the end of the episode less that at its start, mean over hosts."),
     _row("host/loss", "nat", "Validation loss at the end of the episode, mean over hosts."),
@@ -77,7 +55,29 @@ METRICS: tuple[Metric, ...] = (
     _row("host/stage_holding", "count", "Slots whose seed waits for the decision, at the end of the episode; mean."),
     _row("host/stage_fossilized", "count", "Slots whose seed is kept for good, at the end of the episode; mean."),
     _row("host/stage_pruned", "count", "Slots whose seed was removed in the last step of the episode; mean."),
-    _row("host/stage_embargoed", "count", "Empty slots closed for a while, at the end of the episode; mean over hosts."),
+    _row("host/stage_embargoed", "count", "Empty slots closed for a while, at the end of the episode; mean."),
+    _row("policy/return", "reward", "Undiscounted sum of rewards of one episode, mean over hosts.", "return"),
+    _row("policy/entropy", "nat", "Entropy of the policy, mean over decisions that were not forced."),
+    _row(
+        "policy/explained_variance",
+        "1",
+        "1 - Var(target - value) / Var(target): 1 for a perfect critic, 0 for one that predicts the mean.",
+        "explained variance",
+    ),
+    _row("policy/value_loss", "1", "Loss of the critic, in the scale in which the critic learns."),
+    _row("policy/policy_loss", "1", "Clipped surrogate loss of the policy; its sign says little."),
+    _row("policy/kl", "nat", "Estimated divergence of the updated policy from the one that acted."),
+    _row("policy/clip_fraction", "fraction", "Decisions whose probability ratio left the clipping interval."),
+    _row(
+        "policy/first_ratio_error",
+        "1",
+        "Largest |ratio - 1| before the first gradient step: above rounding, the replay differs from the rollout.",
+    ),
+    _row("policy/grad_norm", "1", "Norm of the gradient before clipping, mean over minibatches."),
+    _row("policy/learning_rate", "1", "Learning rate of this update."),
+    _row("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
+    _row("policy/minibatches_skipped", "count", "Minibatches of this update that were not learned from."),
+    _row("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     _row("reward/*", "reward", "What the term of this name paid in one episode, with its weight; mean over hosts."),
     _row("action/wait", "fraction", "Steps at which the controller did nothing."),
     _row("action/germinate", "fraction", "Steps at which it planted a seed."),
@@ -89,8 +89,8 @@ METRICS: tuple[Metric, ...] = (
     _row("governor/rollbacks_divergence", "count", "Hosts set back because their loss ran away."),
     _row("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
     _row("time/update_seconds", "s", "Time spent in learning from the rollout."),
-    _row("time/samples_per_second", "1/s", "Training samples of all hosts per second of rollout.", "samples per second"),
-    _row("time/host_epochs_per_second", "1/s", "Host epochs of all hosts per second of rollout."),
+    _row("time/samples_per_second", "1/s", "Training samples of all hosts per second of rollout."),
+    _row("time/host_epochs_per_second", "1/s", "Host epochs of all hosts per second of rollout.", "host epochs/s"),
 )
 """Every metric there is. A new metric is one line here; docs/metrics.md is generated from it."""
 

@@ -40,7 +40,7 @@ class Writer(Protocol):
 class JsonlWriter:
     """One JSON object a line: {"update": 3, "host/accuracy": 71.2, ...}.
 
-    JSON has no infinity: one that was measured is written as the string "inf" or "-inf", which `read_records` turns back.
+    JSON has no infinity: a measured one is written as the string "inf" or "-inf", which `read_records` turns back.
     """
 
     def __init__(self, path: Path, *, resume_update: int = 0) -> None:
@@ -99,7 +99,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record = json.loads(line)
             except ValueError:
                 record = None
-            if not isinstance(record, dict) or "update" not in record:
+            if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
                 raise ValueError(f"line {number} of {path} is not a record of metrics: mend or move the file")
             yield line, cast(dict[str, Any], record)
 
@@ -141,7 +141,7 @@ class TensorBoardWriter:
             self._writer.flush()
 
     def hparams(self, values: Mapping[str, Hparam], metrics: Mapping[str, Value]) -> None:
-        """Puts the run into TensorBoard's table of hyperparameters, with the last value of each metric there as a result.
+        """Puts the run into TensorBoard's table of hyperparameters; its results there are the last values of `metrics`.
 
         `SummaryWriter.add_hparams` would write each metric a second time, into a file of its own.
         """

@@ -1,0 +1,24 @@
+"""Who controls growth: a policy that learns, and controllers that do not."""
+
+from esper.agent.base import AgentConfig, Controller, Decision, State
+from esper.agent.heuristic import Heuristic, HeuristicConfig
+from esper.agent.ppo import PPO, PPOConfig, UpdateStats
+from esper.agent.scripted import Random, RandomConfig, Schedule, ScheduleConfig, Wait, WaitConfig
+
+__all__ = [
+    "PPO",
+    "AgentConfig",
+    "Controller",
+    "Decision",
+    "Heuristic",
+    "HeuristicConfig",
+    "PPOConfig",
+    "Random",
+    "RandomConfig",
+    "Schedule",
+    "ScheduleConfig",
+    "State",
+    "UpdateStats",
+    "Wait",
+    "WaitConfig",
+]

@@ -1,0 +1,152 @@
+"""The policy network: a shared encoder of slots, a recurrent core, pointer scores over slots, and a critic."""
+
+# T steps, N hosts, B = T * N decisions, S slots, O operations, D host features, F slot features, E width of a slot's encoding,
+# R recurrent units, W values of one head
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.agent.base import State
+from esper.agent.distribution import ActionDistribution, Logits, free_parameters, segments
+from esper.buffer import Seen
+from esper.env.actions import EnvSpec, Head, Op
+
+POLICY_GAIN = 0.01
+"""Scale of the last layers of the policy at birth: nearly uniform but for the bias towards waiting."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outputs:
+    """What the network says of B decisions."""
+
+    distribution: ActionDistribution
+    value_B: Tensor
+    """Value in the critic's scale, that is normalised."""
+
+
+class PolicyNetwork(nn.Module):
+    """Slots are seen by one shared encoder and scored one by one, so that the network works for any number of them.
+
+    Without `slot_identity` it treats slots alike: permuting them permutes their scores and changes nothing else.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        hidden: int,
+        slot_width: int,
+        blueprint_width: int,
+        slot_identity: bool,
+        wait_bias: float,
+        generator: torch.Generator,
+    ) -> None:
+        """A newborn network; its numbers come from `generator` alone, and the global stream stays where it was."""
+        super().__init__()
+        self.spec = spec
+        self._places = segments(spec.head_sizes)
+        num_values = sum(spec.head_sizes[Head.BLUEPRINT :])
+        with torch.random.fork_rng(devices=[]):  # the layers draw weights of their own, which are replaced below
+            self.blueprint = nn.Embedding(len(spec.blueprint_names) + 1, blueprint_width)
+            self.slot_in = nn.Linear(len(spec.slot_feature_names) + blueprint_width, slot_width)
+            self.identity = nn.Parameter(torch.zeros(spec.num_slots, slot_width)) if slot_identity else None
+            self.slot_out = nn.Linear(slot_width, slot_width)
+            self.mix = nn.Linear(len(spec.feature_names) + 2 * slot_width, hidden)
+            self.norm = nn.LayerNorm(hidden)
+            self.core = nn.LSTM(hidden, hidden)
+            self.op = nn.Linear(hidden, len(Op))
+            self.slot_key = nn.Linear(slot_width, slot_width)
+            self.core_key = nn.Linear(hidden, slot_width)
+            self.slot_score = nn.Linear(slot_width, len(Op))
+            self.op_key = nn.Embedding(len(Op), slot_width)
+            self.parameter = nn.Linear(slot_width, num_values)
+            self.value_in = nn.Linear(hidden, hidden)
+            self.value = nn.Linear(hidden, 1)
+        self._initialize(wait_bias, generator)
+
+    @torch.no_grad()
+    def _initialize(self, wait_bias: float, generator: torch.Generator) -> None:
+        """Orthogonal weights and zero biases, as in Andrychowicz et al. 2021 (arXiv:2006.05990), but for what is said here."""
+        small = {self.op, self.slot_score, self.parameter}
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                gain = POLICY_GAIN if module in small else 1.0 if module is self.value else 2**0.5
+                nn.init.orthogonal_(module.weight, gain, generator=generator)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.5, generator=generator)
+        for name, parameter in self.core.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter, generator=generator)
+            else:
+                nn.init.zeros_(parameter)
+        # Two biases are added to each gate; the forget gate is the second of four, and shall have 1 in total.
+        hidden = self.core.hidden_size
+        self.core.get_parameter("bias_ih_l0")[hidden : 2 * hidden] = 1.0
+        self.op.bias[Op.WAIT] = wait_bias
+
+    def start(self, num_hosts: int) -> State:
+        """Recurrent state before the first step: zeros `[N, R]`."""
+        return {name: torch.zeros(num_hosts, self.core.hidden_size) for name in ("h", "c")}
+
+    def step(self, seen: Seen, state: State, is_init_N: Tensor) -> tuple[Outputs, State]:
+        """One step of N hosts; see `unroll`."""
+        return self.unroll(seen[None], state, is_init_N[None])
+
+    def unroll(self, seen: Seen, state: State, is_init_TN: Tensor) -> tuple[Outputs, State]:
+        """T steps of N hosts, in order; the decisions are laid out as B = T * N.
+
+        Args:
+            seen: `[T, N]` observations.
+            state: recurrent state before the first step.
+            is_init_TN: where an episode starts, the state is zeroed before the step.
+
+        Returns:
+            What the network says, and the state after the last step.
+        """
+        steps, hosts = is_init_TN.shape
+        encoding_TNSE = self._encode(seen)
+        pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
+        input_TNR = F.relu(self.norm(self.mix(torch.cat([seen.features, pooled_TNE], dim=-1))))
+        output_TNR, state = self._recur(input_TNR, state, is_init_TN)
+        output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
+        flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
+        logits = self._logits(output_BR, encoding_BSE, flat)
+        value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
+        assert value_B.shape == (steps * hosts,)
+        distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes)
+        return Outputs(distribution=distribution, value_B=value_B), state
+
+    def _encode(self, seen: Seen) -> Tensor:
+        hidden = self.slot_in(torch.cat([seen.slots, self.blueprint(seen.blueprints)], dim=-1))
+        if self.identity is not None:
+            hidden = hidden + self.identity
+        return F.relu(self.slot_out(F.relu(hidden)))
+
+    def _recur(self, input_TNR: Tensor, state: State, is_init_TN: Tensor) -> tuple[Tensor, State]:
+        """The recurrent core, fused over stretches of time within which no host starts an episode."""
+        h_NR, c_NR = state["h"], state["c"]
+        starts = [0, *(1 + torch.nonzero(is_init_TN[1:].any(dim=1))[:, 0]).tolist(), len(input_TNR)]
+        outputs: list[Tensor] = []
+        for start, end in zip(starts[:-1], starts[1:], strict=True):
+            keep_N1 = (~is_init_TN[start])[:, None].to(h_NR.dtype)
+            output_TNR, (h_1NR, c_1NR) = self.core(input_TNR[start:end], ((h_NR * keep_N1)[None], (c_NR * keep_N1)[None]))
+            h_NR, c_NR = h_1NR[0], c_1NR[0]
+            outputs.append(output_TNR)
+        return torch.cat(outputs), {"h": h_NR, "c": c_NR}
+
+    def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, seen: Seen) -> Logits:
+        """Scores of operations; of every slot for every operation; and of parameters for every slot, where there is a choice."""
+        pair_BSE = self.slot_key(encoding_BSE) + self.core_key(output_BR)[:, None]
+        slot_BOS = self.slot_score(F.relu(pair_BSE)).transpose(1, 2)
+        parameters: dict[tuple[Op, Head], Tensor] = {}
+        context: dict[Op, Tensor] = {}
+        for op, head in free_parameters(seen.legal_slots, seen.legal_values, self.spec.head_sizes):
+            if op not in context:
+                context[op] = F.relu(pair_BSE + self.op_key.weight[op])
+            place = self._places[head]
+            parameters[op, head] = F.linear(context[op], self.parameter.weight[place], self.parameter.bias[place])
+        return Logits(op_BO=self.op(output_BR), slot_BOS=slot_BOS, parameters=parameters)

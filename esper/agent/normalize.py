@@ -1,0 +1,59 @@
+"""PopArt: the critic learns in a scale in which its targets are of order one, without forgetting what it knew when the scale moves."""
+
+import torch
+from torch import Tensor, nn
+
+
+class PopArt(nn.Module):
+    """Running mean and deviation of value targets (van Hasselt et al. 2016, arXiv:1602.07714).
+
+    When the statistics move, the last layer of the critic is rescaled so that its un-normalised outputs stay as they are:
+    w <- w * old deviation / new deviation,   b <- (old deviation * b + old mean - new mean) / new deviation.
+    """
+
+    moments: Tensor
+    """Running mean of targets and of their squares, towards 0 at first; divided by `weight` they are right from the first update on."""
+    weight: Tensor
+    """Total weight of the targets so far, in [0, 1)."""
+
+    def __init__(self, *, step: float, min_deviation: float = 1e-2) -> None:
+        """Mean 0 and deviation 1 before anything was seen.
+
+        Args:
+            step: weight of the newest targets, in (0, 1].
+            min_deviation: the deviation never goes below it [reward].
+        """
+        super().__init__()
+        self.step, self.min_deviation = step, min_deviation
+        self.register_buffer("moments", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the targets [reward]."""
+        return self.moments[0] / self.weight.clamp(min=1e-12)
+
+    @property
+    def deviation(self) -> Tensor:
+        """Their standard deviation [reward]; 1 before the first update."""
+        if self.weight == 0:
+            return torch.ones((), dtype=torch.float64)
+        return (self.moments[1] / self.weight - self.mean.square()).clamp(min=0).sqrt().clamp(min=self.min_deviation)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """From rewards to the critic's scale."""
+        return ((values - self.mean) / self.deviation).to(values.dtype)
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """From the critic's scale to rewards."""
+        return (values * self.deviation + self.mean).to(values.dtype)
+
+    @torch.no_grad()
+    def update(self, targets: Tensor, layer: nn.Linear) -> None:
+        """Moves the statistics towards those of new targets, and rescales the layer whose outputs they normalise."""
+        mean, deviation = self.mean, self.deviation
+        targets = targets.double()
+        self.moments.lerp_(torch.stack([targets.mean(), targets.square().mean()]), self.step)
+        self.weight.lerp_(torch.ones_like(self.weight), self.step)
+        layer.weight.copy_(layer.weight.double() * (deviation / self.deviation))
+        layer.bias.copy_((deviation * layer.bias.double() + mean - self.mean) / self.deviation)

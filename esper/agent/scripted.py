@@ -1,0 +1,180 @@
+"""Controllers that do not learn: never acting, acting by chance, and following a fixed schedule."""
+
+# N hosts, S slots, O operations, H heads, W values of one head
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
+from esper.agent.distribution import segments
+from esper.env.actions import RELEVANT, EnvSpec, Head, Observation, Op
+
+UniformArray = npt.NDArray[np.float64]
+
+
+def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: IntArray, **chosen: IntArray) -> IntArray:
+    """Whole actions `[N, H]` from operations and slots: parameters are the first legal values, heads without effect are 0.
+
+    Args:
+        chosen: values `[N]` of parameter heads that shall differ from the first legal one, by the head's name in lower case.
+    """
+    action_NH = np.zeros((len(op_N), len(Head)), dtype=np.int64)
+    action_NH[:, Head.OP], action_NH[:, Head.SLOT] = op_N, slot_N
+    for head, place in segments(spec.head_sizes).items():
+        first_N = observation.legal_values[:, place].argmax(axis=1)
+        action_NH[:, head] = chosen.get(head.name.lower(), first_N)
+    return action_NH * RELEVANT[op_N]
+
+
+def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
+    """`[N]`: host epochs behind each host."""
+    left_N = observation.features[:, spec.feature_names.index("time_left")]
+    return np.rint((1 - left_N) * spec.num_steps).astype(np.int64)
+
+
+def draw(weight_NW: npt.NDArray[np.float64], uniform_N: UniformArray) -> IntArray:
+    """Draws one value a row by inversion, in proportion to the weights, never one of weight 0.
+
+    Where a row has no weight at all the result is without meaning.
+    """
+    cdf_NW = weight_NW.cumsum(axis=1)
+    return np.minimum((cdf_NW <= uniform_N[:, None] * cdf_NW[:, -1:]).sum(axis=1), weight_NW.shape[1] - 1)
+
+
+class Scripted:
+    """A controller without memory."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+
+    def start(self, num_hosts: int) -> State:
+        """Nothing."""
+        return {}
+
+    def act(
+        self, observation: Observation, state: State, *, is_init: BoolArray, uniform: UniformArray, greedy: bool = False
+    ) -> Decision:
+        """See `Controller`."""
+        return Decision(action=self.choose(observation, uniform), state=state)
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        """Actions `[N, H]`."""
+        raise TypeError(f"{type(self).__name__} does not say what it does: define choose(observation, uniform_NH)")
+
+
+@dataclass(kw_only=True, slots=True)
+class WaitConfig(AgentConfig):
+    """Never does anything: what the hosts reach by themselves."""
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Wait":
+        return Wait(spec)
+
+
+class Wait(Scripted):
+    """See `WaitConfig`."""
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        return np.zeros((len(observation.features), len(Head)), dtype=np.int64)
+
+
+@dataclass(kw_only=True, slots=True)
+class RandomConfig(AgentConfig):
+    """Draws among the legal operations, then among the legal slots and values, all alike but for waiting."""
+
+    wait_weight: float = 1.0
+    """Weight of waiting, where every other legal operation has 1; at least 0. Higher acts more rarely; 0 acts whenever it may."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        if not 0 <= self.wait_weight < float("inf"):
+            raise ValueError(f"agent.wait_weight must be finite and at least 0, got {self.wait_weight}: 1 is like any other")
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Random":
+        return Random(self, spec)
+
+
+class Random(Scripted):
+    """See `RandomConfig`."""
+
+    def __init__(self, config: RandomConfig, spec: EnvSpec) -> None:
+        Scripted.__init__(self, spec)
+        self.config = config
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        weight_NO = observation.legal_ops.astype(np.float64)
+        may_act_N = weight_NO[:, Op.WAIT + 1 :].any(axis=1)
+        weight_NO[:, Op.WAIT] = np.where(may_act_N, self.config.wait_weight, 1.0)
+        op_N = draw(weight_NO, uniform_NH[:, Head.OP])
+        legal_NS = observation.legal_slots[np.arange(len(op_N)), op_N].astype(np.float64)
+        slot_N = draw(legal_NS, uniform_NH[:, Head.SLOT])
+        chosen = {
+            head.name.lower(): draw(observation.legal_values[:, place].astype(np.float64), uniform_NH[:, head])
+            for head, place in segments(self.spec.head_sizes).items()
+        }
+        return compose(observation, self.spec, op_N, slot_N, **chosen)
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduleConfig(AgentConfig):
+    """The same for every host: one blueprint into one slot at one time, moved on and kept as soon as that is legal."""
+
+    slot: str | None = None
+    """Name of the slot, or null for the first of the host."""
+    blueprint: str | None = None
+    """Name of the blueprint, or null for the first that is offered."""
+    at: int = 0
+    """Germinates after this many host epochs, or as soon after as it may, and again if the seed is lost; at least 0."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        if self.at < 0:
+            raise ValueError(f"agent.at must be at least 0, got {self.at}: it counts host epochs from the start")
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Schedule":
+        return Schedule(self, spec)
+
+
+class Schedule(Scripted):
+    """See `ScheduleConfig`."""
+
+    def __init__(self, config: ScheduleConfig, spec: EnvSpec) -> None:
+        """Looks up the names.
+
+        Raises:
+            ValueError: the hosts do not have them, or the time never comes.
+        """
+        Scripted.__init__(self, spec)
+        self.slot = _index("slot", config.slot, spec.slot_names)
+        self.blueprint = _index("blueprint", config.blueprint, spec.blueprint_names)
+        if config.at >= spec.num_steps:
+            raise ValueError(f"agent.at={config.at} never comes: an episode has steps={spec.num_steps}")
+        self.at = config.at
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        legal_NO = observation.legal_slots[:, :, self.slot]
+        due_N = step_number(observation, self.spec) >= self.at
+        op_N = np.full(len(due_N), Op.WAIT, dtype=np.int64)
+        for op, wanted_N in ((Op.GERMINATE, due_N), (Op.ADVANCE, True), (Op.FOSSILIZE, True)):
+            op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)
+        full_N = np.ones_like(op_N)
+        return compose(observation, self.spec, op_N, full_N * self.slot, blueprint=full_N * self.blueprint)
+
+
+def _index(what: str, name: str | None, names: tuple[str, ...]) -> int:
+    if name is None:
+        return 0
+    if name not in names:
+        raise ValueError(f"agent.{what}={name} does not exist: there are {', '.join(names)}")
+    return names.index(name)
+
+
+def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
+    """`[N]`: a host feature by name."""
+    return observation.features[:, spec.feature_names.index(name)]
+
+
+def slot_features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
+    """`[N, S]`: a slot feature by name."""
+    return observation.slots[:, :, spec.slot_feature_names.index(name)]

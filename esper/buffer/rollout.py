@@ -1,0 +1,190 @@
+"""A rollout: everything the policy saw and did in T steps of N hosts, and what it was paid for it."""
+
+# T steps, N hosts, S slots, O operations, H heads, V values of all parameter heads, D host features, F slot features,
+# R recurrent units
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esper.env.actions import EnvSpec, Head, Observation, Op
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """`Observation` as tensors, with any leading shape, `[N]` or `[T, N]`."""
+
+    features: Tensor
+    """[..., D] float32."""
+    slots: Tensor
+    """[..., S, F] float32."""
+    blueprints: Tensor
+    """[..., S] int64."""
+    legal_slots: Tensor
+    """[..., O, S] bool."""
+    legal_values: Tensor
+    """[..., V] bool."""
+
+    @classmethod
+    def of(cls, observation: Observation) -> "Seen":
+        """The same numbers as tensors, which share memory with the arrays where they can."""
+        return cls(**{entry.name: torch.as_tensor(getattr(observation, entry.name)) for entry in fields(cls)})
+
+    @classmethod
+    def blank(cls, spec: EnvSpec, *leading: int) -> "Seen":
+        """Room for observations, all zeros."""
+        slots, blueprints = spec.num_slots, sum(spec.head_sizes[Head.BLUEPRINT :])
+        return cls(
+            features=torch.zeros(*leading, len(spec.feature_names)),
+            slots=torch.zeros(*leading, slots, len(spec.slot_feature_names)),
+            blueprints=torch.zeros(*leading, slots, dtype=torch.int64),
+            legal_slots=torch.zeros(*leading, len(Op), slots, dtype=torch.bool),
+            legal_values=torch.zeros(*leading, blueprints, dtype=torch.bool),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    def __getitem__(self, index: Any) -> "Seen":
+        """The same index into the leading dimensions of every tensor."""
+        return Seen(**{name: tensor[index] for name, tensor in self.tensors().items()})
+
+
+class Decided(Protocol):
+    """What a controller decided: as much of it as a rollout keeps."""
+
+    @property
+    def action(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def log_prob(self) -> npt.NDArray[np.float32] | None: ...
+    @property
+    def value(self) -> npt.NDArray[np.float32] | None: ...
+
+
+class Rollout:
+    """T steps of N hosts.
+
+    Rows are hosts: they are what minibatches are made of, whole and in the order of time, since the policy is recurrent. A row may
+    hold several sub-episodes, one after another; `is_init_TN` says where they start.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        num_steps: int | None = None,
+        num_hosts: int | None = None,
+        initial_state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """An empty rollout.
+
+        Args:
+            spec: sizes of observations and actions, and N and T unless they are given.
+            initial_state: recurrent state `[N, R]` before the first step, by name; nothing where every row starts an episode.
+        """
+        self.num_steps = spec.num_steps if num_steps is None else num_steps
+        self.num_hosts = spec.num_hosts if num_hosts is None else num_hosts
+        shape = (self.num_steps, self.num_hosts)
+        self.seen = Seen.blank(spec, *shape)
+        self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
+        self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        self.successor_value_TN = torch.zeros(shape)
+        """Value of the state after a step that was cut; 0 elsewhere."""
+        self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.is_init_TN = torch.zeros(shape, dtype=torch.bool)
+        """Did a (sub-)episode start with this step, so that the recurrent state was zeroed before it?"""
+        self.forced_TN = torch.zeros(shape, dtype=torch.bool)
+        """Was waiting the only legal thing?"""
+        self.last_value_N = torch.zeros(self.num_hosts)
+        """Value of the state after the last step; ignored where that step terminated."""
+        self.initial_state = {name: tensor.detach().clone() for name, tensor in (initial_state or {}).items()}
+        self.length = 0
+
+    @property
+    def full(self) -> bool:
+        """Are all T steps there?"""
+        return self.length == self.num_steps
+
+    def add(
+        self,
+        observation: Observation,
+        decision: Decided,
+        *,
+        reward: Array,
+        terminated: Array,
+        is_init: Array,
+        truncated: Array | None = None,
+        successor_value: Array | None = None,
+    ) -> None:
+        """Appends one step of every host.
+
+        Args:
+            observation: what the controller saw.
+            decision: what it did; a controller without probabilities or values leaves zeros.
+            reward: `[N]`, paid for this step.
+            terminated: `[N]`, the (sub-)episode ended with this step.
+            is_init: `[N]`, it started with this step.
+            truncated: `[N]`, it was cut from outside after this step; nowhere by default.
+            successor_value: `[N]`, value of the state that a cut step led to, read where `truncated`. Needed for cuts before the
+                last step, whose next row is another episode.
+
+        Raises:
+            IndexError: T steps are there already.
+            ValueError: a reward is not finite, or a cut has no successor value.
+        """
+        if self.full:
+            raise IndexError(f"the rollout holds all of its {self.num_steps} steps: start another one")
+        if not np.isfinite(reward).all():
+            sick = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
+            raise ValueError(f"the reward of step {self.length} is not finite for hosts {sick}: look at what paid it")
+        t = self.length
+        for name, tensor in Seen.of(observation).tensors().items():
+            getattr(self.seen, name)[t] = tensor
+        self.action_TNH[t] = torch.as_tensor(decision.action)
+        for name, array in (("log_prob", decision.log_prob), ("value", decision.value)):
+            if array is not None:
+                getattr(self, f"{name}_TN")[t] = torch.as_tensor(array)
+        self.reward_TN[t] = torch.as_tensor(reward)
+        self.terminated_TN[t], self.is_init_TN[t] = torch.as_tensor(terminated), torch.as_tensor(is_init)
+        if truncated is not None and truncated.any():
+            if successor_value is None and t + 1 < self.num_steps:
+                raise ValueError(f"step {t} was cut: say what the state it led to is worth (successor_value)")
+            self.truncated_TN[t] = torch.as_tensor(truncated)
+            if successor_value is not None:
+                self.successor_value_TN[t] = torch.as_tensor(np.where(truncated, successor_value, 0.0))
+                self.last_value_N = torch.where(self.truncated_TN[t], self.successor_value_TN[t], self.last_value_N)
+        others_legal = self.seen.legal_slots[t].any(dim=2)
+        others_legal[:, Op.WAIT] = False
+        self.forced_TN[t] = ~others_legal.any(dim=1)
+        self.length += 1
+
+    def finish(self, last_value: Array) -> None:
+        """Says what the state after the last step is worth `[N]`. Not needed where every row ends an episode."""
+        self.last_value_N = torch.as_tensor(last_value, dtype=torch.float32).clone()
+
+    @property
+    def next_value_TN(self) -> Tensor:
+        """Value of the true successor of every step, across cuts too."""
+        following = torch.cat([self.value_TN[1:], self.last_value_N[None]])
+        inner = self.truncated_TN.clone()
+        inner[-1] = False
+        return torch.where(inner, self.successor_value_TN, following)
+
+    def minibatches(self, num: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Deals the rows into `num` shuffled parts that differ by one row at most; steps stay in order within their row.
+
+        Raises:
+            ValueError: there are fewer rows than parts.
+        """
+        if num > self.num_hosts:
+            raise ValueError(f"agent.minibatches={num} exceeds hosts={self.num_hosts}: lower it, or raise hosts")
+        yield from torch.randperm(self.num_hosts, generator=generator).tensor_split(num)

@@ -1,0 +1,88 @@
+"""One host as an ordinary Gymnasium environment, for single-agent libraries and for Gymnasium's own checks."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from esper.env.actions import Op
+from esper.env.growth_env import Array, GrowthEnv
+
+PRIVATE = ("signals", "final_obs", "_final_obs")
+"""Entries of the population's info that say nothing more of a single host."""
+
+
+class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
+    """The only host of a `GrowthEnv`, without autoreset: the end of an episode returns its last observation.
+
+    A `reset` without arguments goes on with what follows in the population: the next episode, or, after a rollback, the same host
+    from its snapshot as a new sub-episode. So the numbers are those of the population, whichever way a host is driven.
+    """
+
+    def __init__(self, population: GrowthEnv) -> None:
+        """Wraps an environment of one host, which nobody else may step.
+
+        Raises:
+            ValueError: the environment has more than one host.
+        """
+        if population.num_envs != 1:
+            raise ValueError(f"SingleHostEnv takes an environment of one host, got hosts={population.num_envs}")
+        self.population = population
+        self.metadata = {"render_modes": []}
+        self.observation_space = population.single_observation_space
+        self.action_space = population.single_action_space
+        self._now: dict[str, Array] | None = None
+        self._next: dict[str, Array] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The first observation of the next episode; see `GrowthEnv.reset` for `seed` and `options`."""
+        super().reset(seed=seed)
+        if self._next is None or seed is not None or options:
+            self._next, _ = self.population.reset(seed=seed, options=options)
+        self._now, self._next = self._next, None
+        return _only(self._now), {}
+
+    def step(self, action: npt.NDArray[np.int64]) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        """One action and one host epoch.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet, or none since the last episode ended.
+        """
+        if self._now is None or self._next is not None:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step() and after each end of an episode")
+        observation, reward, terminated, truncated, info = self.population.step(np.asarray(action)[None])
+        if terminated[0]:
+            self._next, observation = observation, info["final_obs"]
+        self._now = observation
+        shown = {name: value for name, value in info.items() if name not in PRIVATE}
+        return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _only(shown)
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """`[sum of head sizes]` legality of every value of every head, laid end to end, as masking libraries expect it.
+
+        Heads are masked each on its own, and an operation and a slot that are legal apart may not be so together: such an action
+        is refused, without effect. A slot is masked where nothing can be done but to wait, unless that is so of all of them.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet.
+        """
+        if self._now is None:
+            raise gymnasium.error.ResetNeeded("call reset() before action_masks()")
+        legal_OS = self._now["legal_slots"][0].astype(np.bool_)
+        slots = np.delete(legal_OS, Op.WAIT, axis=0).any(axis=0)
+        slots = slots if slots.any() else np.ones_like(slots)
+        return np.concatenate([legal_OS.any(axis=1), slots, self._now["legal_values"][0].astype(np.bool_)])
+
+    def close(self) -> None:
+        """Closes the population."""
+        self.population.close()
+
+
+def _only(value: Any) -> Any:
+    """What belongs to the only host: the first entry of every array and list, in dicts of any depth."""
+    if isinstance(value, dict):
+        return {name: _only(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value[0].item() if value.ndim == 1 else value[0]
+    return value[0] if isinstance(value, list) else value

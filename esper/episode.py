@@ -1,0 +1,149 @@
+"""One episode of all hosts under a controller: what both training and evaluation do."""
+
+# N hosts, S slots, T steps, H heads
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent import Controller, Decision
+from esper.env.actions import Head, Observation, Op
+from esper.env.growth_env import GrowthEnv, as_observation
+from esper.governor import Cause
+from esper.population.lifecycle import Stage
+from esper.reward import StepSignals
+from esper.seeding import stream
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """One step of N hosts, as the controller lived it."""
+
+    observation: Observation
+    decision: Decision
+    reward_N: FloatArray
+    terminated_N: npt.NDArray[np.bool_]
+    is_init_N: npt.NDArray[np.bool_]
+    """Did a (sub-)episode start with this step?"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Episode:
+    """What came of an episode, host by host."""
+
+    return_N: FloatArray
+    """Undiscounted sum of rewards [pp]."""
+    terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Mean over hosts of what each term paid [pp]."""
+    first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    signals: StepSignals | None = None
+    """The last step."""
+    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
+    """How often each operation was carried out."""
+    causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
+    """How often the governor gave each verdict."""
+    seconds: float = 0.0
+    instance: list[str] = field(default_factory=lambda: list[str]())
+    test_accuracy_N: FloatArray | None = None
+    """Accuracy of what was committed, on the test part [pp], where the environment measures it."""
+
+    @property
+    def params_N(self) -> npt.NDArray[np.int64]:
+        """Parameters of the seeds a host holds at the end."""
+        assert self.signals is not None
+        return self.signals.params_NS.sum(axis=1)
+
+    def metrics(self) -> dict[str, float]:
+        """Values for telemetry, by tag."""
+        signals = self.signals
+        assert signals is not None
+        hosts, steps = len(self.return_N), int(self.ops.sum()) / len(self.return_N)
+        values = {
+            "policy/return": self.return_N.mean(),
+            "host/accuracy": _mean(signals.accuracy_N),
+            "host/accuracy_gain": _mean(signals.accuracy_N - self.first_accuracy_N),
+            "host/loss": _mean(signals.loss_N),
+            "host/committed_accuracy": _mean(signals.committed_accuracy_N),
+            "host/parameters_grown": self.params_N.mean(),
+            "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
+            "host/seeds_fossilized": self.ops[Op.FOSSILIZE] / hosts,
+            "host/seeds_pruned": self.ops[Op.PRUNE] / hosts,
+            "governor/rollbacks_nonfinite": self.causes[Cause.NONFINITE],
+            "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
+            "time/rollout_seconds": self.seconds,
+            "time/host_epochs_per_second": hosts * steps / self.seconds,
+        }
+        values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
+        values |= {f"action/{op.name.lower()}": self.ops[op] / self.ops.sum() for op in Op}
+        values |= {f"reward/{name}": paid for name, paid in self.terms.items()}
+        return {tag: float(value) for tag, value in values.items()}
+
+
+def _mean(values_N: FloatArray) -> float:
+    """Mean over the hosts that could be measured; NaN where there is none."""
+    finite = values_N[np.isfinite(values_N)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
+def play(
+    env: GrowthEnv,
+    controller: Controller,
+    *,
+    greedy: bool = False,
+    record: Callable[[Transition], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Episode:
+    """Runs the episode that the environment stands at the start of, to its end.
+
+    The noise of the controller's choices comes from a stream for each host, so that a host's actions do not depend on how many
+    others there are.
+
+    Args:
+        greedy: take the most probable actions instead of drawn ones.
+        record: called with every transition.
+        progress: called with the steps done and T, before the first step too.
+    """
+    begun = time.perf_counter()
+    num_hosts, num_steps = env.num_envs, env.num_steps
+    names = ((env.root, "action", env.split, env.episode, host) for host in range(num_hosts))
+    uniform_TNH = np.stack([stream(*name).random((num_steps, len(Head))) for name in names], axis=1)
+    episode = Episode(return_N=np.zeros(num_hosts, np.float32), first_accuracy_N=env.accuracy_NH[:, 0].copy())
+    observation, state = as_observation(env.observation()), controller.start(num_hosts)
+    is_init_N = np.ones(num_hosts, dtype=np.bool_)
+    info: dict[str, Any] = {}
+    for step in range(num_steps):
+        if progress:
+            progress(step, num_steps)
+        decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
+        arrays, reward_N, terminated_N, _, info = env.step(decision.action)
+        if record:
+            record(
+                Transition(
+                    observation=observation, decision=decision, reward_N=reward_N, terminated_N=terminated_N, is_init_N=is_init_N
+                )
+            )
+        _count(episode, info, reward_N)
+        observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
+    final = info["final_info"]
+    episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
+    episode.seconds = time.perf_counter() - begun
+    if progress:
+        progress(num_steps, num_steps)
+    return episode
+
+
+def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None:
+    """Adds a step to the episode."""
+    signals: StepSignals = info["signals"]
+    episode.return_N += reward_N
+    for name, paid_N in info["components"].items():
+        episode.terms[name] = episode.terms.get(name, 0.0) + float(paid_N.mean())
+    episode.ops += np.bincount(signals.op_N, minlength=len(Op))
+    episode.causes += np.bincount(info["cause"], minlength=len(Cause))
+    episode.signals = signals

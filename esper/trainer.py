@@ -1,0 +1,212 @@
+"""The trainer: builds the parts from the config, and lets hosts train and the controller learn, update after update."""
+
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from esper.agent import PPO
+from esper.buffer import Rollout
+from esper.checkpoint import Checkpoints
+from esper.config import Config, ConfigError, difference, from_plain, to_plain
+from esper.env.growth_env import GrowthEnv
+from esper.episode import Episode, Transition, play
+from esper.seeding import torch_stream
+from esper.task.base import Split
+from esper.telemetry import Telemetry, under
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints within a run's folder."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop; all that was learnt up to the last update is saved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What a run comes to."""
+
+    folder: Path
+    updates: int
+    last: Episode | None
+    """The last episode, where this process played one."""
+
+
+def build_env(config: Config, *, split: Split, hosts: int | None = None, test_at_end: bool = False) -> GrowthEnv:
+    """The environment that a config describes, for hosts to learn from or to judge by."""
+    task = config.task.build()
+    return GrowthEnv(
+        task=task,
+        slots=config.slots,
+        blueprints=config.blueprint,
+        reward=config.reward.build(gamma=config.agent.gamma),
+        governor=config.governor.build(num_classes=task.data.num_classes),
+        devices=config.devices,
+        num_hosts=hosts or config.hosts,
+        num_steps=config.steps,
+        seed=config.seed,
+        split=split,
+        test_at_end=test_at_end,
+    )
+
+
+class Trainer:
+    """One run in one folder."""
+
+    def __init__(self, config: Config, folder: Path | str) -> None:
+        self.config, self.folder = config, Path(folder)
+        torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
+        self.env = build_env(config, split=Split.TRAINING)
+        self.agent = config.agent.build(self.env.layout, seed=config.seed)
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        self.update = 0
+        self._last: Episode | None = None
+
+    def run(self) -> Summary:
+        """Hosts train; the controller watches, grows and prunes; after each rollout it learns.
+
+        Raises:
+            Stopped: SIGINT or SIGTERM came; the newest checkpoint is that of the last update.
+            DiskError: the disk refused; the newest checkpoint is intact.
+        """
+        self.restore()
+        config = self.config
+        telemetry = config.telemetry.build(self.folder, resume_update=self.update, total_updates=config.updates)
+        with telemetry, stop_signals() as asked, closing(self.env):
+            telemetry.start(self.title(), self.hparams())
+            while self.update < config.updates:
+                rollout, episode = self.collect(telemetry, asked)
+                learnt = self.learn(rollout)
+                self.update += 1
+                self.checkpoints.save(self.state_dict(), self.update)
+                telemetry.update(self.update, episode.metrics() | learnt)
+            summary = Summary(folder=self.folder, updates=self.update, last=self._last)
+            telemetry.finish(self.rows())
+        return summary
+
+    def collect(self, telemetry: Telemetry, asked: threading.Event) -> tuple[Rollout | None, Episode]:
+        """One episode of all hosts under the present controller."""
+
+        def progress(step: int, steps: int) -> None:
+            telemetry.step(step, steps)
+            if asked.is_set():
+                raise Stopped(f"stopped in update {self.update + 1}")
+
+        if self.env.episode != self.update:
+            self.env.reset(options={"episode": self.update})
+        if not isinstance(self.agent, PPO):
+            self._last = play(self.env, self.agent, progress=progress)
+            return None, self._last
+        rollout = Rollout(self.env.layout)
+
+        def record(step: Transition) -> None:
+            rollout.add(
+                step.observation,
+                step.decision,
+                reward=step.reward_N,
+                terminated=step.terminated_N,
+                is_init=step.is_init_N,
+            )
+
+        self._last = play(self.env, self.agent, record=record, progress=progress)
+        return rollout, self._last
+
+    def learn(self, rollout: Rollout | None) -> dict[str, Any]:
+        """The controller learns from a rollout, where it learns at all; returns what telemetry should know of it."""
+        if rollout is None or not isinstance(self.agent, PPO):
+            return {}
+        begun = time.perf_counter()
+        generator = torch_stream(self.config.seed, "minibatches", self.update)
+        stats = self.agent.update(rollout, progress=self.update / self.config.updates, generator=generator)
+        return under("policy", asdict(stats)) | {"time/update_seconds": time.perf_counter() - begun}
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on exactly: hosts and noise come back by their names."""
+        agent = self.agent.state_dict() if isinstance(self.agent, PPO) else {}
+        return {"config": to_plain(self.config), "update": self.update, "agent": agent}
+
+    def restore(self) -> None:
+        """Goes on from the newest checkpoint in the folder, or writes the first.
+
+        Raises:
+            ConfigError: the folder holds a run of another config.
+        """
+        newest = self.checkpoints.latest()
+        if newest is None:
+            self.checkpoints.save(self.state_dict(), self.update)
+            return
+        state = self.checkpoints.load(newest)
+        if differs := difference(from_plain(state["config"]), self.config):
+            raise ConfigError(
+                f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
+            )
+        self.update = state["update"]
+        if isinstance(self.agent, PPO):
+            self.agent.load_state_dict(state["agent"])
+
+    # ---- words for people
+
+    def title(self) -> str:
+        """One line on what runs."""
+        config, choices = self.config, to_plain(self.config)["choices"]
+        return (
+            f"{choices['agent']} on {choices['task']}: {config.updates} updates of {config.hosts} hosts x {config.steps} epochs, "
+            f"reward {choices['reward']}, seed {config.seed}"
+        )
+
+    def hparams(self) -> dict[str, bool | int | float | str]:
+        """What the run is compared by."""
+        choices = to_plain(self.config)["choices"]
+        named = {name: choices[name] for name in ("task", "slots", "reward", "agent", "governor")}
+        return {"seed": self.config.seed, "hosts": self.config.hosts, "steps": self.config.steps, **named}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary at the end."""
+        rows: list[tuple[str, str]] = []
+        if self._last is not None:
+            metrics = self._last.metrics()
+            rows = [
+                ("return", f"{metrics['policy/return']:.1f} points a host in the last update"),
+                ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
+                ("parameters grown", f"{metrics['host/parameters_grown']:.0f} on hosts of {self.env.host_params}"),
+            ]
+        return [
+            *rows,
+            ("files", f"{self.folder} (checkpoints, metrics.jsonl, tensorboard)"),
+            ("next", f"python -m esper.evaluate checkpoint={self.folder}"),
+            ("curves", f"tensorboard --logdir {self.folder}"),
+        ]
+
+
+@contextmanager
+def stop_signals() -> Generator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second SIGINT interrupts at once.
+
+    Python hands signals to the main thread only: in another thread the event is never set.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

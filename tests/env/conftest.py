@@ -1,0 +1,106 @@
+"""A small population for the tests of this folder: few hosts, few digits, and controllers that only use what is legal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from esper.env.actions import PINNED, Head
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard import DeviceConfig
+from esper.governor import GovernorConfig, WatchdogConfig
+from esper.population.blueprints import BlueprintConfig, ConvLightConfig, NormConfig
+from esper.population.lifecycle import EveryBlockConfig, SlotsConfig
+from esper.reward import RewardConfig, ShapedConfig
+from esper.task.base import Data, Task
+from esper.task.digits import DigitsConfig
+
+BLUEPRINTS: dict[str, BlueprintConfig] = {"norm": NormConfig(), "conv_light": ConvLightConfig()}
+GAMMA = 0.9
+
+
+@pytest.fixture(scope="session")
+def small_task() -> Task:
+    """Digits cut down to 96 images for training and 50 for each measurement."""
+    task = DigitsConfig(batch_size=32).build()
+    whole = task.data
+    task.data = Data(
+        train_x=whole.train_x[:96],
+        train_y=whole.train_y[:96],
+        valid_x=whole.valid_x[:50],
+        valid_y=whole.valid_y[:50],
+        test_x=whole.test_x[:50],
+        test_y=whole.test_y[:50],
+        num_classes=10,
+    )
+    return task
+
+
+@pytest.fixture
+def make_env(small_task: Task) -> Callable[..., GrowthEnv]:
+    """Makes an environment of so many hosts and steps; keyword arguments replace its parts."""
+
+    def make(
+        hosts: int,
+        steps: int,
+        *,
+        slots: SlotsConfig | None = None,
+        reward: RewardConfig | None = None,
+        governor: GovernorConfig | None = None,
+        members_per_shard: int = 0,
+        **others: Any,
+    ) -> GrowthEnv:
+        return GrowthEnv(
+            task=others.pop("task", small_task),
+            slots=slots or EveryBlockConfig(),
+            blueprints=others.pop("blueprints", BLUEPRINTS),
+            reward=(reward or ShapedConfig()).build(gamma=GAMMA),
+            governor=(governor or WatchdogConfig()).build(num_classes=10),
+            devices={"cpu": DeviceConfig(members_per_shard=members_per_shard)},
+            num_hosts=hosts,
+            num_steps=steps,
+            **others,
+        )
+
+    return make
+
+
+def random_action(observation: dict[str, Any], host: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """A legal action of one host: first an operation, evenly, then a slot, then the parameters."""
+    legal_OS = observation["legal_slots"][host].astype(bool)
+    op = rng.choice(np.flatnonzero(legal_OS.any(axis=1)))
+    action = np.zeros(len(Head), dtype=np.int64)
+    action[Head.OP], action[Head.SLOT] = op, rng.choice(np.flatnonzero(legal_OS[op]))
+    action[Head.BLUEPRINT] = rng.integers(len(BLUEPRINTS))
+    for head, value in PINNED.items():
+        action[head] = value
+    return action
+
+
+@pytest.fixture
+def random_actions() -> Callable[..., npt.NDArray[np.int64]]:
+    """Legal actions of all hosts, each drawn from a stream of its own, so that the number of hosts does not matter."""
+
+    def draw(observation: dict[str, Any], step: int, key: int = 0) -> npt.NDArray[np.int64]:
+        hosts = len(observation["features"])
+        rngs = [np.random.default_rng((key, host, step)) for host in range(hosts)]
+        return np.stack([random_action(observation, host, rng) for host, rng in enumerate(rngs)])
+
+    return draw
+
+
+@pytest.fixture
+def plan_actions() -> Callable[..., npt.NDArray[np.int64]]:
+    """Actions of all hosts from (op, slot, blueprint) each."""
+
+    def build(*wanted: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+        actions = np.zeros((len(wanted), len(Head)), dtype=np.int64)
+        for head, value in PINNED.items():
+            actions[:, head] = value
+        actions[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = wanted
+        return actions
+
+    return build
+

@@ -1,0 +1,329 @@
+"""The population environment: Gymnasium's contract, independence of hosts, and bookkeeping."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.passive_env_checker import check_action_space, check_observation_space
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from esper.env.actions import PINNED, Head, Op
+from esper.env.growth_env import as_observation
+from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, Stage
+from esper.reward import SparseConfig
+from esper.task.base import Split
+
+
+def play(env, actions_of, steps, *, reset=None, key=0):
+    """Steps through an episode; a list of (observation, reward, signals) a step, with the rows of all hosts after it."""
+    observation, _ = reset if reset is not None else env.reset()
+    record = []
+    for step in range(steps):
+        observation, reward, _, _, info = env.step(actions_of(observation, step, key))
+        record.append((observation, reward, info["signals"], env.crew.shards[0].network.host.flat.detach().clone()))
+    return record
+
+
+# ---- Gymnasium's contract
+
+
+def test_spaces_pass_gymnasiums_checks(make_env):
+    env = make_env(2, 2)
+    check_action_space(env.single_action_space)
+    check_observation_space(env.single_observation_space)
+    assert env.single_action_space.nvec.tolist() == list(env.layout.head_sizes)
+    assert env.action_space.shape == (2, len(Head))
+
+
+def test_every_observation_is_in_the_space(make_env, random_actions):
+    env = make_env(3, 4)
+    observation, info = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    assert info == {}
+    for step in range(9):  # over two ends
+        observation, reward, terminated, truncated, info = env.step(random_actions(observation, step))
+        assert env.observation_space.contains(observation)
+        assert all(np.isfinite(observation[name]).all() for name in ("features", "slots"))
+        assert reward.shape == terminated.shape == truncated.shape == (3,)
+        assert (reward.dtype, terminated.dtype, truncated.dtype) == (np.float32, np.bool_, np.bool_)
+        assert not truncated.any()
+        assert terminated.all() == (step % 4 == 3)
+        if terminated.any():
+            assert env.observation_space.contains(info["final_obs"])
+            assert info["_final_obs"].all()
+
+
+def test_says_how_it_resets_and_gymnasiums_statistics_count_right(make_env, random_actions):
+    env = make_env(2, 3)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    wrapped = RecordEpisodeStatistics(env)
+    observation, _ = wrapped.reset(seed=0)
+    paid = np.zeros(2)
+    for step in range(6):
+        observation, reward, terminated, _, info = wrapped.step(random_actions(observation, step))
+        paid += reward
+        if terminated.any():
+            assert info["episode"]["l"].tolist() == [3, 3]
+            assert info["episode"]["r"] == pytest.approx(paid, rel=1e-5)
+            paid[:] = 0
+
+
+def test_a_step_before_the_first_reset_is_refused(make_env):
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset"):
+        make_env(1, 1).step(np.zeros((1, len(Head)), dtype=np.int64))
+
+
+def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episode(make_env, plan_actions):
+    env = make_env(2, 2)
+    first, _ = env.reset(seed=4)
+    env.step(plan_actions((Op.GERMINATE, 0, 0), (Op.WAIT, 0, 0)))
+    names = env.instances()
+    observation, _, terminated, _, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
+    assert terminated.all()
+    time_left = env.layout.feature_names.index("time_left")
+    assert info["final_obs"]["features"][:, time_left].tolist() == [0.0, 0.0]
+    assert info["final_obs"]["blueprints"][0].tolist() == [0, 2, 2]
+    assert observation["features"][:, time_left].tolist() == [1.0, 1.0]
+    assert (observation["blueprints"] == 2).all()
+    assert info["final_info"]["instance"] == names
+    assert (env.episode, env.time) == (1, 0)
+    assert not np.array_equal(observation["features"], first["features"])
+
+
+def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_only(make_env, plan_actions):
+    slots = EveryBlockConfig(auto_advance=["training", "blending", "holding"])
+    env = make_env(2, 6, slots=slots, test_at_end=True)
+    env.reset(seed=0)
+    germinate = plan_actions((Op.GERMINATE, 1, 1), (Op.GERMINATE, 1, 1))
+    wait = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
+    env.step(germinate)
+    for _ in range(3):
+        env.step(wait)
+    assert (env.state.stage[:, 1] == Stage.HOLDING).all()
+    env.step(plan_actions((Op.FOSSILIZE, 1, 0), (Op.WAIT, 0, 0)))
+    # by hand, before the hosts are dropped: the test part with the fossil in (host 0) and with everything out (host 1)
+    seen = {}
+    forgetful_reset = env.reset
+
+    def peek(**kwargs):
+        alpha = np.zeros((1, 2, 3), dtype=np.float32)
+        alpha[0, 0, 1] = 1.0
+        seen["test"] = env.crew.validate(alpha, test=True).accuracy_VM[0]
+        seen["all in"] = env.crew.validate(np.ones((1, 2, 3), dtype=np.float32)).accuracy_VM[0]
+        seen["committed"] = env.crew.validate(alpha).accuracy_VM[0]
+        return forgetful_reset(**kwargs)
+
+    env.reset = peek
+    _, _, _, _, info = env.step(wait)
+    assert info["final_info"]["test_accuracy"].tolist() == seen["test"].tolist()
+    assert info["signals"].accuracy_N.tolist() == seen["all in"].tolist()
+    assert info["signals"].committed_accuracy_N.tolist() == seen["committed"].tolist()
+    plain = make_env(1, 1)
+    plain.reset()
+    assert "test_accuracy" not in plain.step(plan_actions((Op.WAIT, 0, 0)))[4]["final_info"]
+
+
+# ---- named randomness
+
+
+def test_the_same_seed_twice_is_the_same_bit_for_bit(make_env, random_actions):
+    one, two = (play(make_env(3, 5), random_actions, 5) for _ in range(2))
+    for (seen, paid, signals, rows), (seen2, paid2, signals2, rows2) in zip(one, two, strict=True):
+        assert all(np.array_equal(seen[name], seen2[name]) for name in seen)
+        assert np.array_equal(paid, paid2)
+        assert np.array_equal(signals.train_loss_N, signals2.train_loss_N)
+        assert rows.equal(rows2)
+
+
+def test_a_reset_with_the_same_seed_brings_everything_back(make_env, random_actions):
+    env = make_env(2, 4)
+    one = play(env, random_actions, 3, reset=env.reset(seed=7))
+    two = play(env, random_actions, 3, reset=env.reset(seed=7))
+    assert all(np.array_equal(a[0]["features"], b[0]["features"]) and a[3].equal(b[3]) for a, b in zip(one, two, strict=True))
+    other = play(env, random_actions, 1, reset=env.reset(seed=8))
+    assert not other[0][3].equal(one[0][3])
+
+
+def test_an_episode_can_be_asked_for_by_number(make_env):
+    env = make_env(2, 3)
+    env.reset(seed=7)
+    second, _ = env.reset()
+    again, _ = make_env(2, 3, seed=7).reset(options={"episode": 1})
+    assert np.array_equal(second["features"], again["features"])
+
+
+def test_held_out_hosts_are_others(make_env):
+    env, other = make_env(2, 1), make_env(2, 1, split=Split.HELD_OUT)
+    env.reset()
+    other.reset()
+    assert not env.crew.shards[0].network.host.flat.equal(other.crew.shards[0].network.host.flat)
+
+
+def assert_same_hosts(few, many, hosts):
+    """Equal to the rounding of 5 epochs in float32: losses to 1e-4 relative, weights to 1e-4, accuracies to one image of 50."""
+    for (_, paid, one, rows), (_, paid2, two, rows2) in zip(few, many, strict=True):
+        assert np.array_equal(one.op_N, two.op_N[:hosts])
+        assert np.array_equal(one.after.stage, two.after.stage[:hosts])
+        np.testing.assert_allclose(one.train_loss_N, two.train_loss_N[:hosts], rtol=1e-4)
+        np.testing.assert_allclose(one.loss_N, two.loss_N[:hosts], rtol=1e-4)
+        np.testing.assert_allclose(one.accuracy_N, two.accuracy_N[:hosts], atol=2.01)
+        np.testing.assert_allclose(paid, paid2[:hosts], atol=5.0)
+        width = min(len(rows), len(rows2))
+        np.testing.assert_allclose(rows[:width].numpy(), rows2[:width].numpy(), atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def six_hosts():
+    return {}
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_host_does_not_feel_how_many_others_there_are(make_env, random_actions, hosts):
+    many = play(make_env(6, 5), random_actions, 5)
+    assert_same_hosts(play(make_env(hosts, 5), random_actions, 5), many, hosts)
+
+
+@pytest.mark.parametrize("members", [1, 4])
+def test_a_host_does_not_feel_how_hosts_are_dealt_to_shards(make_env, random_actions, members):
+    whole = play(make_env(6, 5), random_actions, 5)
+    env = make_env(6, 5, members_per_shard=members)
+    assert len(env.crew.places) == -(-6 // members)
+    assert_same_hosts(play(env, random_actions, 5), whole, 6)
+    env.close()
+
+
+# ---- actions
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        EveryBlockConfig(),
+        OneSeedConfig(),
+        EveryBlockConfig(auto_advance=[], embargo=0, min_prune_age=0),
+        EveryBlockConfig(auto_advance=["training", "blending", "holding"], where=["r0c2", "r0c0"]),
+    ],
+    ids=["every_block", "one_seed", "by_hand", "by_itself"],
+)
+def test_legal_actions_are_never_refused(make_env, random_actions, slots):
+    env = make_env(4, 12, slots=slots)
+    observation, _ = env.reset()
+    refused = env.layout.feature_names.index("last_refused")
+    for step in range(12):
+        actions = random_actions(observation, step)
+        observation, _, _, _, info = env.step(actions)
+        last = info.get("final_obs", observation)
+        assert (last["features"][:, refused] == 0).all()
+        assert np.array_equal(info["signals"].op_N, actions[:, Head.OP])
+
+
+def test_illegal_actions_are_refused_without_effect(make_env, plan_actions):
+    env, calm = make_env(6, 4), make_env(6, 4)
+    env.reset()
+    calm.reset()
+    wrong = plan_actions((Op.PRUNE, 0, 0), (Op.FOSSILIZE, 1, 0), (Op.ADVANCE, 2, 0), (Op.SET_ALPHA_TARGET, 0, 0), *[(1, 0, 0)] * 2)
+    wrong[4, Head.ALPHA_TARGET] = (PINNED[Head.ALPHA_TARGET] + 1) % 3
+    wrong[5, Head.STYLE] = 1
+    observation, reward, _, _, info = env.step(wrong)
+    assert observation["features"][:, env.layout.feature_names.index("last_refused")].tolist() == [1.0] * 6
+    assert (info["signals"].op_N == Op.WAIT).all()
+    waited, reward_of_waiting, *_ = calm.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
+    assert np.array_equal(reward, reward_of_waiting)
+    assert env.crew.shards[0].network.host.flat.equal(calm.crew.shards[0].network.host.flat)
+    assert np.array_equal(observation["slots"], waited["slots"])
+
+
+def test_heads_that_do_not_matter_have_no_effect(make_env, plan_actions):
+    env, other = make_env(2, 2), make_env(2, 2)
+    env.reset()
+    other.reset()
+    actions = plan_actions((Op.WAIT, 0, 0), (Op.GERMINATE, 1, 1))
+    strange = actions.copy()
+    strange[0, 1:] = [2, 1, 3, 2, 0, 3, 4]
+    strange[1, [Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = [3, 4]
+    one, two = env.step(actions), other.step(strange)
+    assert np.array_equal(one[0]["features"], two[0]["features"])
+    assert np.array_equal(one[0]["slots"], two[0]["slots"])
+    assert np.array_equal(one[1], two[1])
+
+
+def test_slots_left_out_stay_closed_and_unknown_ones_are_named(make_env):
+    env = make_env(1, 1, slots=EveryBlockConfig(where=["r0c1"]))
+    observation, _ = env.reset()
+    assert observation["legal_slots"][0, Op.GERMINATE].tolist() == [0, 1, 0]
+    with pytest.raises(ValueError, match=r"slots\.where=r9c9 .* r0c0, r0c1, r0c2"):
+        make_env(1, 1, slots=EveryBlockConfig(where=["r9c9"]))
+
+
+# ---- pay and observation
+
+
+@pytest.mark.parametrize("reward", [None, SparseConfig()], ids=["shaped", "sparse"])
+def test_the_terms_add_up_to_the_reward(make_env, random_actions, reward):
+    env = make_env(4, 5, reward=reward)
+    observation, _ = env.reset()
+    for step in range(5):
+        observation, paid, _, _, info = env.step(random_actions(observation, step))
+        total = np.sum(list(info["components"].values()), axis=0)
+        np.testing.assert_allclose(paid, total, atol=1e-4)
+
+
+def test_shaping_over_an_episode_pays_minus_the_first_potential(make_env, random_actions):
+    from conftest import GAMMA
+
+    env = make_env(4, 6)
+    observation, _ = env.reset(seed=2)
+    first = env.accuracy_NH[:, 0].copy()  # an empty host has no stage potential
+    total = np.zeros(4)
+    for step in range(6):
+        observation, _, _, _, info = env.step(random_actions(observation, step))
+        total += GAMMA**step * info["components"]["shaping"]
+    np.testing.assert_allclose(total, -first, atol=1e-3)
+
+
+def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
+    env = make_env(1, 8, slots=OneSeedConfig(auto_advance=["training", "blending", "holding"]))
+    env.reset(seed=1)
+    before = env.accuracy_NH[0, 0]
+    wait = plan_actions((Op.WAIT, 0, 0))
+    signals = env.step(plan_actions((Op.GERMINATE, 1, 1)))[4]["signals"]
+    assert signals.accuracy_before_N[0] == before
+    assert signals.params_before_NS.sum() == 0
+    assert signals.params_NS[0].tolist() == [0, env.seed_params_KS[1, 1], 0]
+    assert not signals.after.measured.any()
+    assert np.isnan(signals.committed_accuracy_N).all()
+    signals = env.step(wait)[4]["signals"]
+    assert signals.after.measured[0].tolist() == [False, True, False]
+    off = env.crew.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]
+    assert signals.after.contribution[0, 1] == pytest.approx(signals.accuracy_N[0] - off, abs=1e-4)
+    assert signals.host_params == sum(p.numel() for p in env.task.host(1, Split.TRAINING, 0, 0).parameters())
+
+
+def test_the_observation_says_what_is(make_env, plan_actions):
+    env = make_env(2, 4)
+    env.reset(seed=1)
+    arrays, *_ = env.step(plan_actions((Op.GERMINATE, 2, 1), (Op.WAIT, 0, 0)))
+    seen = as_observation(arrays)
+    host, slot = env.layout.feature_names.index, env.layout.slot_feature_names.index
+    assert seen.features[:, host("time_left")].tolist() == [0.75, 0.75]
+    assert seen.features[:, host("accuracy")] == pytest.approx(env.accuracy_NH[:, 0] / 100)
+    assert seen.features[:, host("accuracy_1_ago_known")].tolist() == [1, 1]
+    assert seen.features[:, host("accuracy_2_ago_known")].tolist() == [0, 0]
+    assert seen.features[:, host("last_op_germinate")].tolist() == [1, 0]
+    assert seen.features[:, host("seeds_left")] == pytest.approx([2 / 3, 1])
+    assert seen.slots[0, :, slot("stage_training")].tolist() == [0, 0, 1]
+    assert seen.slots[0, 2, slot("params")] == pytest.approx(env.seed_params_KS[1, 2] / env.host_params)
+    assert seen.slots[..., slot("potential_measured")].all()
+    assert seen.slots[..., slot("potential_relative")].sum(axis=1) == pytest.approx([0, 0], abs=1e-4)
+    assert seen.blueprints.tolist() == [[2, 2, 1], [2, 2, 2]]
+    assert seen.legal_ops[:, Op.WAIT].all()
+    assert np.array_equal(seen.legal_slots, arrays["legal_slots"] == 1)
+
+
+def test_features_of_a_calm_population_are_of_order_one(make_env, random_actions):
+    env = make_env(4, 8)
+    observation, _ = env.reset()
+    for step in range(7):
+        observation, *_ = env.step(random_actions(observation, step))
+        assert np.abs(observation["features"]).max() <= 5.0
+        assert np.abs(observation["slots"]).max() <= 15.0  # the logarithm of a vanished potential is -13.8

@@ -1,0 +1,115 @@
+"""One host as an ordinary Gymnasium environment."""
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from esper.env.actions import Head, Op
+from esper.env.single import SingleHostEnv
+from esper.governor import WatchdogConfig
+from esper.population.lifecycle import EveryBlockConfig
+
+
+def test_gymnasium_finds_nothing_wrong(make_env):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*not having a spec.*")  # there is no registered id to make it from
+        warnings.filterwarnings("ignore", message=".*A Box observation space m..imum value is -?infinity.*")  # no bound is known
+        check_env(SingleHostEnv(make_env(1, 3)))
+
+
+def test_gives_the_numbers_of_the_population_and_the_last_observation_at_the_end(make_env, random_actions):
+    population, single = make_env(1, 3), SingleHostEnv(make_env(1, 3))
+    for episode in range(2):
+        wanted = population.reset()[0] if episode == 0 else wanted
+        seen, _ = single.reset()
+        for step in range(3):
+            assert all(np.array_equal(seen[name], wanted[name][0]) for name in seen)
+            action = random_actions(wanted, step, episode)
+            wanted, reward, ended, _, info = population.step(action)
+            seen, paid, terminated, truncated, _ = single.step(action[0])
+            assert (paid, terminated, truncated) == (reward[0], step == 2, False)
+            assert ended[0] == terminated
+        assert all(np.array_equal(seen[name], info["final_obs"][name][0]) for name in seen)
+
+
+def test_what_is_told_besides_is_about_one_host(make_env):
+    single = SingleHostEnv(make_env(1, 1))
+    single.reset()
+    _, reward, _, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
+    assert sum(info["components"].values()) == pytest.approx(reward, abs=1e-5)
+    assert info["cause"] == 0
+    assert info["final_info"]["instance"] in ("ooo", "xoo", "xox", "oxx")
+    assert "signals" not in info
+
+
+def test_after_a_rollback_a_reset_goes_on_with_the_same_host(make_env):
+    single = SingleHostEnv(make_env(1, 4, governor=WatchdogConfig(penalty=7.0)))
+    single.reset(seed=3)
+    first_rows = single.population.crew.shards[0].network.host.flat.detach().clone()
+    single.population.crew.shards[0].network.host.flat.data[:] = np.nan
+    _, reward, terminated, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
+    assert terminated
+    assert info["components"]["governor"] == -7.0
+    seen, _ = single.reset()
+    assert single.population.time == 1
+    assert single.population.crew.shards[0].network.host.flat.equal(first_rows)
+    assert single.observation_space.contains(seen)
+
+
+def test_a_reset_with_a_seed_or_an_episode_starts_anew(make_env):
+    single = SingleHostEnv(make_env(1, 1))
+    first, _ = single.reset(seed=5)
+    single.step(np.zeros(len(Head), dtype=np.int64))
+    again, _ = single.reset(seed=5)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    single.step(np.zeros(len(Head), dtype=np.int64))
+    again, _ = single.reset(options={"episode": 0})
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_masks_are_laid_end_to_end_and_mask_what_cannot_be_done(make_env):
+    single = SingleHostEnv(make_env(1, 3))
+    seen, _ = single.reset()
+    masks = single.action_masks()
+    op, slot, *_ = np.split(masks, np.cumsum(single.action_space.nvec)[:-1])
+    assert masks.shape == (single.action_space.nvec.sum(),)
+    assert masks.dtype == np.bool_
+    assert np.flatnonzero(op).tolist() == [Op.WAIT, Op.GERMINATE]
+    assert slot.all()
+    action = np.array([Op.GERMINATE, 1, 0, 0, 0, 2, 0, 0])
+    seen, *_ = single.step(action)
+    op, slot, *parameters = np.split(single.action_masks(), np.cumsum(single.action_space.nvec)[:-1])
+    assert op.tolist() == seen["legal_slots"].any(axis=1).tolist()
+    assert np.array_equal(np.concatenate(parameters), seen["legal_values"])
+
+
+def test_slots_where_nothing_can_be_done_are_masked_unless_all_are(make_env):
+    single = SingleHostEnv(make_env(1, 3, slots=EveryBlockConfig(where=["r0c1"], min_prune_age=9, auto_advance=["training"])))
+    single.reset()
+    heads = single.action_space.nvec
+    assert single.action_masks()[heads[0] : heads[0] + 3].tolist() == [False, True, False]
+    single.population.slots.min_training = 9
+    single.step(np.array([Op.GERMINATE, 1, 0, 0, 0, 2, 0, 0]))
+    assert single.action_masks()[heads[0] : heads[0] + 3].all()  # only WAIT is left
+
+
+def test_asks_for_a_reset_before_the_first_step_and_after_an_end(make_env):
+    single = SingleHostEnv(make_env(1, 1))
+    wait = np.zeros(len(Head), dtype=np.int64)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        single.step(wait)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        single.action_masks()
+    single.reset()
+    single.step(wait)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        single.step(wait)
+
+
+def test_takes_one_host_only(make_env):
+    with pytest.raises(ValueError, match="hosts=2"):
+        SingleHostEnv(make_env(2, 1))

@@ -1,0 +1,182 @@
+"""Commands as people type them: in a process of their own where the process matters, in this one where it does not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from esper import cli
+from esper import config as C
+from esper.task.base import TaskError
+
+ROOT = Path(__file__).parent.parent
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def typed_at_a_shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m esper.train` in an empty folder, on a machine that shows no GPU."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "esper.train", *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", GPUS: ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the entry of a command in this process, with a main that only notes that it was reached."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    def run(*words: str) -> tuple[int, str, bool]:
+        reached: list[bool] = []
+        monkeypatch.setattr(sys, "argv", ["esper.train", *words])
+        code = 0
+        try:
+            cli.run(lambda: reached.append(True))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, capsys.readouterr().err, bool(reached)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["sede=1"], "did you mean seed?"),
+        (["+reward.foo=1"], "no key reward.foo"),
+        (["rewrd=shaped"], "did you mean reward?"),
+        (["reward=spars"], "did you mean sparse?"),
+        (["seed=abc"], "whole number"),
+        (["reward.rent=-1"], "reward.rent must be"),
+        (["seed=[1"], "cannot read"),
+        (["--multirun", "seed=1,2", "reward=shaped,spars"], "did you mean sparse?"),
+        (["hydra.mode=MULTIRUN", "seed=1,-2"], "seed must be 0 or more"),
+        (["--cfg", "job", "sede=1"], "did you mean seed?"),
+        (["devices=[cuda:0,cuda:1]"], "not on this machine"),
+        (["-m", "devices=cpu,cuda:3"], "not on this machine"),
+        (["devices=[auto,cpu]"], "same device"),
+        (["task=cifar10_baseline"], "task.root"),
+        (["slots.where=[r9c9]"], "r9c9 is not a slot"),
+        (["resume=nowhere"], "resume=nowhere is no folder"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else None,
+)
+def test_what_cannot_be_done_is_one_line_and_leaves_nothing(say, tmp_path: Path, words: list[str], word: str) -> None:
+    code, err, reached = say(*words)
+    assert code == 2
+    assert word in err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("esper: ")
+    assert not reached
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--cfg", "job", "devices=[cuda:0]"],
+        ["--info", "config"],
+        ["--hydra-help"],
+        ["-sc", "query=bash"],
+        ["-m", "sweep=ab_reward"],
+        ["hosts=4", "experiment=healthy"],
+        ["hydra.run.dir=elsewhere"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_be_done_reaches_hydra_with_nothing_written_before(say, tmp_path: Path, words: list[str]) -> None:
+    assert say(*words) == (0, "", True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_ones_own_experiments(say, tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "experiment"
+    own.mkdir(parents=True)
+    (own / "tiny.yaml").write_text("# @package _global_\nhosts: 2\n")
+    (own / "wrong.yaml").write_text("# @package _global_\nhosts: many\n")
+    (own / "broken.yaml").write_text("# @package _global_\nhosts: [\n")
+    assert say("--config-dir", "mine", "experiment=tiny") == (0, "", True)
+    for name, word in (("wrong", "'many'"), ("broken", "broken.yaml")):
+        code, err, reached = say("--config-dir", "mine", f"experiment={name}")
+        assert (code, len(err.splitlines()), reached) == (2, 1, False)
+        assert word in err
+
+
+def test_faults_of_ours_keep_their_traceback(say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cli, "ready", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        say("seed=1")
+
+
+def test_errors_for_people_are_said_by_a_running_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, cli.in_one_sentence():
+        raise TaskError("the data\nis gone")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "esper: the data is gone\n"
+    with pytest.raises(ValueError, match="a bug"), cli.in_one_sentence():
+        raise ValueError("a bug")
+
+
+def test_main_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config that hydra.main hands over passes the same door as the one that was checked."""
+    from hydra import compose
+
+    from esper.overrides import check, hydra_at_conf
+
+    C.register()
+    with hydra_at_conf():
+        cfg = compose("config", overrides=["reward=sparse", "hosts=4"])
+    assert isinstance(cfg, DictConfig)
+    assert C.typed(cfg) == check(["reward=sparse", "hosts=4"])
+
+
+def test_a_bad_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = typed_at_a_shell("-m", "reward=shaped,spars", "seed=1,2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "esper: there is no option spars in group reward: choose from shaped, sparse; did you mean sparse?"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
+    done = typed_at_a_shell("reward=shaped", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "devices=[cuda:0] is not on this machine" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
+    done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = yaml.safe_load(done.stdout)
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "resume"}
+    assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_help(tmp_path: Path) -> None:
+    done = typed_at_a_shell("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n  seed=0 " in done.stdout
+    assert "shaped, sparse" in done.stdout
+    assert not list(tmp_path.iterdir())

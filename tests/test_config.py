@@ -1,0 +1,287 @@
+"""The table of groups, the YAML files and the rules: every one of them composes, and every rule fires."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+
+from esper import config as C
+from esper import knobs
+from esper.overrides import check, check_sweep
+
+OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
+
+# Words that break a rule, and what the sentence must name. Every rule of every config has a line here.
+BAD: list[tuple[str, str]] = [
+    ("seed=-1", "seed must be 0 or more"),
+    ("updates=0", "updates must be 1 or more"),
+    ("hosts=0", "hosts must be 1 or more"),
+    ("steps=-3", "steps must be 1 or more"),
+    ("hosts=1 devices=[cpu,cuda]", "hosts=1 cannot be dealt to 2 devices"),
+    ("task.batch_size=0", "task.batch_size"),
+    ("task.host_optimiser.learning_rate=0", "task.host_optimiser.learning_rate"),
+    ("task.seed_optimiser.momentum=1", "task.seed_optimiser.momentum"),
+    ("task.seed_optimiser.weight_decay=-1", "task.seed_optimiser.weight_decay"),
+    ("task.host_optimiser.max_norm=0", "task.host_optimiser.max_norm"),
+    ("task.host.blocks=0", "task.host.blocks"),
+    ("task.host.base_channels=0", "task.host.base_channels"),
+    ("task=cifar10_baseline task.host.pools=4", "task.host.pools"),
+    ("task.host.kernel=2", "task.host.kernel"),
+    ("task.kinds=[xo]", "task.kinds"),
+    ("slots.where=[r0c0,r0c0]", "slots.where"),
+    ("slots.max_seeds=-1", "slots.max_seeds"),
+    ("slots.auto_advance=[fossilized]", "slots.auto_advance"),
+    ("slots.min_training=0", "slots.min_training"),
+    ("slots=one_seed slots.min_prune_age=-1", "slots.min_prune_age"),
+    ("slots.embargo=-1", "slots.embargo"),
+    ("blueprint.conv_light.kernel=2", "blueprint.conv_light.kernel"),
+    ("blueprint.depthwise.kernel=0", "blueprint.depthwise.kernel"),
+    ("blueprint=[conv_heavy] blueprint.conv_heavy.kernel=4", "blueprint.conv_heavy.kernel"),
+    ("devices.auto.members_per_shard=-1", "members_per_shard"),
+    ("reward.rent=-1", "reward.rent"),
+    ("reward=sparse reward.terminal=nan", "reward.terminal"),
+    ("governor.chance_multiple=1", "governor.chance_multiple"),
+    ("governor.penalty=-1", "governor.penalty"),
+    ("telemetry.every=0", "telemetry.every"),
+]
+
+# Words that do not compose, and what the sentence must say.
+MALFORMED: list[tuple[str, str]] = [
+    ("+seed_root=1", "no key seed_root"),
+    ("+reward.coefficient=1", "no key reward.coefficient"),
+    ("reward.rnt=1", "no key reward.rnt: reward has .*; did you mean rent?"),
+    ("rent=1", "did you mean reward.rent?"),
+    ("sede=1", "no key sede: .*; did you mean seed?"),
+    ("rewrd=shaped", "no key rewrd: .*; did you mean reward?"),
+    ("++foo=1", "no key foo"),
+    ("~foo", "no key foo"),
+    ("seed.low=1", "seed is a single value"),
+    ("reward=spars", "no option spars in group reward: choose from shaped, sparse; did you mean sparse?"),
+    ("reward=null", "no option null in group reward"),
+    ("reward=[shaped,sparse]", "reward takes one option"),
+    ("reward=shaped,sparse", "add -m"),
+    ("blueprint=norm,conv_light", "add -m .* or write 'blueprint=\\[norm,conv_light\\]'"),
+    ("blueprint=[norm,conv_lite]", "no option conv_lite .*; did you mean conv_light?"),
+    ("blueprint=[norm] blueprint.conv_light.kernel=5", "add 'blueprint=\\[norm,conv_light\\]'"),
+    ("experiment=healthi", "no option healthi in group experiment: .*; did you mean healthy?"),
+    ("sweep=nothing", "choose from ab_reward"),
+    ("devices=[cuda:9]", "no option cuda:9 in group devices"),
+    ("devices=[]", "devices is not set: choose"),
+    ("~reward", "reward is not set: choose one of shaped, sparse"),
+    ("seed=abc", "seed must be a whole number, got abc"),
+    ("updates=1.5", "updates must be a whole number, got 1.5"),
+    ("seed=null", "seed must be a whole number, got null"),
+    ("seed=1,2", "add -m"),
+    ("reward.rent=much", "reward.rent must be a number, got much"),
+    ("resume=[1]", "resume must be text or null"),
+    ("task.instances=wounded", "task.instances must be one of lesioned, healthy, got wounded"),
+    ("task.kinds=5", "task.kinds must be a list, each text"),
+    ("seed=[1", "cannot read 'seed=\\[1'"),
+    ("seed", "cannot read 'seed': write key=value"),
+    ("=3", "cannot read '=3'"),
+    ("seed=${nowhere}", "nowhere"),
+    ("hydra.run.folder=x", "hydra.run.folder"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    C.register()
+
+
+@cache
+def refusal(words: str) -> C.ConfigError:
+    """The error that these words end in."""
+    with pytest.raises(C.ConfigError) as raised:
+        check(words.split())
+    return raised.value
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_composes_and_is_its_type(group: str, name: str) -> None:
+    part = getattr(check([f"{group}=[{name}]" if group in C.MANY else f"{group}={name}"]), group)
+    node = part[name] if group in C.MANY else part
+    assert type(node) is C.GROUPS[group][name]
+    assert not isinstance(part, dict) or list(part) == [name]
+
+
+@pytest.mark.parametrize("name", list(C.GROUPS["reward"]))
+def test_reward_mode_is_a_second_name_of_reward(name: str) -> None:
+    assert check([f"reward_mode={name}"]) == check([f"reward={name}"])
+
+
+def test_options_of_a_list_keep_their_own_fields() -> None:
+    config = check(["blueprint=[norm,conv_light]", "blueprint.conv_light.kernel=5", "devices=[cuda:1,cpu]"])
+    assert [type(node) for node in config.blueprint.values()] == [C.GROUPS["blueprint"][n] for n in ("norm", "conv_light")]
+    assert getattr(config.blueprint["conv_light"], "kernel", None) == 5
+    assert list(config.devices) == ["cuda:1", "cpu"]
+
+
+@pytest.mark.parametrize("name", knobs.yaml_names("experiment"))
+def test_every_experiment_changes_something(name: str) -> None:
+    assert check([f"experiment={name}"]) != check([])
+
+
+def test_the_command_line_has_the_last_word_over_an_experiment() -> None:
+    assert getattr(check(["experiment=healthy"]).task, "instances", None) == "healthy"
+    assert getattr(check(["experiment=healthy", "task.instances=lesioned"]).task, "instances", None) == "lesioned"
+
+
+@pytest.mark.parametrize("name", knobs.yaml_names("sweep"))
+def test_every_sweep_composes_to_several_jobs(name: str) -> None:
+    jobs = check_sweep([f"sweep={name}"])
+    assert len(jobs) > 1
+    assert all(a != b for a, b in pairwise(jobs))
+
+
+def test_arms_of_the_comparison_share_their_seeds() -> None:
+    seeds: dict[type, list[int]] = {}
+    for job in check_sweep(["sweep=ab_reward"]):
+        seeds.setdefault(type(job.reward), []).append(job.seed)
+    shaped, sparse = seeds.values()
+    assert shaped == sparse
+    assert len(set(shaped)) == 8
+
+
+def test_a_sweep_runs_every_combination() -> None:
+    jobs = check_sweep(["reward=shaped,sparse", "seed=1,2", "hosts=4"])
+    assert [(type(job.reward).__name__, job.seed, job.hosts) for job in jobs] == [
+        ("ShapedConfig", 1, 4),
+        ("ShapedConfig", 2, 4),
+        ("SparseConfig", 1, 4),
+        ("SparseConfig", 2, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        ("reward=shaped,spars", "no option spars"),
+        ("seed=1,-1", "seed must be 0 or more"),
+        ("sede=1,2", "no key sede"),
+        ("seed=1,two", "seed must be a whole number, got two"),
+        ("seed=interval(1,2)", "is no list of values"),
+        ("sweep=ab", "no option ab in group sweep"),
+    ],
+)
+def test_one_bad_arm_refuses_the_sweep(words: str, word: str) -> None:
+    with pytest.raises(C.ConfigError, match=word):
+        check_sweep(words.split())
+
+
+@pytest.mark.parametrize(("words", "word"), MALFORMED)
+def test_what_does_not_compose_gets_a_sentence(words: str, word: str) -> None:
+    sentence = str(refusal(words))
+    assert re.search(word, sentence)
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(("words", "word"), BAD)
+def test_every_rule_fires(words: str, word: str) -> None:
+    assert word in str(refusal(words))
+    assert "\n" not in str(refusal(words))
+
+
+def config_classes() -> Iterator[type]:
+    """Every dataclass of the config: the root, the options, and what their fields are made of."""
+    todo: list[Any] = [C.Config, *(node for options in C.GROUPS.values() for node in options.values())]
+    seen: set[type] = set()
+    while todo:
+        node = todo.pop()
+        if get_args(node):
+            todo += get_args(node)
+        elif dataclasses.is_dataclass(node) and node not in seen:
+            assert isinstance(node, type)
+            seen.add(node)
+            yield node
+            todo += [*node.__mro__[1:], *get_type_hints(node).values()]
+
+
+CLASSES = sorted(config_classes(), key=lambda node: (node.__module__, node.__name__))
+MODULES: list[ModuleType] = [sys.modules[name] for name in sorted({node.__module__ for node in CLASSES})]
+
+
+def rules() -> set[tuple[str, int, int]]:
+    """File and lines of every `raise ValueError` that a __post_init__ can reach: its own, and those of what it calls."""
+    trees = {str(module.__file__): ast.parse(Path(str(module.__file__)).read_text()) for module in MODULES}
+    functions = [(file, node) for file, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    called = {"__post_init__"}
+    for _, function in functions:
+        if function.name == "__post_init__":
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call):
+                    called.add(getattr(call.func, "attr", getattr(call.func, "id", "")))
+    return {
+        (file, line.lineno, line.end_lineno or line.lineno)
+        for file, function in functions
+        if function.name in called
+        for line in ast.walk(function)
+        if isinstance(line, ast.Raise)
+    }
+
+
+def test_no_rule_is_without_a_line_that_breaks_it() -> None:
+    fired: set[tuple[str, int]] = set()
+    for words, _ in BAD:
+        broken = refusal(words).__cause__
+        assert broken is not None
+        last = traceback.extract_tb(broken.__traceback__)[-1]
+        fired.add((last.filename, last.lineno or 0))
+    silent = [
+        f"{Path(file).name}:{first}"
+        for file, first, last in sorted(rules())
+        if not any(where == file and first <= line <= last for where, line in fired)
+    ]
+    assert not silent, f"add a line to BAD for the rules at {', '.join(silent)}"
+
+
+@pytest.mark.parametrize("node", CLASSES, ids=lambda node: node.__name__)
+def test_every_config_says_what_it_is(node: type) -> None:
+    assert inspect.getdoc(node)
+    assert not (node.__doc__ or "").startswith(f"{node.__name__}("), "the docstring that dataclass makes says nothing"
+    assert "__slots__" in vars(node), "without slots a misspelt `+key=1` would be taken in silence"
+    missing = [field.name for field in dataclasses.fields(node) if field.name not in knobs.field_docs(node)]
+    assert not missing, f"no docstring under {', '.join(missing)}"
+
+
+def test_group_fields_are_left_to_the_groups() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(C.Config)}
+    assert all(defaults[group] == "???" for group in C.GROUPS)
+
+
+def test_no_yaml_hides_a_dataclass() -> None:
+    table = {*C.GROUPS, *C.ALIASES}
+    assert not [path for path in C.CONF.rglob("*.yaml") if path.relative_to(C.CONF).parts[0] in table]
+    assert not (C.CONF / "schema.yaml").exists()
+
+
+def test_yaml_holds_choices_and_the_schema_comes_first() -> None:
+    root = yaml.safe_load((C.CONF / "config.yaml").read_text())
+    assert root["defaults"][:2] == ["schema", "_self_"]
+    assert set(root) == {"defaults", "hydra"}
+
+
+def test_the_page_of_knobs_is_up_to_date() -> None:
+    page = Path(__file__).parent.parent / "docs" / "config.md"
+    assert page.read_text() == knobs.page(), "write it anew: python -m esper.knobs > docs/config.md"
+
+
+def test_help_shows_every_group_and_the_knobs_that_matter() -> None:
+    text = knobs.help_text("About.", check([]))
+    for group, options in knobs.groups().items():
+        assert f"\n  {group}" in text
+        assert all(option in text for option in options)
+    assert all(f"\n  {knob}=" in text for knob in knobs.KNOBS)
+    assert len(knobs.KNOBS) == 20
+    assert max(map(len, text.splitlines())) <= 120

@@ -1,0 +1,91 @@
+"""The house itself: imports point one way, Hydra stays at the door, and no room grows out of sight."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ESPER = Path(__file__).parent.parent / "esper"
+FILES = sorted(ESPER.rglob("*.py"))
+
+# A room may import the rooms of earlier rows, and those beside it in its own row.
+ROWS = (
+    ("seeding",),
+    ("checkpoint",),
+    ("population", "task"),
+    ("reward", "governor"),
+    ("env",),
+    ("buffer", "agent"),
+    ("telemetry", "stats"),
+    ("config",),
+    ("overrides", "knobs", "cli"),
+    ("episode", "trainer"),
+    ("train", "evaluate", "compare", "export"),
+)
+LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
+DOOR = {"config", "overrides", "cli", *ROWS[-1]}
+"""Rooms that may know Hydra and OmegaConf."""
+MAX_LINES, MAX_FUNCTION = 400, 60
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ESPER).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ESPER))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room(path) != "__init__"], ids=name)
+def test_imports_point_one_way(path: Path) -> None:
+    here = room(path)
+    assert here in LEVEL, f"say in ROWS which rooms {here} may import"
+    for target in imported(path):
+        package, _, rest = target.partition(".")
+        if package == "esper" and rest:
+            there = rest.split(".")[0]
+            assert LEVEL[there] <= LEVEL[here], f"{here} comes before {there} and may not import it"
+        if package in ("hydra", "omegaconf"):
+            assert here in DOOR, f"{here} imports {package}: only {', '.join(sorted(DOOR))} may"
+
+
+def test_nothing_is_imported_in_a_circle() -> None:
+    """Rooms of one row may know each other, but not both ways."""
+    pairs = {
+        (room(path), target.split(".")[1])
+        for path in FILES
+        for target in imported(path)
+        if target.startswith("esper.") and target.split(".")[1] != room(path)
+    }
+    assert not [pair for pair in pairs if pair[::-1] in pairs]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_file_and_no_function_is_too_long(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    long = [
+        f"{node.name}, {(node.end_lineno or 0) - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION
+    ]
+    assert not long
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "misc", "common")]
+
+
+def test_the_package_itself_is_light() -> None:
+    assert {target.partition(".")[0] for target in imported(ESPER / "__init__.py")} <= {"warnings", "importlib"}

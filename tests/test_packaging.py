@@ -1,0 +1,153 @@
+"""What is installed works without the repository, and what the pages tell people to type is what is tested."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from importlib import metadata
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import esper
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def bash_blocks(page: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy so that no build folder is left in the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in ("esper", "conf"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_and_every_yaml(wheel: Path) -> None:
+    held = {name for name in ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "esper").rglob("*.py")}
+    choices = {f"esper/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert held == modules | choices | {"esper/py.typed"}
+
+
+def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    target, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target"]
+    subprocess.run([*pip, str(target), str(wheel)], check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.train", "--cfg", "job", "experiment=healthy", "hosts=7"],
+        cwd=elsewhere,
+        env=os.environ | {"PYTHONPATH": str(target)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = yaml.safe_load(done.stdout)
+    assert (shown["hosts"], shown["task"]["instances"]) == (7, "healthy")
+    assert not list(elsewhere.iterdir())
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    assert pins["torch"] == "2.13.0"
+    assert not [version for version in pins.values() if "+" in version], "a local build exists on one machine only"
+    todo = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])]
+    seen: set[str] = set()
+    while todo:
+        need = todo.pop()
+        name = canonicalize_name(need.name)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            inner = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # another platform's need, such as the GPU libraries of a GPU build
+        assert name in pins, f"{name} is not pinned in constraints.txt"
+        assert need.specifier.contains(pins[name]), f"{need} does not allow the pin {pins[name]}"
+        extras = need.extras or {""}
+        todo += [
+            more
+            for more in map(Requirement, inner)
+            if more.marker is None or any(more.marker.evaluate({"extra": extra}) for extra in extras)
+        ]
+    assert set(pins) <= seen, f"nothing needs {sorted(set(pins) - seen)}"
+
+
+def test_the_readme_says_what_the_checks_run() -> None:
+    lines = [line for block in bash_blocks("README.md") for line in block.splitlines()]
+    script = (ROOT / ".ci" / "run").read_text()
+    patterns = re.findall(r"^(?:train|tests)=\$\(grep -m1 (['\"])(.*)\1 README\.md\)$", script, flags=re.MULTILINE)
+    found = [[line for line in lines if re.search(pattern, line)] for _, pattern in patterns]
+    assert [len(matching) for matching in found] == [1, 1], "each of the README's two commands is found once by .ci/run"
+    assert found[0][0].endswith("&& .venv/bin/python -m esper.train")
+    assert all("-c constraints.txt -e " in matching[0] for matching in found)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_commands_on_the_pages_compose(page: str) -> None:
+    from esper.config import register
+    from esper.overrides import check, check_sweep
+
+    register()
+    for block in bash_blocks(page):
+        for line in block.splitlines():
+            if line.startswith("python -m esper.train") and "--help" not in line:
+                words = [word.strip("'") for word in line.split()[3:]]
+                sweep = "-m" in words
+                assert (check_sweep if sweep else check)([word for word in words if word != "-m"])
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "multirun/README.md"])
+def test_links_and_files_on_the_pages_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    named = re.findall(r"`((?:esper|tests|docs|conf)/[\w/.]+|\w+\.(?:py|toml|txt))`", text)
+    rooms = [ROOT, ROOT / "esper"]
+    named = [name for name in named if name != "utils.py"]  # named because it shall not exist
+    assert not [name for name in (*links, *named) if not any((base / name).exists() for base in rooms)]
+
+
+def test_another_distribution_of_this_name_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quiet() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            importlib.reload(esper)
+
+    def missing(name: str) -> None:
+        assert name == "esper"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    quiet()
+    monkeypatch.setattr(metadata, "distribution", lambda name: name)
+    with pytest.warns(UserWarning, match="another distribution named esper"):
+        importlib.reload(esper)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, esper; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
