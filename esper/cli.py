@@ -28,12 +28,20 @@ def in_one_sentence() -> Generator[None]:
         sys.exit(2)
 
 
+def _say(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning; one of a config, which comes out of code that `dataclass` wrote, is for people and has no line to show."""
+    if filename == "<string>":
+        return f"esper: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` command with the words of the command line.
 
     A command that cannot be run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     register()
+    warnings.formatwarning = _say
     args = get_args_parser().parse_args()
     if args.help:
         print(help_text(main.__doc__ or "", check([])))
@@ -53,12 +61,14 @@ def run(main: Callable[[], None]) -> None:
 def _look_ahead(words: list[str], config_name: str, *, many: bool, show: bool) -> None:
     """Composes what is about to run, and asks this machine whether it can run it."""
     configs = check_sweep(words, config_name=config_name) if many else [check(words, config_name=config_name)]
+    if many and any(config.resume is not None for config in configs):
+        raise ConfigError("resume goes on with one run: leave -m and the values swept over out")
     # A config that is only shown, or that a launcher takes to other machines, need not fit this one.
     if show or any(word.startswith("hydra/launcher=") for word in words):
         return
     asked: list[object] = []
     for config in configs:
-        key = [config.resume, config.task, config.devices, config.slots]
+        key = [config.resume, config.task, config.devices, config.slots, config.agent]
         if key not in asked:
             ready(config)
             asked.append(key)

@@ -69,6 +69,21 @@ class Config:
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
                 f"raise hosts to at least {len(self.devices)}, or name fewer devices"
             )
+        if isinstance(self.agent, PPOConfig) and self.agent.minibatches > self.hosts:
+            raise ValueError(
+                f"agent.minibatches={self.agent.minibatches} exceeds hosts={self.hosts}, and a minibatch is made of whole hosts: "
+                f"set agent.minibatches to at most {self.hosts}"
+            )
+        if isinstance(self.agent, ScheduleConfig):
+            self._check_schedule(self.agent)
+
+    def _check_schedule(self, agent: ScheduleConfig) -> None:
+        if agent.blueprint is not None and agent.blueprint not in self.blueprint:
+            raise ValueError(
+                f"agent.blueprint={agent.blueprint} is not offered: choose out of {', '.join(self.blueprint)}, or add it to blueprint"
+            )
+        if agent.at >= self.steps:
+            raise ValueError(f"agent.at={agent.at} never comes in steps={self.steps}: plant earlier, or raise steps")
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -211,11 +226,13 @@ def ready(config: Config) -> None:
         task = config.task.build()
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    host = cast(Host, task.host(config.seed, Split.TRAINING, 0, 0))
+    slots = tuple(slot.name for slot in cast(Host, task.host(config.seed, Split.TRAINING, 0, 0)).slots)
     try:
-        config.slots.chosen(tuple(slot.name for slot in host.slots))
+        config.slots.chosen(slots)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if isinstance(config.agent, ScheduleConfig) and config.agent.slot not in (None, *slots):
+        raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has {', '.join(slots)}")
 
 
 # --- what a checkpoint holds of a config ------------------------------------------------------------------------------------

@@ -14,7 +14,28 @@ from typing import Any
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
 
 # The knobs that matter, in the order of --help; the page lists all of them.
-KNOBS = ("seed", "updates", "hosts", "steps", "resume")
+KNOBS = (
+    "seed",
+    "updates",
+    "hosts",
+    "steps",
+    "resume",
+    "task.instances",
+    "task.batch_size",
+    "task.host_optimiser.learning_rate",
+    "slots.max_seeds",
+    "slots.min_training",
+    "reward.rent",
+    "reward.attribution",
+    "reward.accuracy_potential",
+    "agent.gamma",
+    "agent.learning_rate",
+    "agent.entropy_coef",
+    "agent.epochs",
+    "agent.hidden",
+    "governor.penalty",
+    "telemetry.every",
+)
 
 USAGE = """\
   python -m esper.train                                  one run with the defaults
@@ -62,8 +83,8 @@ def help_text(about: str, config: Config) -> str:
     for knob in KNOBS:
         owner, value = _look_up(config, knob)
         doc = field_docs(type(owner))[knob.rpartition(".")[2]]
-        lines += textwrap.wrap(f"{f'{knob}={_shown(value)}':<36}{_first_sentence(doc)}", 118, initial_indent="  ",
-                               subsequent_indent=" " * 38)  # fmt: skip
+        lines += textwrap.wrap(f"{f'{knob}={_shown(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
+                               subsequent_indent=" " * 42)  # fmt: skip
     return "\n".join(lines)
 
 

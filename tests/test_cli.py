@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["devices=[auto,cpu]"], "same device"),
         (["task=cifar10_baseline"], "task.root"),
         (["slots.where=[r9c9]"], "r9c9 is not a slot"),
+        (["agent=schedule", "agent.slot=r9c9"], "agent.slot=r9c9 is not a slot"),
+        (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
     ],
     ids=lambda part: part if isinstance(part, str) else None,
@@ -106,7 +109,7 @@ def test_what_can_be_done_reaches_hydra_with_nothing_written_before(say, tmp_pat
 def test_a_folder_of_ones_own_experiments(say, tmp_path: Path) -> None:
     own = tmp_path / "mine" / "experiment"
     own.mkdir(parents=True)
-    (own / "tiny.yaml").write_text("# @package _global_\nhosts: 2\n")
+    (own / "tiny.yaml").write_text("# @package _global_\nhosts: 4\n")
     (own / "wrong.yaml").write_text("# @package _global_\nhosts: many\n")
     (own / "broken.yaml").write_text("# @package _global_\nhosts: [\n")
     assert say("--config-dir", "mine", "experiment=tiny") == (0, "", True)
@@ -123,6 +126,15 @@ def test_faults_of_ours_keep_their_traceback(say, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cli, "ready", broken)
     with pytest.raises(ValueError, match="a bug"):
         say("seed=1")
+
+
+def test_a_doubtful_value_is_one_line(say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked once in silence, then said once by the run itself."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert say("agent.gamma=0.5") == (0, "", True)
+    said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
+    assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
+    assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
 
 
 def test_errors_for_people_are_said_by_a_running_job_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,8 +77,7 @@ def test_no_file_and_no_function_is_too_long(path: Path) -> None:
     long = [
         f"{node.name}, {(node.end_lineno or 0) - node.lineno + 1} lines"
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION
     ]
     assert not long
 

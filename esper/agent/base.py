@@ -70,9 +70,7 @@ class AgentConfig:
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"agent.gamma must be in [0, 1], got {self.gamma}: 0.99 is a good start")
         if self.gamma < 0.9:
-            warnings.warn(
-                f"agent.gamma={self.gamma} looks {1 / (1 - self.gamma):.0f} steps ahead: growth pays later", stacklevel=2
-            )
+            warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, and growth pays later: 0.99 is usual", stacklevel=2)
 
     def build(self, spec: EnvSpec, *, seed: int) -> Controller:
         """The controller.

@@ -1,6 +1,6 @@
 """The distribution of actions: one factor a head, masked, and conditional on the operation and the slot.
 
-    pi(a | s) = pi_op(o | s) * pi_slot(slot | s, o) * product over the parameter heads k that matter for o of pi_k(a_k | s, o, slot)
+    pi(a | s) = pi(o | s) * pi(slot | s, o) * product of pi_k(a_k | s, o, slot) over the parameter heads k that matter for o
 
 Heads that do not matter for the operation are not drawn: they are stored as 0 and add nothing to log-probabilities and entropies.
 A head with one legal value adds exactly 0 as well, so nothing has to be computed for it: such heads have no logits here.
@@ -119,7 +119,7 @@ class ActionDistribution:
 
         H(a) = H(o) + sum over o of pi(o) * [H(slot | o) + sum over slots of pi(slot | o) * sum over k of H_k(. | o, slot)]
 
-        Every head is so weighted by the mass of the operations that use it (Cover and Thomas, Elements of Information Theory, 2.5).
+        So every head is weighted by the mass of the operations that use it (Cover, Thomas: Elements of Information Theory, 2.5).
         """
         inner_BO = entropy_of(self.slot_BOS) * _RELEVANT_OH[:, Head.SLOT]
         for (op, _), log_prob_BSW in self.parameters.items():

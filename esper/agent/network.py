@@ -4,6 +4,7 @@
 # R recurrent units, W values of one head
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +132,7 @@ class PolicyNetwork(nn.Module):
         h_NR, c_NR = state["h"], state["c"]
         starts = [0, *(1 + torch.nonzero(is_init_TN[1:].any(dim=1))[:, 0]).tolist(), len(input_TNR)]
         outputs: list[Tensor] = []
-        for start, end in zip(starts[:-1], starts[1:], strict=True):
+        for start, end in pairwise(starts):
             keep_N1 = (~is_init_TN[start])[:, None].to(h_NR.dtype)
             output_TNR, (h_1NR, c_1NR) = self.core(input_TNR[start:end], ((h_NR * keep_N1)[None], (c_NR * keep_N1)[None]))
             h_NR, c_NR = h_1NR[0], c_1NR[0]

@@ -1,4 +1,4 @@
-"""PopArt: the critic learns in a scale in which its targets are of order one, without forgetting what it knew when the scale moves."""
+"""PopArt: the critic learns in a scale in which its targets are of order one, and keeps what it knew when the scale moves."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ class PopArt(nn.Module):
     """
 
     moments: Tensor
-    """Running mean of targets and of their squares, towards 0 at first; divided by `weight` they are right from the first update on."""
+    """Running means of the targets and of their squares, which start at 0; divided by `weight` they are right at once."""
     weight: Tensor
     """Total weight of the targets so far, in [0, 1)."""
 

@@ -38,11 +38,11 @@ class PPOConfig(AgentConfig):
     epochs: int = 4
     """Passes over each rollout, at least 1. More learn more from it and strain the clip."""
     minibatches: int = 4
-    """Parts a rollout is dealt into in each pass, at least 1: whole hosts, at most as many parts as hosts. More: noisier steps."""
+    """Parts a rollout is dealt into in each pass, at least 1 and at most N: hosts stay whole. More: noisier steps."""
     clip: float = 0.2
     """Half-width of the interval around 1 in which probability ratios earn anything, in (0, 1). Higher allows larger steps."""
     target_kl: float = 0.03
-    """An update ends as soon as a minibatch finds the policy this far from the one that acted [nats], above 0. Higher stops later."""
+    """An update ends when a minibatch finds the policy this far from the one that acted [nats], above 0. Higher stops later."""
     value_coef: float = 0.5
     """Weight of the critic's loss, at least 0. Higher lets the critic shape more of what they share."""
     entropy_coef: float = 0.01
@@ -52,7 +52,7 @@ class PPOConfig(AgentConfig):
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm, above 0. Lower takes steadier and smaller steps."""
     advantage_floor: float = 0.1
-    """Advantages are divided by their deviation, but never by less than this [reward], above 0. Higher damps rollouts without news."""
+    """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
     """Weight of the newest rollout in the running scale of returns, in (0, 1]. Higher follows faster and jumps more."""
     hidden: int = 64
@@ -64,7 +64,7 @@ class PPOConfig(AgentConfig):
     slot_identity: bool = True
     """Does a slot have learned numbers of its own? Without, slots whose features agree are the same to the policy."""
     wait_bias: float = 1.0
-    """Added to the score of waiting at birth: against one other operation, 1 waits 73 % of the time, 2 waits 88 %, 0 half of it."""
+    """Added to the score of waiting at birth. Higher acts more rarely: beside one other operation, 1 waits in 73 % of steps."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
@@ -174,10 +174,9 @@ class PPO:
         """See `Controller`."""
         outputs, state = self.network.step(Seen.of(observation), state, torch.as_tensor(is_init))
         distribution = outputs.distribution
-        if not bool(torch.isfinite(distribution.op_BO).all()):
-            raise FloatingPointError(
-                "the policy's probabilities are not finite: look at the observations and at agent.learning_rate"
-            )
+        for what, numbers in (("probabilities", distribution.op_BO), ("values", outputs.value_B)):
+            if not bool(torch.isfinite(numbers).all()):
+                raise FloatingPointError(f"the policy's {what} are not finite: look at observations and agent.learning_rate")
         action_NH = distribution.mode() if greedy else distribution.sample(torch.as_tensor(uniform))
         return Decision(
             action=action_NH.numpy(),
@@ -207,7 +206,8 @@ class PPO:
             FloatingPointError: losses or gradients of three minibatches in a row were not finite.
         """
         config = self.config
-        assert rollout.full and 0 <= progress <= 1
+        assert rollout.full
+        assert 0 <= progress <= 1
         learning_rate = config.learning_rate * (1 - progress)
         entropy_coef = config.entropy_coef + (config.entropy_final - config.entropy_coef) * progress
         for group in self.optimizer.param_groups:
@@ -295,7 +295,7 @@ class PPO:
         return worst
 
     def _step(self, terms: dict[str, Tensor], entropy_coef: float) -> list[dict[str, float]]:
-        """One gradient step; returns what was learned from, or nothing where a number was not finite and the step was left out."""
+        """One gradient step; returns its numbers, or nothing where one of them was not finite and the step was left out."""
         loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * terms["entropy"]
         self.optimizer.zero_grad()
         loss.backward()

@@ -23,7 +23,7 @@ def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: Int
     action_NH = np.zeros((len(op_N), len(Head)), dtype=np.int64)
     action_NH[:, Head.OP], action_NH[:, Head.SLOT] = op_N, slot_N
     for head, place in segments(spec.head_sizes).items():
-        first_N = observation.legal_values[:, place].argmax(axis=1)
+        first_N: IntArray = observation.legal_values[:, place].argmax(axis=1)
         action_NH[:, head] = chosen.get(head.name.lower(), first_N)
     return action_NH * RELEVANT[op_N]
 
@@ -120,15 +120,17 @@ class Random(Scripted):
 class ScheduleConfig(AgentConfig):
     """The same for every host: one blueprint into one slot at one time, moved on and kept as soon as that is legal."""
 
-    slot: str | None = None
-    """Name of the slot, or null for the first of the host."""
-    blueprint: str | None = None
-    """Name of the blueprint, or null for the first that is offered."""
+    slot: int = 0
+    """Which slot, counted from 0 in the order of the host's layers."""
+    blueprint: str = "conv_light"
+    """Name of the blueprint, one of those that are offered."""
     at: int = 0
     """Germinates after this many host epochs, or as soon after as it may, and again if the seed is lost; at least 0."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
+        if self.slot < 0:
+            raise ValueError(f"agent.slot must be at least 0, got {self.slot}: it counts the slots from the first layer on")
         if self.at < 0:
             raise ValueError(f"agent.at must be at least 0, got {self.at}: it counts host epochs from the start")
 
@@ -140,17 +142,19 @@ class Schedule(Scripted):
     """See `ScheduleConfig`."""
 
     def __init__(self, config: ScheduleConfig, spec: EnvSpec) -> None:
-        """Looks up the names.
+        """Finds its slot and blueprint.
 
         Raises:
-            ValueError: the hosts do not have them, or the time never comes.
+            ValueError: there are none, or the time never comes.
         """
         Scripted.__init__(self, spec)
-        self.slot = _index("slot", config.slot, spec.slot_names)
-        self.blueprint = _index("blueprint", config.blueprint, spec.blueprint_names)
+        if config.slot >= spec.num_slots:
+            raise ValueError(f"agent.slot={config.slot} is not a slot of this host: it has 0 to {spec.num_slots - 1}")
+        if config.blueprint not in spec.blueprint_names:
+            raise ValueError(f"agent.blueprint={config.blueprint} is not offered: there are {', '.join(spec.blueprint_names)}")
         if config.at >= spec.num_steps:
             raise ValueError(f"agent.at={config.at} never comes: an episode has steps={spec.num_steps}")
-        self.at = config.at
+        self.slot, self.blueprint, self.at = config.slot, spec.blueprint_names.index(config.blueprint), config.at
 
     def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
         legal_NO = observation.legal_slots[:, :, self.slot]
@@ -160,14 +164,6 @@ class Schedule(Scripted):
             op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)
         full_N = np.ones_like(op_N)
         return compose(observation, self.spec, op_N, full_N * self.slot, blueprint=full_N * self.blueprint)
-
-
-def _index(what: str, name: str | None, names: tuple[str, ...]) -> int:
-    if name is None:
-        return 0
-    if name not in names:
-        raise ValueError(f"agent.{what}={name} does not exist: there are {', '.join(names)}")
-    return names.index(name)
 
 
 def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:

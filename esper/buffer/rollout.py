@@ -72,8 +72,8 @@ class Decided(Protocol):
 class Rollout:
     """T steps of N hosts.
 
-    Rows are hosts: they are what minibatches are made of, whole and in the order of time, since the policy is recurrent. A row may
-    hold several sub-episodes, one after another; `is_init_TN` says where they start.
+    Rows are hosts: minibatches take whole ones, in the order of time, since the policy is recurrent. A row may hold several
+    sub-episodes, one after another; `is_init_TN` says where they start.
     """
 
     def __init__(

@@ -103,4 +103,3 @@ def plan_actions() -> Callable[..., npt.NDArray[np.int64]]:
         return actions
 
     return build
-

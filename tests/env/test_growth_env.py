@@ -221,7 +221,9 @@ def test_illegal_actions_are_refused_without_effect(make_env, plan_actions):
     env, calm = make_env(6, 4), make_env(6, 4)
     env.reset()
     calm.reset()
-    wrong = plan_actions((Op.PRUNE, 0, 0), (Op.FOSSILIZE, 1, 0), (Op.ADVANCE, 2, 0), (Op.SET_ALPHA_TARGET, 0, 0), *[(1, 0, 0)] * 2)
+    wrong = plan_actions(
+        (Op.PRUNE, 0, 0), (Op.FOSSILIZE, 1, 0), (Op.ADVANCE, 2, 0), (Op.SET_ALPHA_TARGET, 0, 0), *[(1, 0, 0)] * 2
+    )
     wrong[4, Head.ALPHA_TARGET] = (PINNED[Head.ALPHA_TARGET] + 1) % 3
     wrong[5, Head.STYLE] = 1
     observation, reward, _, _, info = env.step(wrong)

@@ -106,7 +106,9 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
         for one, two in zip(well["losses"], seen["losses"], strict=True):
             assert np.array_equal(one[others], two[others], equal_nan=True)
         assert np.array_equal(well["reward"][others], seen["reward"][others])
-        assert all(np.array_equal(well["observation"][name][others], seen["observation"][name][others]) for name in ("features", "slots"))
+        assert all(
+            np.array_equal(well["observation"][name][others], seen["observation"][name][others]) for name in ("features", "slots")
+        )
         for name, rows in well["rows"].items():
             assert rows[others].equal(seen["rows"][name][others]), name
 

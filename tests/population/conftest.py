@@ -37,9 +37,7 @@ class Reference:
 
     @staticmethod
     def _optimiser(module: nn.Module, sgd: SGDConfig) -> torch.optim.SGD:
-        return torch.optim.SGD(
-            module.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
-        )
+        return torch.optim.SGD(module.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
 
     def grow(self, slot: int, branch: nn.Module, alpha: float, behind: bool, learns: bool = True) -> None:
         """A seed in a slot; behind the host, its effect is nothing and its gradient as if it were fully in."""

@@ -87,7 +87,9 @@ def test_groups_divide_the_channels(channels, groups):
 
 
 @pytest.mark.parametrize("kernel", [0, -1, 2, 4])
-@pytest.mark.parametrize("kind", [(ConvLightConfig, "conv_light"), (DepthwiseConfig, "depthwise"), (ConvHeavyConfig, "conv_heavy")])
+@pytest.mark.parametrize(
+    "kind", [(ConvLightConfig, "conv_light"), (DepthwiseConfig, "depthwise"), (ConvHeavyConfig, "conv_heavy")]
+)
 def test_a_kernel_without_a_centre_is_refused(kind, kernel):
     config, name = kind
     with pytest.raises(ValueError, match=rf"blueprint\.{name}\.kernel must be odd and at least 1, got {kernel}"):

@@ -80,7 +80,9 @@ def test_a_twin_is_its_layers_side_by_side(float64, name, members, training, hel
     assert torch.allclose(stacked, gradients, atol=1e-11)
     for buffer, _ in layers[0].named_buffers():
         if buffer != "num_batches_tracked":
-            assert torch.allclose(twin.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12)
+            assert torch.allclose(
+                twin.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("members", [1, 3, 8])

@@ -125,17 +125,22 @@ def test_what_lies_before_a_slot_still_learns_at_alpha_one(grown):
     for seeds in (seeds for plan in population.network.plan for seeds in plan):
         with torch.no_grad():
             seeds.bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
-    population.network.train()
-    x, y = one_batch(population)
-    member_losses(population.network.forward(x), y).sum().backward()
-    first_layer = population.network.host.flat.grad[:, :27]
-    assert (first_layer.norm(dim=1) > 1e-4).all()
+    bare = grown(3)
+    bare.blueprint[:] = -1
+    bare.arrange()
+    (_, gradient), (_, bare_gradient) = host_gradient(population), host_gradient(bare)
+    assert torch.allclose(gradient, bare_gradient, rtol=1e-4, atol=1e-6)
+    assert (gradient[:, :33].norm(dim=1) > 1e-3).all()  # the first block: 27 weights, 6 of its norm
 
 
 def test_a_bank_is_made_when_first_needed_and_only_live_rows_are_computed(grown):
     population = grown(3)
     network = population.network
-    assert set(network.banks) == {(s, int(population.blueprint[m, s])) for m in range(3) for s in range(3)} - {(0, -1), (1, -1), (2, -1)}
+    assert set(network.banks) == {(s, int(population.blueprint[m, s])) for m in range(3) for s in range(3)} - {
+        (0, -1),
+        (1, -1),
+        (2, -1),
+    }
     widths = []
     for seeds in network.plan[0]:
         seeds.bank.fleet.module.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
@@ -161,9 +166,7 @@ def test_member_sgd_is_torch_sgd_with_clipping_for_each_member(float64, config):
     flat = torch.randn(4, 7).requires_grad_()
     alone = [nn.Parameter(row.clone()) for row in flat.detach()]
     mine = MemberSGD(flat, config)
-    theirs = [
-        torch.optim.SGD([row], config.learning_rate, config.momentum, weight_decay=config.weight_decay) for row in alone
-    ]
+    theirs = [torch.optim.SGD([row], config.learning_rate, config.momentum, weight_decay=config.weight_decay) for row in alone]
     size = torch.tensor([1e-3, 0.1, 1.0, 1e6])[:, None]
     for _ in range(6):
         grad = torch.randn(4, 7) * size
@@ -392,7 +395,10 @@ def count_rows(network, act):
     """Rows that each segment and each bank computed while `act` ran."""
     rows = dict.fromkeys([*range(len(network.slots) + 1), *network.banks], 0)
     hooks = []
-    for name, module in [*enumerate(network._segments(network.host.module)), *((k, b.fleet.module) for k, b in network.banks.items())]:
+    for name, module in [
+        *enumerate(network._segments(network.host.module)),
+        *((k, b.fleet.module) for k, b in network.banks.items()),
+    ]:
 
         def count(_, args, name=name):
             rows[name] += args[0].shape[0]

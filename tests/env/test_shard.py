@@ -1,0 +1,257 @@
+"""Training and measuring the members of a device, dealing hosts out, and the actions' tables."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
+from esper.env.counterfactuals import variants
+from esper.env.crew import Crew, _deal
+from esper.env.shard import DeviceConfig, Shard, find_device
+from esper.population import lifecycle
+from esper.population.blueprints import ConvLightConfig, NormConfig
+from esper.population.lifecycle import Stage
+from esper.task.base import Split
+
+BLUEPRINTS = (NormConfig(), ConvLightConfig())
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def shard(small_task):
+    """Three hosts, of which two hold seeds that have an effect."""
+    hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+    blueprint = np.array([[1, -1, 0], [-1, -1, -1], [-1, 1, -1]])
+    generator = torch.Generator().manual_seed(0)
+    for member, slot in np.argwhere(blueprint >= 0):
+        bank = shard.network.bank(int(slot), int(blueprint[member, slot]))
+        bank.plant(int(member), generator)
+        with torch.no_grad():
+            bank.fleet.flat[int(member)] += 0.5 * torch.randn(bank.fleet.flat.shape[1], generator=generator)
+    live = blueprint >= 0
+    shard.network.arrange(blueprint, np.where(live, 0.7, 0.0).astype(np.float32), ~live & False, live, live)
+    return shard
+
+
+@pytest.fixture
+def orders():
+    return np.stack([np.random.default_rng(host).permutation(96) for host in range(3)])
+
+
+def rows(shard):
+    return {name: row.clone() for name, row in shard.network.rows().items()}
+
+
+def some_settings():
+    real = np.where(np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]]), 0.7, 0.0).astype(np.float32)
+    off = real.copy()
+    off[0, 0] = off[2, 1] = 0.0
+    return np.stack([real, off, np.zeros_like(real)])
+
+
+def test_measuring_is_counting_by_hand(shard, small_task):
+    alpha = some_settings()
+    seen = shard.validate(alpha)
+    shard.network.train(False)
+    x, y = small_task.data.valid_x, small_task.data.valid_y
+    right = []
+    for setting in alpha:
+        logits = shard.network.variants(x.repeat(1, 3, 1, 1), setting[None])[0]
+        right.append((logits.argmax(-1) == y).numpy())
+        loss = [F.cross_entropy(member, y).item() for member in logits]
+        np.testing.assert_allclose(seen.loss_VM[len(right) - 1], loss, rtol=1e-5)
+    right = np.array(right, dtype=np.float64)
+    np.testing.assert_allclose(seen.accuracy_VM, 100 * right.mean(-1), rtol=1e-6)
+    gain = right[0] - right
+    np.testing.assert_allclose(seen.error_VM, 100 * gain.std(-1) / np.sqrt(len(y)), atol=1e-5)
+    assert (seen.error_VM[0] == 0).all()
+    assert seen.error_VM[1, 0] > 0
+    assert (seen.error_VM[:, 1] == 0).all()  # a host without seeds does not change
+
+
+def test_the_test_part_is_another_part(shard, small_task):
+    alpha = some_settings()[:1]
+    seen = shard.validate(alpha, test=True)
+    shard.network.train(False)
+    logits = shard.network.variants(small_task.data.test_x.repeat(1, 3, 1, 1), alpha)[0]
+    right = (logits.argmax(-1) == small_task.data.test_y).float().mean(-1)
+    np.testing.assert_allclose(seen.accuracy_VM[0], 100 * right, rtol=1e-5)
+    assert not np.array_equal(seen.loss_VM, shard.validate(alpha).loss_VM)
+
+
+def test_the_size_of_validation_batches_has_no_effect(shard, monkeypatch):
+    whole = shard.validate(some_settings())
+    monkeypatch.setattr("esper.env.shard.VALIDATION_BATCH", 7)
+    parts = shard.validate(some_settings())
+    np.testing.assert_array_equal(whole.accuracy_VM, parts.accuracy_VM)
+    np.testing.assert_allclose(whole.loss_VM, parts.loss_VM, rtol=1e-5)
+    np.testing.assert_allclose(whole.error_VM, parts.error_VM, rtol=1e-5)
+
+
+def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(shard, orders):
+    shard.train_epoch(orders)
+    before = rows(shard)
+    shard.validate(some_settings())
+    assert all(row.equal(before[name]) for name, row in shard.network.rows().items())
+    assert any("running_mean" in name for name in before)
+    shard.train_epoch(orders)
+    moved = shard.network.rows()
+    assert not moved["buffer/segments.0.1.running_mean"].equal(before["buffer/segments.0.1.running_mean"])
+
+
+def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
+    seen = []
+    forward = shard.network.forward
+    shard.network.forward = lambda x, probes=None: (seen.append((x.clone(), probes is not None)), forward(x, probes))[1]
+    shard.task.batch_size, whole = 40, shard.task.batch_size
+    report = shard.train_epoch(orders)
+    shard.task.batch_size = whole
+    assert [probed for _, probed in seen] == [False, True]  # 96 = 40 + 40 + a rest that is left out
+    for step, (x, _) in enumerate(seen):
+        assert x.shape == (40, 3, 8, 8)
+        for host in range(3):
+            chosen = shard.data.train_x[orders[host, 40 * step : 40 * step + 40]]
+            assert x[:, host : host + 1].equal(chosen)
+    assert np.isfinite(report.potential_MS).all()
+    assert (report.potential_MS > 0).all()
+
+
+def test_the_training_loss_is_the_mean_over_batches(shard, orders):
+    shard.network.optimiser.config.learning_rate = 0.0  # nothing moves, so the batches can be measured again
+    for bank in shard.network.banks.values():
+        bank.optimiser.config.learning_rate = 0.0
+    report = shard.train_epoch(orders)
+    shard.network.train()
+    with torch.no_grad():
+        losses = []
+        for step in range(3):
+            index = torch.from_numpy(orders[:, 32 * step : 32 * step + 32])
+            logits = shard.network.forward(shard._batch(index))
+            losses.append(
+                [F.cross_entropy(member, shard.data.train_y[row]).item() for member, row in zip(logits, index, strict=True)]
+            )
+    np.testing.assert_allclose(report.loss_M, np.mean(losses, axis=0), rtol=1e-5)
+    shard.network.optimiser.config.learning_rate = 0.05
+
+
+def test_probing_can_be_left_out_and_has_no_effect_on_training(small_task, orders):
+    reports, weights = [], []
+    for probe in (True, False):
+        hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
+        shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+        reports.append(shard.train_epoch(orders, probe=probe))
+        weights.append(shard.network.host.flat.detach())
+    assert weights[0].equal(weights[1])
+    assert np.isnan(reports[1].potential_MS).all()
+
+
+def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
+    hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+    shard.task.batch_size, size = 1000, shard.task.batch_size
+    before = shard.network.host.flat.detach().clone()
+    assert np.isfinite(shard.train_epoch(orders).loss_M).all()
+    shard.task.batch_size = size
+    assert not shard.network.host.flat.equal(before)
+
+
+# ---- counterfactual settings
+
+
+def test_each_seed_is_off_in_one_setting_and_settings_are_as_many_as_the_fullest_host_needs():
+    state = lifecycle.empty(3, 3)
+    state.stage[:] = [[Stage.FOSSILIZED, Stage.TRAINING, Stage.BLENDING], [0, 0, 0], [0, Stage.HOLDING, 0]]
+    state.alpha[:] = [[1.0, 0.0, 0.5], [0, 0, 0], [0, 1.0, 0]]
+    inside = state.alpha > 0
+    alpha, rank = variants(state, inside, committed=False)
+    assert alpha[:, 0].tolist() == [[1, 0, 0.5], [0, 0, 0.5], [1, 0, 0]]
+    assert alpha[:, 1].tolist() == [[0, 0, 0]] * 3
+    assert alpha[:, 2].tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
+    assert rank.tolist() == [[1, 0, 2], [0, 0, 0], [0, 1, 0]]
+    alpha, _ = variants(state, inside, committed=True)
+    assert alpha[-1].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert len(alpha) == 4
+    none, rank = variants(lifecycle.empty(2, 3), np.zeros((2, 3), dtype=bool), committed=False)
+    assert none.shape == (1, 2, 3)
+    assert not rank.any()
+
+
+# ---- dealing hosts out
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 5, 7])
+@pytest.mark.parametrize("members", [0, 1, 3])
+def test_every_host_gets_one_place(hosts, members):
+    places = _deal(hosts, {"cpu": DeviceConfig(members_per_shard=members)})
+    assert [host for _, rows in places for host in range(rows.start, rows.stop)] == list(range(hosts))
+    assert all(rows.stop - rows.start <= (members or hosts) for _, rows in places)
+    assert all(device == CPU for device, _ in places)
+
+
+def test_devices_share_as_evenly_as_can_be(monkeypatch):
+    monkeypatch.setattr("esper.env.crew.find_device", torch.device)
+    places = _deal(7, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(members_per_shard=1), "cuda:1": DeviceConfig()})
+    assert [(str(device), rows.stop - rows.start) for device, rows in places] == [
+        ("cpu", 2),
+        ("cuda:0", 1),
+        ("cuda:0", 1),
+        ("cuda:1", 3),
+    ]
+    with pytest.raises(ValueError, match="hosts=2 is fewer than the 3 devices"):
+        _deal(2, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(), "cuda:1": DeviceConfig()})
+
+
+def test_seeds_reach_their_host_in_any_shard(small_task):
+    crew = Crew(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5)
+    crew.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(5)])
+    crew.plant(3, 1, 1, (0, "seed_init", "x", 3))
+    held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in crew.shards]
+    assert held == [[], [[False, True]], []]
+    crew.clear(3, 1, 1)
+    assert not crew.shards[1].network.banks[1, 1].fleet.flat.any()
+    with pytest.raises(IndexError, match="no host 5"):
+        crew.plant(5, 0, 0, (0, "seed_init"))
+    crew.close()
+
+
+def test_a_device_that_is_not_there_is_said_so():
+    assert find_device("cpu") == CPU
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    absent = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ValueError, match=rf"devices=\[{absent}\] is not on this machine.*choose devices=\[cpu\]"):
+        find_device(absent)
+
+
+def test_the_rule_of_the_device_config_fires():
+    with pytest.raises(ValueError, match="members_per_shard must be at least 0, got -1"):
+        DeviceConfig(members_per_shard=-1)
+
+
+# ---- tables of the actions
+
+
+def test_parameters_are_checked_only_where_they_matter():
+    sizes = (6, 3, 2, 4, 3, 3, 4, 5)
+    legal = legal_values(1, 2)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        action = np.array([[rng.integers(size) for size in sizes]])
+        op = action[0, Head.OP]
+        wanted = all(not RELEVANT[op, head] or head not in PINNED or action[0, head] == PINNED[head] for head in PARAMETER_HEADS)
+        assert parameters_legal(action, legal, sizes).tolist() == [wanted]
+
+
+def test_every_pinned_head_has_one_legal_value_and_every_blueprint_is_offered():
+    legal = legal_values(3, 4)
+    assert legal.shape == (3, 4 + 4 + 3 + 3 + 4 + 5)
+    parts = np.split(legal[0], np.cumsum([4, 4, 3, 3, 4]))
+    assert parts[0].all()
+    assert [np.flatnonzero(part).tolist() for part in parts[1:]] == [[PINNED[head]] for head in PARAMETER_HEADS[1:]]
+
+
+def test_what_matters_to_waiting_is_nothing():
+    assert np.flatnonzero(RELEVANT[Op.WAIT]).tolist() == [Head.OP]
+    assert RELEVANT[:, Head.OP].all()
+    assert RELEVANT[1:, Head.SLOT].all()

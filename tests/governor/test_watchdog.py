@@ -1,0 +1,74 @@
+"""Verdicts of the watchdog."""
+
+import math
+
+import numpy as np
+import pytest
+
+from esper.governor import Cause, Governor, GovernorConfig, NoGovernorConfig, WatchdogConfig
+
+NAN, INF = math.nan, math.inf
+
+
+def judge(train, valid, best, **fields):
+    arrays = (np.array(values, dtype=np.float32) for values in (train, valid, best))
+    return WatchdogConfig(**fields).build(num_classes=10).judge(*arrays)
+
+
+def test_each_host_is_judged_on_its_own():
+    verdict = judge([1.0, NAN, 1.0, INF, 1.0], [2.0, 1.0, NAN, 1.0, INF], [1.0] * 5)
+    assert verdict.cause_N.tolist() == [Cause.HEALTHY] + [Cause.NONFINITE] * 4
+    assert verdict.rollback_N.tolist() == [False, True, True, True, True]
+    assert verdict.penalty == 10.0
+
+
+def test_a_loss_diverges_above_both_limits_only():
+    chance = math.log(10)
+    losses = [3 * chance - 0.01, 3 * chance + 0.01, 10.0, 15.1, 1e30]
+    best = [0.1, 0.1, 5.0, 5.0, 2.0]
+    causes = judge([1.0] * 5, losses, best).cause_N.tolist()
+    assert causes == [Cause.HEALTHY, Cause.DIVERGENCE, Cause.HEALTHY, Cause.DIVERGENCE, Cause.DIVERGENCE]
+
+
+def test_the_limits_follow_the_config():
+    assert judge([1.0], [5.0], [1.0], chance_multiple=2.0).cause_N[0] == Cause.DIVERGENCE
+    assert judge([1.0], [5.0], [1.0], chance_multiple=2.2).cause_N[0] == Cause.HEALTHY
+    assert judge([1.0], [8.0], [3.0], best_multiple=2.0).cause_N[0] == Cause.DIVERGENCE
+    assert judge([1.0], [8.0], [3.0], best_multiple=3.0).cause_N[0] == Cause.HEALTHY
+    assert judge([1.0], [1.0], [1.0], penalty=2.5).penalty == 2.5
+
+
+def test_a_high_training_loss_alone_is_no_divergence():
+    assert judge([1e6], [2.0], [1.0]).cause_N[0] == Cause.HEALTHY
+
+
+def test_without_a_governor_the_sick_are_named_and_the_healthy_pass():
+    governor = NoGovernorConfig().build(num_classes=10)
+    fine = np.ones(3, dtype=np.float32)
+    assert not governor.judge(fine, 1e9 * fine, fine).rollback_N.any()
+    sick = np.array([1.0, NAN, INF], dtype=np.float32)
+    with pytest.raises(FloatingPointError, match=r"hosts 1, 2 .* governor=off .* use governor=watchdog"):
+        governor.judge(sick, fine, fine)
+    with pytest.raises(FloatingPointError, match="hosts 1, 2"):
+        governor.judge(fine, sick, fine)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("chance_multiple", 1.0, "above 1"),
+        ("chance_multiple", NAN, "above 1"),
+        ("best_multiple", 0.5, "above 1"),
+        ("penalty", -1.0, "at least 0"),
+    ],
+)
+def test_each_rule_of_the_config_fires(field, value, rule):
+    with pytest.raises(ValueError, match=rf"governor\.{field} must be {rule}, got {value}"):
+        WatchdogConfig(**{field: value})
+
+
+def test_a_governor_that_is_not_finished_says_what_it_lacks():
+    with pytest.raises(TypeError, match="define build"):
+        GovernorConfig().build(num_classes=2)
+    with pytest.raises(TypeError, match="define judge"):
+        Governor().judge(*[np.ones(1, dtype=np.float32)] * 3)

@@ -1,0 +1,150 @@
+"""Digits: one split for all runs, named instances, honest lesions."""
+
+from collections import Counter
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from esper.population.bank import SGDConfig
+from esper.population.cnn import CNNConfig
+from esper.task.base import Split, Task, TaskConfig
+from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig, Instances
+
+PARTS = ("train", "valid", "test")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return DigitsConfig().build()
+
+
+def images(data, part):
+    """Each image as a hashable row."""
+    x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+    return [(*row.tolist(), int(target)) for row, target in zip(x.flatten(1), y, strict=True)]
+
+
+def test_sizes_and_classes(digits):
+    data = digits.data
+    assert [len(getattr(data, f"{part}_y")) for part in PARTS] == [NUM_TRAIN, NUM_VALID, 360] == [1078, 359, 360]
+    for part in PARTS:
+        x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+        assert x.shape == (len(y), 1, 8, 8)
+        assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+        assert set(y.tolist()) == set(range(10)) == set(range(data.num_classes))
+
+
+def test_the_parts_share_no_image_and_together_are_the_set(digits):
+    rows = [row for part in PARTS for row in images(digits.data, part)]
+    whole = load_digits()
+    assert len(rows) == len(whole.target) == 1797
+    everyone = Counter(tuple(image.ravel().tolist()) for image in whole.images)
+    assert max(everyone.values()) == 1  # no image is there twice, so equal rows would be one image in two parts
+    assert len(set(rows)) == 1797
+    assert Counter(int(row[-1]) for row in rows) == Counter(whole.target.tolist())
+
+
+def test_pixels_are_scaled_by_the_training_part_alone(digits):
+    x = digits.data.train_x
+    assert abs(x.mean().item()) < 1e-5
+    assert x.std().item() == pytest.approx(1.0, abs=1e-5)
+    assert abs(digits.data.valid_x.mean().item()) > 1e-5
+
+
+def test_the_split_depends_on_its_own_seed_alone(digits):
+    again = DigitsConfig(batch_size=7, instances=Instances.healthy).build()
+    other = DigitsConfig(split_seed=1).build()
+    for part in PARTS:
+        assert getattr(again.data, f"{part}_x").equal(getattr(digits.data, f"{part}_x"))
+        assert not getattr(other.data, f"{part}_x").equal(getattr(digits.data, f"{part}_x"))
+
+
+def test_a_host_is_its_name(digits):
+    one, two = (digits.host(3, Split.TRAINING, 5, 2) for _ in range(2))
+    assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    names = [(4, Split.TRAINING, 5, 2), (3, Split.HELD_OUT, 5, 2), (3, Split.TRAINING, 6, 2), (3, Split.TRAINING, 5, 1)]
+    for name in names:
+        assert not digits.host(*name).segments[0][0].weight.equal(one.segments[0][0].weight)
+
+
+def test_making_a_host_draws_nothing_from_the_global_stream(digits):
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    digits.host(0, Split.TRAINING, 0, 0)
+    assert torch.random.get_rng_state().equal(state)
+
+
+def test_kinds_are_about_equally_likely_in_both_splits(digits):
+    for split in Split:
+        drawn = Counter(digits.describe(0, split, episode, index) for episode in range(50) for index in range(40))
+        assert set(drawn) == {"ooo", "xoo", "xox", "oxx"}
+        assert all(abs(count - 500) < 100 for count in drawn.values())  # five standard deviations
+
+
+def test_held_out_instances_are_not_the_training_instances(digits):
+    names = [[digits.describe(0, split, episode, index) for episode in range(20) for index in range(8)] for split in Split]
+    same = sum(a == b for a, b in zip(*names, strict=True))
+    assert 10 < same < 80  # of 160, a quarter by chance
+
+
+def test_the_instance_says_which_blocks_are_lesioned(digits):
+    seen = set()
+    for index in range(30):
+        kind, host = digits.describe(0, Split.TRAINING, 0, index), digits.host(0, Split.TRAINING, 0, index)
+        seen.add(kind)
+        for letter, segment in zip(kind, list(host.segments)[:-1], strict=True):
+            conv = next(layer for layer in segment if isinstance(layer, torch.nn.Conv2d))
+            x = torch.zeros(1, conv.in_channels, 5, 5)
+            x[0, :, 2, 2] = 1.0
+            touched = (conv(x).abs().sum((0, 1)) > 0).sum().item()
+            assert touched == (1 if letter == "x" else 9)
+    assert seen == {"ooo", "xoo", "xox", "oxx"}
+
+
+def test_healthy_hosts_are_whole_whatever_the_kinds():
+    task = DigitsConfig(instances=Instances.healthy).build()
+    assert {task.describe(0, Split.TRAINING, 0, index) for index in range(20)} == {"ooo"}
+    assert task.host(0, Split.TRAINING, 0, 3).segments[0][0].mask.all()
+
+
+def test_other_hosts_and_kinds():
+    task = DigitsConfig(kinds=["ox"], host=CNNConfig(blocks=2, base_channels=3)).build()
+    host = task.host(0, Split.TRAINING, 0, 0)
+    assert [segment[-3].mask.sum().item() for segment in list(host.segments)[:-1]] == [9, 1]
+    assert host(task.data.valid_x[:2]).shape == (2, 10)
+
+
+@pytest.mark.parametrize("kinds", [[], ["oo"], ["ooo", "xoxo"], ["oxy"], [""]])
+def test_kinds_that_do_not_fit_the_host_are_refused(kinds):
+    with pytest.raises(ValueError, match=r"task\.kinds must name at least one kind with 3 letters o or x"):
+        DigitsConfig(kinds=kinds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"batch_size": 0}, r"task\.batch_size must be at least 1, got 0"),
+        ({"host_optimiser": SGDConfig(learning_rate=0.0)}, r"task\.host_optimiser\.learning_rate must be above 0"),
+        ({"seed_optimiser": SGDConfig(momentum=1.0)}, r"task\.seed_optimiser\.momentum must be in"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TaskConfig, DigitsConfig])
+def test_each_rule_of_the_config_fires(kind, fields, rule):
+    with pytest.raises(ValueError, match=rule):
+        kind(**fields)
+
+
+def test_a_task_that_is_not_finished_says_what_it_lacks():
+    with pytest.raises(TypeError, match=r"define build\(\)"):
+        TaskConfig().build()
+    with pytest.raises(TypeError, match="define host"):
+        Task(TaskConfig()).host(0, Split.TRAINING, 0, 0)
+    with pytest.raises(TypeError, match="define describe"):
+        Task(TaskConfig()).describe(0, Split.TRAINING, 0, 0)
+
+
+def test_data_moves_as_a_whole(digits):
+    moved = digits.data.to(torch.device("cpu"))
+    assert moved.num_classes == 10
+    assert all(getattr(moved, f"{part}_x").equal(getattr(digits.data, f"{part}_x")) for part in PARTS)
