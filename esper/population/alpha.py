@@ -8,7 +8,7 @@ so that the host's own gradient dy/dh is 1 at every alpha. (A lerp of h and seed
 before the slot once alpha is 1.)
 """
 
-# B batch, L members with a seed, C channels
+# B batch, M members, L members with a seed, C channels
 
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from esper.population.fusion import add_members, take_members
 
 
 def linear_ramp(
@@ -55,14 +57,18 @@ class _Isolate(torch.autograd.Function):
 
 class _Blend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(pull_L)
-        return torch.addcmul(h, _per_member(alpha_L, h), delta)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int
+    ) -> Tensor:
+        ctx.save_for_backward(pull_L, live_L)
+        ctx.members = members
+        return add_members(h.clone(), live_L, delta * _per_member(alpha_L, delta), members)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (pull_L,) = ctx.saved_tensors
-        return grad, grad * _per_member(pull_L, grad), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pull_L, live_L = ctx.saved_tensors
+        part = take_members(grad, live_L, ctx.members)
+        return grad, part * _per_member(pull_L, part), None, None, None, None
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
@@ -77,17 +83,19 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
     return _Isolate.apply(h, open_L)  # pyright: ignore[reportReturnType]
 
 
-def blend(h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor) -> Tensor:
-    """y = h + alpha * delta, with dy/dh = 1 and dy/ddelta = pull.
+def blend(h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int) -> Tensor:
+    """y = h + alpha * delta for the live members, y = h for the others; dy/dh = 1 and dy/ddelta = pull.
 
     `pull` is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and pull 1, the straight-through
     estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in. Where delta is finite, alpha 0
     leaves h unchanged bit for bit; where it is not, the result is not either, so that a sick seed is seen at once.
 
     Args:
-        h: host features `[B, L*C, ...]`.
-        delta: output of the branch, the same shape.
+        h: host features `[B, M*C, ...]`.
+        delta: output of the branches `[B, L*C, ...]`.
         alpha_L: blend weight `[L]`.
         pull_L: weight of the seed's gradient `[L]`.
+        live_L: the members with a seed `[L]`.
+        members: M.
     """
-    return _Blend.apply(h, delta, alpha_L, pull_L)  # pyright: ignore[reportReturnType]
+    return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]

@@ -55,7 +55,8 @@ class MemberSGD:
         """One update from `flat.grad`, which is then dropped.
 
         Args:
-            active_M1: bool `[M, 1]`; other rows keep parameters and momentum as they are.
+            active_M1: bool `[M, 1]`; other rows keep parameters and momentum as they are. None: every row moves, and a row
+                without gradient, momentum and weight decay stays where it is.
         """
         grad, config = self.flat.grad, self.config
         if grad is None:

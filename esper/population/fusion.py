@@ -232,15 +232,15 @@ def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
     return x.view(x.shape[0], members, -1).index_select(1, chosen_L).view(x.shape[0], -1)
 
 
-def put_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tensor:
-    """`x` with the features of the chosen members replaced by `part`; the inverse of `take_members`."""
+def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tensor:
+    """Adds `part` `[B, L*C, ...]` to the features of the chosen members, in place, and returns `x`."""
     if x.dim() == 4:
         b, _, h, w = x.shape
         whole = x.permute(0, 2, 3, 1).view(b, h, w, members, -1)
-        new = part.permute(0, 2, 3, 1).reshape(b, h, w, len(chosen_L), -1)
-        return whole.index_copy(3, chosen_L, new).view(b, h, w, -1).permute(0, 3, 1, 2)
-    new = part.view(x.shape[0], len(chosen_L), -1)
-    return x.view(x.shape[0], members, -1).index_copy(1, chosen_L, new).view(x.shape[0], -1)
+        whole.index_add_(3, chosen_L, part.permute(0, 2, 3, 1).reshape(b, h, w, len(chosen_L), -1))
+        return x
+    x.view(x.shape[0], members, -1).index_add_(1, chosen_L, part.view(x.shape[0], len(chosen_L), -1))
+    return x
 
 
 class Fleet:

@@ -8,6 +8,7 @@ fleet and in the banks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,25 +20,34 @@ from torch.nn.grad import conv2d_weight
 from esper.population.alpha import blend, isolate
 from esper.population.bank import MemberSGD, SeedBank, SGDConfig
 from esper.population.blueprints import BlueprintConfig
-from esper.population.fusion import Fleet, put_members, take_members
+from esper.population.fusion import Fleet, take_members
 from esper.population.hosts import slot_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveSeeds:
-    """The seeds of one bank that take part in a forward."""
+    """The seeds of one slot that take part in a forward, bank by bank."""
 
-    bank: SeedBank
+    banks: tuple[tuple[SeedBank, Tensor], ...]
+    """The banks, each with its members."""
     live_L: Tensor
-    """Members, ascending [L]."""
+    """The members of all banks, one bank after another `[L]`."""
     alpha_L: Tensor
     """Blend weight of each."""
     pull_L: Tensor
     """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
-    open_L: Tensor
-    """May the seed's gradient reach the host?"""
-    learns_M1: Tensor
-    """bool `[M, 1]`: rows that the optimiser moves."""
+    open_L: Tensor | None
+    """May each seed's gradient reach the host? None where all may."""
+    learns_M1: Tensor | None
+    """bool `[M, 1]`: rows that the optimisers move; None where that is every row that holds a seed."""
+
+    def delta(self, part: Tensor) -> Tensor:
+        """Outputs of the branches `[B, L*C, ...]` for the features of the live members."""
+        sizes = [len(members) for _, members in self.banks]
+        widths = [size * (part.shape[1] // len(self.live_L)) for size in sizes]
+        pieces = part.split(widths, 1) if len(widths) > 1 else (part,)
+        deltas = [bank.branch(members)(piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)]
+        return torch.cat(deltas, 1) if len(deltas) > 1 else deltas[0]
 
 
 class GrowingNetwork:
@@ -60,7 +70,7 @@ class GrowingNetwork:
         self.optimiser = MemberSGD(self.host.flat, host_optimiser)
         self._seed_optimiser = seed_optimiser
         self.banks: dict[tuple[int, int], SeedBank] = {}
-        self.plan: list[list[LiveSeeds]] = [[] for _ in self.slots]
+        self.plan: list[LiveSeeds | None] = [None for _ in self.slots]
         self._kept: dict[str, Tensor] = {}
 
     def bank(self, slot: int, blueprint: int) -> SeedBank:
@@ -87,26 +97,26 @@ class GrowingNetwork:
             alpha_MS: blend weights.
             behind_MS: seeds that train behind the host: alpha 0, straight-through gradient.
             open_MS: seeds whose gradient reaches the host.
-            learns_MS: seeds whose parameters the optimiser moves.
+            learns_MS: seeds whose parameters the optimiser moves; a seed that takes no part keeps its own.
         """
-        self.plan = [[] for _ in self.slots]
         pull_MS = np.where(behind_MS, np.float32(1.0), alpha_MS).astype(np.float32)
         for slot in range(len(self.slots)):
-            for blueprint in np.unique(blueprint_MS[:, slot]):
-                if blueprint < 0:
-                    continue
-                live = np.flatnonzero(blueprint_MS[:, slot] == blueprint)
-                learns = np.zeros((self.members, 1), dtype=np.bool_)
-                learns[live, 0] = learns_MS[live, slot]
-                seeds = LiveSeeds(
-                    bank=self.bank(slot, int(blueprint)),
-                    live_L=torch.from_numpy(live).to(self.device),
-                    alpha_L=torch.from_numpy(alpha_MS[live, slot]).to(self.device),
-                    pull_L=torch.from_numpy(pull_MS[live, slot]).to(self.device),
-                    open_L=torch.from_numpy(open_MS[live, slot]).to(self.device),
-                    learns_M1=torch.from_numpy(learns).to(self.device),
-                )
-                self.plan[slot].append(seeds)
+            kinds = [int(kind) for kind in np.unique(blueprint_MS[:, slot]) if kind >= 0]
+            members = [np.flatnonzero(blueprint_MS[:, slot] == kind) for kind in kinds]
+            if not kinds:
+                self.plan[slot] = None
+                continue
+            live = np.concatenate(members)
+            all_learn = bool(learns_MS[live, slot].all()) and self._seed_optimiser.weight_decay == 0
+            all_open = bool(open_MS[live, slot].all())
+            self.plan[slot] = LiveSeeds(
+                banks=tuple((self.bank(slot, kind), self._tensor(rows)) for kind, rows in zip(kinds, members, strict=True)),
+                live_L=self._tensor(live),
+                alpha_L=self._tensor(alpha_MS[live, slot]),
+                pull_L=self._tensor(pull_MS[live, slot]),
+                open_L=None if all_open else self._tensor(open_MS[live, slot]),
+                learns_M1=None if all_learn else self._tensor(learns_MS[:, slot, None] & (blueprint_MS[:, slot, None] >= 0)),
+            )
 
     def train(self, mode: bool = True) -> None:
         self.host.module.train(mode)
@@ -118,13 +128,12 @@ class GrowingNetwork:
             probes: if given, the output of each slot is appended, with its gradient kept, to measure growth potential.
         """
         segments = self._segments(self.host.bind())
-        for segment, plan in zip(segments, [*self.plan, []], strict=True):
+        for segment, seeds in zip(segments, [*self.plan, None], strict=True):
             x = segment(x)
-            h = x
-            for seeds in plan:
-                part = take_members(h, seeds.live_L, self.members)
-                delta = seeds.bank.branch(seeds.live_L)(isolate(part, seeds.open_L))
-                x = put_members(x, seeds.live_L, blend(part, delta, seeds.alpha_L, seeds.pull_L), self.members)
+            if seeds is not None:
+                part = take_members(x, seeds.live_L, self.members)
+                delta = seeds.delta(part if seeds.open_L is None else isolate(part, seeds.open_L))
+                x = blend(x, delta, seeds.alpha_L, seeds.pull_L, seeds.live_L, self.members)
             if probes is not None and segment is not segments[-1]:
                 x.retain_grad()
                 probes.append(x)
@@ -144,33 +153,27 @@ class GrowingNetwork:
         batch = x.shape[0]
         segments = self._segments(self.host.bind())
         block_V = [0] * len(alpha_VMS)  # which block of rows each variant reads
-        for slot, (segment, plan) in enumerate(zip(segments, [*self.plan, []], strict=True)):
+        for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
             x = segment(x)
-            if not plan:
+            if seeds is None:
                 continue
             children, parents = _fan_out(block_V, alpha_VMS[:, :, slot])
-            out = x if parents == list(range(max(block_V) + 1)) else torch.cat([x[p * batch : (p + 1) * batch] for p in parents])
-            setting_of = [children.index(child) for child in range(len(parents))]  # a variant that stands for each block
-            for seeds in plan:
-                part = take_members(x, seeds.live_L, self.members)
-                delta = seeds.bank.branch(seeds.live_L)(part)
-                live = seeds.live_L.cpu().numpy()
-                mixed: list[Tensor] = []
-                for parent, variant in zip(parents, setting_of, strict=True):
-                    rows = slice(parent * batch, (parent + 1) * batch)
-                    alpha_L = torch.from_numpy(alpha_VMS[variant, live, slot]).to(self.device)
-                    mixed.append(blend(part[rows], delta[rows], alpha_L, alpha_L))
-                out = put_members(out, seeds.live_L, torch.cat(mixed) if len(mixed) > 1 else mixed[0], self.members)
-            x, block_V = out, children
+            delta = seeds.delta(take_members(x, seeds.live_L, self.members))
+            live, out = seeds.live_L.cpu().numpy(), list[Tensor]()
+            for child, parent in enumerate(parents):
+                rows = slice(parent * batch, (parent + 1) * batch)
+                alpha_L = self._tensor(alpha_VMS[children.index(child), live, slot])
+                out.append(blend(x[rows], delta[rows], alpha_L, alpha_L, seeds.live_L, self.members))
+            x, block_V = (torch.cat(out) if len(out) > 1 else out[0]), children
         logits = self._logits(x)
         return torch.stack([logits[:, block * batch : (block + 1) * batch] for block in block_V])
 
     def step(self) -> None:
         """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
         self.optimiser.step()
-        for plan in self.plan:
-            for seeds in plan:
-                seeds.bank.optimiser.step(seeds.learns_M1)
+        for seeds in self.plan:
+            for bank, _ in () if seeds is None else seeds.banks:
+                bank.optimiser.step(None if seeds is None else seeds.learns_M1)
 
     def rows(self) -> dict[str, Tensor]:
         """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""
@@ -192,6 +195,9 @@ class GrowingNetwork:
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))
             row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def _segments(self, module: nn.Module) -> list[nn.Module]:
         return list(module.get_submodule("segments").children())

@@ -11,8 +11,6 @@ from esper.population.fusion import ChannelScale
 def _zero(layer: nn.Conv2d) -> nn.Conv2d:
     """The last map of a branch: born as nothing."""
     nn.init.zeros_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
     return layer
 
 
@@ -59,11 +57,11 @@ class ConvLightConfig(BlueprintConfig):
             nn.Conv2d(channels, channels, self.kernel, padding=self.kernel // 2, bias=False),
             nn.GroupNorm(num_groups(channels), channels),
             nn.ReLU(),
-            _zero(nn.Conv2d(channels, channels, 1)),
+            _zero(nn.Conv2d(channels, channels, 1, bias=False)),
         )
 
     def num_parameters(self, channels: int) -> int:
-        return (self.kernel**2 + 1) * channels**2 + 3 * channels
+        return (self.kernel**2 + 1) * channels**2 + 2 * channels
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,11 +79,11 @@ class DepthwiseConfig(BlueprintConfig):
             nn.Conv2d(channels, channels, self.kernel, padding=self.kernel // 2, groups=channels, bias=False),
             nn.GroupNorm(num_groups(channels), channels),
             nn.ReLU(),
-            _zero(nn.Conv2d(channels, channels, 1)),
+            _zero(nn.Conv2d(channels, channels, 1, bias=False)),
         )
 
     def num_parameters(self, channels: int) -> int:
-        return channels**2 + (self.kernel**2 + 3) * channels
+        return channels**2 + (self.kernel**2 + 2) * channels
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,7 +104,7 @@ class ConvHeavyConfig(BlueprintConfig):
                 nn.GroupNorm(num_groups(channels), channels),
                 nn.ReLU(),
             ]
-        return nn.Sequential(*layers, _zero(nn.Conv2d(channels, channels, 1)))
+        return nn.Sequential(*layers, _zero(nn.Conv2d(channels, channels, 1, bias=False)))
 
     def num_parameters(self, channels: int) -> int:
-        return (2 * self.kernel**2 + 1) * channels**2 + 5 * channels
+        return (2 * self.kernel**2 + 1) * channels**2 + 4 * channels
