@@ -78,10 +78,9 @@ class Config:
             self._check_schedule(self.agent)
 
     def _check_schedule(self, agent: ScheduleConfig) -> None:
-        if agent.blueprint is not None and agent.blueprint not in self.blueprint:
-            raise ValueError(
-                f"agent.blueprint={agent.blueprint} is not offered: choose out of {', '.join(self.blueprint)}, or add it to blueprint"
-            )
+        if agent.blueprint not in self.blueprint:
+            offered = ", ".join(self.blueprint)
+            raise ValueError(f"agent.blueprint={agent.blueprint} is not offered: choose one of {offered}, or add it to blueprint")
         if agent.at >= self.steps:
             raise ValueError(f"agent.at={agent.at} never comes in steps={self.steps}: plant earlier, or raise steps")
 
@@ -231,8 +230,8 @@ def ready(config: Config) -> None:
         config.slots.chosen(slots)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if isinstance(config.agent, ScheduleConfig) and config.agent.slot not in (None, *slots):
-        raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has {', '.join(slots)}")
+    if isinstance(config.agent, ScheduleConfig) and config.agent.slot >= len(slots):
+        raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has 0 to {len(slots) - 1}")
 
 
 # --- what a checkpoint holds of a config ------------------------------------------------------------------------------------

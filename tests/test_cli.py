@@ -71,7 +71,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["devices=[auto,cpu]"], "same device"),
         (["task=cifar10_baseline"], "task.root"),
         (["slots.where=[r9c9]"], "r9c9 is not a slot"),
-        (["agent=schedule", "agent.slot=r9c9"], "agent.slot=r9c9 is not a slot"),
+        (["agent=schedule", "agent.slot=3"], "agent.slot=3 is not a slot"),
         (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
     ],

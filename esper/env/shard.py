@@ -31,8 +31,8 @@ class DeviceConfig:
     """How hosts train on a device; the device's name is its key in the config."""
 
     members_per_shard: int = 0
-    """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU. Shards run side by
-    side on threads; the results do not depend on it but for float rounding."""
+    """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU.
+    Shards run side by side on threads; the results do not depend on it but for float rounding."""
 
     def __post_init__(self) -> None:
         if self.members_per_shard < 0:

@@ -1,6 +1,6 @@
 """A small population for the tests of this folder: few hosts, few digits, and controllers that only use what is legal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,16 @@ def small_task() -> Task:
     return task
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shard computes on one thread: with more, the order of sums depends on how many hosts share a bank."""
+    monkeypatch.setattr("esper.env.crew.os.cpu_count", lambda: 1)
+
+
 @pytest.fixture
-def make_env(small_task: Task) -> Callable[..., GrowthEnv]:
+def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
     """Makes an environment of so many hosts and steps; keyword arguments replace its parts."""
+    made: list[GrowthEnv] = []
 
     def make(
         hosts: int,
@@ -52,10 +59,10 @@ def make_env(small_task: Task) -> Callable[..., GrowthEnv]:
         members_per_shard: int = 0,
         **others: Any,
     ) -> GrowthEnv:
-        return GrowthEnv(
-            task=others.pop("task", small_task),
+        env = GrowthEnv(
+            task=small_task,
             slots=slots or EveryBlockConfig(),
-            blueprints=others.pop("blueprints", BLUEPRINTS),
+            blueprints=BLUEPRINTS,
             reward=(reward or ShapedConfig()).build(gamma=GAMMA),
             governor=(governor or WatchdogConfig()).build(num_classes=10),
             devices={"cpu": DeviceConfig(members_per_shard=members_per_shard)},
@@ -63,8 +70,12 @@ def make_env(small_task: Task) -> Callable[..., GrowthEnv]:
             num_steps=steps,
             **others,
         )
+        made.append(env)
+        return env
 
-    return make
+    yield make
+    for env in made:
+        env.close()
 
 
 def random_action(observation: dict[str, Any], host: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -89,6 +100,12 @@ def random_actions() -> Callable[..., npt.NDArray[np.int64]]:
         return np.stack([random_action(observation, host, rng) for host, rng in enumerate(rngs)])
 
     return draw
+
+
+@pytest.fixture
+def gamma() -> float:
+    """The discount that rewards are built with."""
+    return GAMMA
 
 
 @pytest.fixture

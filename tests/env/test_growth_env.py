@@ -172,11 +172,6 @@ def assert_same_hosts(few, many, hosts):
         np.testing.assert_allclose(rows[:width].numpy(), rows2[:width].numpy(), atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def six_hosts():
-    return {}
-
-
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_a_host_does_not_feel_how_many_others_there_are(make_env, random_actions, hosts):
     many = play(make_env(6, 5), random_actions, 5)
@@ -184,12 +179,12 @@ def test_a_host_does_not_feel_how_many_others_there_are(make_env, random_actions
 
 
 @pytest.mark.parametrize("members", [1, 4])
-def test_a_host_does_not_feel_how_hosts_are_dealt_to_shards(make_env, random_actions, members):
+def test_a_host_does_not_feel_how_hosts_are_dealt_to_shards(make_env, random_actions, members, monkeypatch):
     whole = play(make_env(6, 5), random_actions, 5)
+    monkeypatch.setattr("esper.env.crew.os.cpu_count", lambda: 2)  # two shards at a time, side by side
     env = make_env(6, 5, members_per_shard=members)
     assert len(env.crew.places) == -(-6 // members)
     assert_same_hosts(play(env, random_actions, 5), whole, 6)
-    env.close()
 
 
 # ---- actions
@@ -270,16 +265,14 @@ def test_the_terms_add_up_to_the_reward(make_env, random_actions, reward):
         np.testing.assert_allclose(paid, total, atol=1e-4)
 
 
-def test_shaping_over_an_episode_pays_minus_the_first_potential(make_env, random_actions):
-    from conftest import GAMMA
-
+def test_shaping_over_an_episode_pays_minus_the_first_potential(make_env, random_actions, gamma):
     env = make_env(4, 6)
     observation, _ = env.reset(seed=2)
     first = env.accuracy_NH[:, 0].copy()  # an empty host has no stage potential
     total = np.zeros(4)
     for step in range(6):
         observation, _, _, _, info = env.step(random_actions(observation, step))
-        total += GAMMA**step * info["components"]["shaping"]
+        total += gamma**step * info["components"]["shaping"]
     np.testing.assert_allclose(total, -first, atol=1e-3)
 
 

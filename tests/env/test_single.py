@@ -23,8 +23,8 @@ def test_gymnasium_finds_nothing_wrong(make_env):
 
 def test_gives_the_numbers_of_the_population_and_the_last_observation_at_the_end(make_env, random_actions):
     population, single = make_env(1, 3), SingleHostEnv(make_env(1, 3))
+    wanted, _ = population.reset()
     for episode in range(2):
-        wanted = population.reset()[0] if episode == 0 else wanted
         seen, _ = single.reset()
         for step in range(3):
             assert all(np.array_equal(seen[name], wanted[name][0]) for name in seen)
@@ -51,7 +51,7 @@ def test_after_a_rollback_a_reset_goes_on_with_the_same_host(make_env):
     single.reset(seed=3)
     first_rows = single.population.crew.shards[0].network.host.flat.detach().clone()
     single.population.crew.shards[0].network.host.flat.data[:] = np.nan
-    _, reward, terminated, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
+    _, _, terminated, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
     assert terminated
     assert info["components"]["governor"] == -7.0
     seen, _ = single.reset()

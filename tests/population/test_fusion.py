@@ -13,9 +13,9 @@ from esper.population.fusion import (
     Fleet,
     FusionError,
     MaskedConv2d,
+    add_members,
     flatten_parameters,
     fuse,
-    put_members,
     take_members,
 )
 from esper.population.network import member_losses
@@ -182,14 +182,15 @@ def test_a_fleet_leaves_the_modules_as_they_are():
         assert all(torch.equal(old[name], value) for name, value in host.state_dict().items())
 
 
-def test_members_can_be_taken_out_and_put_back():
+def test_members_can_be_taken_out_and_added_to():
     chosen = torch.tensor([0, 2, 3])
-    for shape in [(2, 20, 3, 3), (2, 20)]:
-        x = torch.randn(shape)
+    images = torch.randn(2, 20, 3, 3)
+    for x in (images, images.contiguous(memory_format=torch.channels_last), torch.randn(2, 20)):
         part = take_members(x, chosen, 4)
         assert part.equal(torch.cat([x[:, 0:5], x[:, 10:20]], 1))
-        back = put_members(x, chosen, part * 2, 4)
-        assert back.equal(torch.cat([x[:, 0:5] * 2, x[:, 5:10], x[:, 10:20] * 2], 1))
+        wanted = torch.cat([x[:, 0:5] * 3, x[:, 5:10], x[:, 10:20] * 3], 1)
+        assert torch.allclose(add_members(x, chosen, part * 2, 4), wanted)
+        assert torch.allclose(x, wanted)
 
 
 def test_a_fleet_of_banks_binds_any_number_of_rows():

@@ -22,11 +22,14 @@ def bits(tensor):
 # ---- blend and isolate
 
 
+EVERYONE = torch.arange(3)
+
+
 @pytest.mark.parametrize("shape", [(2, 6, 3, 4), (2, 6)], ids=["images", "vectors"])
 def test_blend_adds_alpha_delta_and_passes_the_gradient_by_one_and_pull(float64, shape):
     alpha, pull = torch.tensor([0.0, 0.25, 1.0]), torch.tensor([1.0, 0.25, 0.5])
     h, delta = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
-    y = blend(h, delta, alpha, pull)
+    y = blend(h, delta, alpha, pull, EVERYONE, 3)
     upstream = torch.randn(shape)
     y.backward(upstream)
     per_channel = [1, -1] + [1] * (len(shape) - 2)
@@ -36,18 +39,35 @@ def test_blend_adds_alpha_delta_and_passes_the_gradient_by_one_and_pull(float64,
     assert delta.grad.equal(upstream * torch.tensor([1, 1, 0.25, 0.25, 0.5, 0.5]).view(per_channel))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_blend_leaves_members_without_a_seed_as_they_are_and_finds_its_members_in_any_order(float64, layout):
+    h = torch.randn(2, 8, 3, 3).contiguous(memory_format=layout).requires_grad_()
+    delta = torch.randn(2, 4, 3, 3).contiguous(memory_format=layout).requires_grad_()
+    alpha, live = torch.tensor([0.5, 0.25]), torch.tensor([3, 1])
+    kept = h.detach().clone()
+    y = blend(h, delta, alpha, alpha, live, 4)
+    assert h.equal(kept)
+    assert y[:, [0, 1, 4, 5]].equal(h[:, [0, 1, 4, 5]])
+    assert torch.allclose(y[:, 6:8], h[:, 6:8] + 0.5 * delta[:, 0:2], atol=1e-15)
+    assert torch.allclose(y[:, 2:4], h[:, 2:4] + 0.25 * delta[:, 2:4], atol=1e-15)
+    upstream = torch.randn_like(y)
+    y.backward(upstream)
+    assert h.grad.equal(upstream)
+    assert delta.grad.equal(torch.cat([0.5 * upstream[:, 6:8], 0.25 * upstream[:, 2:4]], 1))
+
+
 def test_blend_has_the_gradient_of_its_formula_where_pull_is_alpha(float64):
-    alpha = torch.tensor([0.3, 1.0])
-    inputs = (torch.randn(2, 4, 2, 2, requires_grad=True), torch.randn(2, 4, 2, 2, requires_grad=True))
-    assert torch.autograd.gradcheck(lambda h, delta: blend(h, delta, alpha, alpha), inputs)
+    alpha, live = torch.tensor([0.3, 1.0]), torch.tensor([0, 2])
+    inputs = (torch.randn(2, 6, 2, 2, requires_grad=True), torch.randn(2, 4, 2, 2, requires_grad=True))
+    assert torch.autograd.gradcheck(lambda h, delta: blend(h, delta, alpha, alpha, live, 3), inputs)
 
 
 def test_alpha_zero_keeps_every_bit_and_does_not_hide_a_sick_seed():
-    h, delta = torch.randn(2, 4, 3, 3), 1e30 * torch.randn(2, 4, 3, 3)
-    zero, one = torch.zeros(2), torch.ones(2)
-    assert blend(h, delta, zero, one).equal(h)
+    h, delta = torch.randn(2, 6, 3, 3), 1e30 * torch.randn(2, 6, 3, 3)
+    zero, one = torch.zeros(3), torch.ones(3)
+    assert blend(h, delta, zero, one, EVERYONE, 3).equal(h)
     delta[0, 0, 0, 0] = torch.nan
-    assert blend(h, delta, zero, one).isnan().sum() == 1
+    assert blend(h, delta, zero, one, EVERYONE, 3).isnan().sum() == 1
 
 
 def test_isolate_is_the_identity_and_closes_the_gradient_of_some():
@@ -76,8 +96,13 @@ def test_ramps_end_exactly_at_their_target():
 
 
 def one_batch(grown, seed=0):
-    xs, ys, x = grown.batch(grown.network.members, 12, seed)
+    _, ys, x = grown.batch(grown.network.members, 12, seed)
     return x, torch.stack(ys)
+
+
+def live_banks(population):
+    """Every bank that takes part, with its members."""
+    return [pair for seeds in population.network.plan if seeds is not None for pair in seeds.banks]
 
 
 def host_gradient(population):
@@ -95,14 +120,13 @@ def test_seeds_that_train_behind_the_host_leave_it_bit_for_bit_alone(grown):
     population.arrange()
     bare.blueprint[:] = -1
     bare.arrange()
-    assert any(bare.network.plan) is False
+    assert bare.network.plan == [None, None, None]
     (logits, gradient), (bare_logits, bare_gradient) = host_gradient(population), host_gradient(bare)
     assert logits.equal(bare_logits)
     assert gradient.equal(bare_gradient)
     assert gradient.any(dim=1).all()
-    for plan in population.network.plan:  # and yet every one of them learns
-        for seeds in plan:
-            assert seeds.bank.fleet.flat.grad[seeds.live_L].any(dim=1).all()
+    for bank, members in live_banks(population):  # and yet every one of them learns
+        assert bank.fleet.flat.grad[members].any(dim=1).all()
 
 
 def test_hosts_without_seeds_do_not_feel_the_seeds_of_others(grown):
@@ -122,9 +146,9 @@ def test_what_lies_before_a_slot_still_learns_at_alpha_one(grown):
     population.behind[:] = False
     population.alpha[:] = np.where(population.blueprint >= 0, 1.0, 0.0)
     population.arrange()
-    for seeds in (seeds for plan in population.network.plan for seeds in plan):
+    for bank, _ in live_banks(population):
         with torch.no_grad():
-            seeds.bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
+            bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
     bare = grown(3)
     bare.blueprint[:] = -1
     bare.arrange()
@@ -142,12 +166,12 @@ def test_a_bank_is_made_when_first_needed_and_only_live_rows_are_computed(grown)
         (2, -1),
     }
     widths = []
-    for seeds in network.plan[0]:
-        seeds.bank.fleet.module.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    for bank, _ in network.plan[0].banks:
+        bank.fleet.module.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
     x, _ = one_batch(population)
     network.train(False)
     network.forward(x)
-    assert widths == [3 * len(seeds.live_L) for seeds in network.plan[0]]
+    assert widths == [3 * len(members) for _, members in network.plan[0].banks]
 
 
 # ---- optimisers
@@ -239,6 +263,38 @@ def test_each_rule_of_the_optimiser_s_config_fires(field, value, rule):
     with pytest.raises(ValueError, match=rf"task\.host_optimiser\.{field} must be .*{rule}"):
         SGDConfig(**{field: value}).check("task.host_optimiser")
     SGDConfig(max_norm=float("inf"), momentum=0.0).check("x")
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("rest", ["all_learn", "some_learn"])
+def test_a_seed_that_takes_no_part_keeps_its_bits(grown, weight_decay, rest):
+    population = grown(3, seed_sgd=SGDConfig(weight_decay=weight_decay))
+    network = population.network
+    population.blueprint[:], population.alpha[:], population.behind[:] = 1, 0.5, False
+    population.learns[:] = True
+    for key in [(slot, 1) for slot in range(3)]:
+        for member in range(3):
+            network.bank(*key).plant(member, torch.Generator().manual_seed(member))
+
+    def train():
+        population.arrange()
+        network.train()
+        x, y = one_batch(population)
+        member_losses(network.forward(x), y).sum().backward()
+        network.step()
+
+    train()
+    population.blueprint[1] = -1
+    population.learns[0, 0] = rest == "all_learn"
+    before = {name: row.clone() for name, row in network.rows().items()}
+    train()
+    for name, row in network.rows().items():
+        if name.startswith("seed"):
+            assert bits(row[1]).equal(bits(before[name][1])), name
+            assert not row[2].equal(before[name][2])
+    if rest == "some_learn":
+        assert network.rows()["seed/0/1"][0].equal(before["seed/0/1"][0])
+    assert not network.rows()["seed/1/1"][0].equal(before["seed/1/1"][0])
 
 
 # ---- banks

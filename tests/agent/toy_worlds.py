@@ -1,0 +1,128 @@
+"""Worlds of a few steps in which the best policy is known, and the loop in which a policy learns them."""
+
+# N hosts, S slots, K blueprints, V values of all parameter heads, T steps
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from esper.agent import PPO, Decision, PPOConfig
+from esper.buffer import Rollout
+from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
+
+FEATURES = ("time_left", "cue", "noise")
+SLOT_FEATURES = ("mark", "noise")
+
+
+def make_spec(*, hosts: int = 8, steps: int = 4, slots: int = 3, blueprints: int = 4) -> EnvSpec:
+    return EnvSpec(
+        num_hosts=hosts,
+        num_steps=steps,
+        slot_names=tuple(f"slot{i}" for i in range(slots)),
+        blueprint_names=tuple(f"blueprint{i}" for i in range(blueprints)),
+        feature_names=FEATURES,
+        slot_feature_names=SLOT_FEATURES,
+    )
+
+
+def blank(spec: EnvSpec, hosts: int | None = None) -> Observation:
+    """Nothing to see, and nothing to do but to wait."""
+    n, slots, blueprints = hosts or spec.num_hosts, spec.num_slots, len(spec.blueprint_names)
+    legal_slots = np.zeros((n, len(Op), slots), dtype=np.bool_)
+    legal_slots[:, Op.WAIT] = True
+    return Observation(
+        features=np.zeros((n, len(spec.feature_names)), np.float32),
+        slots=np.zeros((n, slots, len(spec.slot_feature_names)), np.float32),
+        blueprints=np.full((n, slots), blueprints),
+        legal_slots=legal_slots,
+        legal_values=legal_values(n, blueprints),
+    )
+
+
+def random_observation(
+    spec: EnvSpec, rng: np.random.Generator, *, hosts: int | None = None, free: bool = False, legal: float = 0.5
+) -> Observation:
+    """Random features and masks; with `free`, parameters have random masks instead of pinned values."""
+    seen = blank(spec, hosts)
+    seen.features[:] = rng.standard_normal(seen.features.shape)
+    seen.slots[:] = rng.standard_normal(seen.slots.shape)
+    seen.blueprints[:] = rng.integers(0, len(spec.blueprint_names) + 1, seen.blueprints.shape)
+    seen.legal_slots[:] = rng.random(seen.legal_slots.shape) < legal
+    seen.legal_slots[:, Op.WAIT] = True
+    if free:
+        start = 0
+        for size in spec.head_sizes[Head.BLUEPRINT :]:
+            column = seen.legal_values[:, start : start + size]
+            column[:] = rng.random(column.shape) < 0.5
+            column[np.arange(len(column)), rng.integers(0, size, len(column))] = True
+            start += size
+    return seen
+
+
+def random_rollout(
+    agent: PPO, rng: np.random.Generator, *, resets: float = 0.0, observe: Callable[[int], Observation] | None = None
+) -> Rollout:
+    """A rollout of random observations and rewards, in which episodes may start at any step."""
+    spec = agent.spec
+    rollout, state = Rollout(spec), agent.start(spec.num_hosts)
+    is_init = np.ones(spec.num_hosts, dtype=np.bool_)
+    for t in range(spec.num_steps):
+        observation = observe(t) if observe else random_observation(spec, rng, legal=0.3)
+        decision = agent.act(observation, state, is_init=is_init, uniform=rng.random((spec.num_hosts, len(Head))))
+        terminated = (rng.random(spec.num_hosts) < resets) | (t == spec.num_steps - 1)
+        reward = rng.standard_normal(spec.num_hosts).astype(np.float32)
+        rollout.add(observation, decision, reward=reward, terminated=terminated, is_init=is_init)
+        state, is_init = decision.state, terminated
+    return rollout
+
+
+@dataclass
+class World:
+    """T steps: what is seen, and what is paid for what was done."""
+
+    spec: EnvSpec
+    rng: np.random.Generator
+
+    def reset(self) -> None:
+        """A new episode of every host."""
+
+    def observe(self, t: int) -> Observation:
+        raise NotImplementedError
+
+    def pay(self, t: int, decision: Decision) -> tuple[np.ndarray, np.ndarray]:
+        """Reward, and which hosts' sub-episodes ended before their time."""
+        raise NotImplementedError
+
+
+def play(agent: PPO, world: World, *, greedy: bool = False, always_init: bool = False) -> Rollout:
+    spec, rng = world.spec, world.rng
+    world.reset()
+    rollout, state = Rollout(spec), agent.start(spec.num_hosts)
+    is_init = np.ones(spec.num_hosts, dtype=np.bool_)
+    for t in range(spec.num_steps):
+        observation = world.observe(t)
+        uniform = rng.random((spec.num_hosts, len(Head)))
+        decision = agent.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
+        reward, ended = world.pay(t, decision)
+        terminated = ended | (t == spec.num_steps - 1)
+        rollout.add(observation, decision, reward=reward, terminated=terminated, is_init=is_init)
+        state, is_init = decision.state, np.full_like(terminated, True) if always_init else terminated
+    return rollout
+
+
+def learn(world: World, updates: int, *, seed: int = 0, always_init: bool = False, **config: float) -> PPO:
+    """A small policy after so many updates in a world."""
+    torch.set_num_threads(1)
+    small = replace(PPOConfig(hidden=16, slot_width=16, learning_rate=5e-3), **config)
+    agent = small.build(world.spec, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for update in range(updates):
+        agent.update(play(agent, world, always_init=always_init), progress=update / updates, generator=generator)
+    return agent
+
+
+def mean_return(agent: PPO, world: World, *, always_init: bool = False) -> float:
+    """Of greedy actions."""
+    return float(play(agent, world, greedy=True, always_init=always_init).reward_TN.sum(dim=0).mean())
