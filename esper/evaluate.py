@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.agent import PPO, Controller, ScheduleConfig
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import load
 from esper.cli import in_one_sentence
 from esper.config import GROUPS, Config, ConfigError, did_you_mean, from_plain
 from esper.env.growth_env import GrowthEnv
@@ -30,7 +29,7 @@ from esper.episode import Episode, play
 from esper.knobs import field_docs
 from esper.stats import mean_interval
 from esper.task.base import Split
-from esper.trainer import CHECKPOINTS, build_env
+from esper.trainer import CHECKPOINTS, build_env, find_checkpoint
 
 PLAIN = tuple(name for name in GROUPS["agent"] if name not in ("ppo", "schedule"))
 """Controllers that need no checkpoint."""
@@ -51,7 +50,7 @@ class EvaluateConfig:
     greedy: bool = True
     """Does the policy take its most probable actions, instead of drawing them?"""
     schedules: bool = False
-    """Also search the best fixed schedule of one seed, and an oracle that knows each host's kind and takes the best schedule for it.
+    """Also search the best fixed schedule of one seed, and an oracle that takes the best schedule for each host's kind.
     Both are chosen on other hosts."""
 
     def __post_init__(self) -> None:
@@ -91,21 +90,6 @@ def parse(words: list[str]) -> EvaluateConfig:
     return config
 
 
-def find_checkpoint(path: str) -> Path:
-    """The checkpoint file that a path means: itself, or the newest of a run's folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    place = Path(path)
-    if place.is_file():
-        return place
-    for folder in (place / CHECKPOINTS, place):
-        if folder.is_dir() and (newest := Checkpoints(folder).latest()):
-            return newest
-    raise ConfigError(f"checkpoint={path} holds no checkpoint: name the folder that esper.train printed at its end")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What a controller reached, host by host."""
@@ -131,7 +115,7 @@ class Evaluation:
 
     def __init__(self, given: EvaluateConfig) -> None:
         torch.set_num_threads(1)
-        self.given, self.path = given, find_checkpoint(given.checkpoint)
+        self.given, self.path = given, find_checkpoint(given.checkpoint, "checkpoint")
         state = load(self.path)
         self.config: Config = from_plain(state["config"])
         self.updates: int = state["update"]

@@ -7,19 +7,24 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from esper.checkpoint import load
 from esper.cli import in_one_sentence, run
-from esper.config import CONF, typed
+from esper.config import CONF, from_plain, resumed, typed
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
-    from esper.trainer import Stopped, Trainer  # late: --help and mistakes should not wait for it
+    from esper.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     with in_one_sentence():
         try:
-            Trainer(typed(cfg), folder).run()
+            config = typed(cfg)
+            if config.resume is not None:
+                saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
+                config = resumed(saved, config, list(HydraConfig.get().overrides.task))
+            Trainer(config, folder).run()
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)

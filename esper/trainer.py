@@ -58,6 +58,24 @@ def build_env(config: Config, *, split: Split, hosts: int | None = None, test_at
     )
 
 
+def find_checkpoint(path: str, key: str) -> Path:
+    """The checkpoint file that a path means: itself, or the newest of a run's folder.
+
+    Args:
+        key: where the path was given, for the message.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = Path(path)
+    if place.is_file():
+        return place
+    newest = Checkpoints(place / CHECKPOINTS).latest()
+    if newest is None:
+        raise ConfigError(f"{key}={path} holds no checkpoint: name the folder that esper.train printed")
+    return newest
+
+
 class Trainer:
     """One run in one folder."""
 

@@ -192,3 +192,14 @@ def test_help(tmp_path: Path) -> None:
     assert "\n  seed=0 " in done.stdout
     assert "shaped, sparse" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_makes_a_folder_for_every_run(tmp_path: Path) -> None:
+    tiny = ["updates=1", "hosts=4", "steps=2", "agent=wait", "telemetry=quiet"]
+    done = typed_at_a_shell("-m", "reward=shaped,sparse", "seed=1,2", *tiny, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (tmp_path / "multirun" / "sweep").iterdir()
+    ran = [yaml.safe_load((sweep / str(job) / ".hydra" / "config.yaml").read_text()) for job in range(4)]
+    # Both rewards have a rent; only the shaped one has an attribution.
+    assert [("attribution" in cfg["reward"], cfg["seed"]) for cfg in ran] == [(True, 1), (True, 2), (False, 1), (False, 2)]
+    assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(4))

@@ -61,6 +61,7 @@ BAD: list[tuple[str, str]] = [
     ("agent.clip=1", "agent.clip"),
     ("agent.lam=1.1", "agent.lam"),
     ("agent.popart_step=0", "agent.popart_step"),
+    ("agent=random agent.wait_weight=-1", "agent.wait_weight"),
     ("agent=schedule agent.slot=-1", "agent.slot"),
     ("agent=schedule agent.at=-1", "agent.at"),
     ("agent=heuristic agent.patience=-1", "agent.patience"),

@@ -286,7 +286,7 @@ class PPO:
         if worst > RATIO_TOLERANCE:
             step, column = divmod(int(error_TM.argmax()), len(rows_M))
             host = int(rows_M[column])
-            lived, now = float(rollout.log_prob_TN[step, host]), float(log_ratio_TM[step, column])
+            lived, now = float(rollout.log_prob_TN[step, host]), float(log_ratio_TM.detach()[step, column])
             raise RuntimeError(
                 f"the policy does not reproduce its rollout: at step {step} of host {host}, action "
                 f"{rollout.action_TNH[step, host].tolist()} had log-probability {lived:.6f} and has {lived + now:.6f}; "

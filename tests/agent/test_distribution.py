@@ -116,7 +116,7 @@ def test_frequencies_of_drawn_actions_are_their_probabilities() -> None:
 
 def test_inversion_takes_the_first_value_beyond_the_uniform_number() -> None:
     log_prob = torch.tensor([[0.25, 0.0, 0.5, 0.25]]).log().clamp(min=-1e9).expand(6, -1)
-    uniform = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999], dtype=torch.float64)
+    uniform = torch.tensor([0.0, 0.2499, 0.2501, 0.7499, 0.7501, 0.999999], dtype=torch.float64)
     assert inverse_cdf(log_prob, uniform).tolist() == [0, 0, 2, 2, 3, 3]
 
 

@@ -1,0 +1,227 @@
+"""Controllers that do not learn, behind the same door as the one that does."""
+
+# N hosts, S slots, H heads
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_worlds import blank, make_spec, random_observation
+
+from esper.agent import (
+    AgentConfig,
+    Decision,
+    Heuristic,
+    HeuristicConfig,
+    PPOConfig,
+    RandomConfig,
+    ScheduleConfig,
+    State,
+    WaitConfig,
+)
+from esper.env.actions import RELEVANT, Head, Observation, Op, parameters_legal
+from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
+
+SPEC = replace(
+    make_spec(hosts=4, steps=10, slots=3, blueprints=3),
+    feature_names=tuple(feature.name for feature in HOST_FEATURES),
+    slot_feature_names=tuple(feature.name for feature in SLOT_FEATURES),
+)
+CONFIGS: list[AgentConfig] = [
+    PPOConfig(hidden=8, slot_width=8),
+    HeuristicConfig(),
+    RandomConfig(),
+    WaitConfig(),
+    ScheduleConfig(slot=1, blueprint="blueprint2", at=3),
+]
+IDS = [type(config).__name__ for config in CONFIGS]
+
+
+def see(step: int = 0, *, legal: dict[Op, list[int]] | None = None, **known: Any) -> Observation:
+    """Four hosts at a step; slots that are legal for an operation; host features by name, slot features as `slot_<name>`."""
+    observation = blank(SPEC)
+    observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
+    for op, slots in (legal or {}).items():
+        observation.legal_slots[:, op, slots] = True
+    for name, value in known.items():
+        if name.startswith("slot_"):
+            observation.slots[:, :, SPEC.slot_feature_names.index(name[5:])] = value
+        else:
+            observation.features[:, SPEC.feature_names.index(name)] = value
+    return observation
+
+
+def decide(config: AgentConfig, observation: Observation, *, state: State | None = None, seed: int = 0) -> Decision:
+    controller = config.build(SPEC, seed=0)
+    hosts = len(observation.features)
+    uniform = np.random.default_rng(seed).random((hosts, len(Head)))
+    state = controller.start(hosts) if state is None else state
+    return controller.act(observation, state, is_init=np.zeros(hosts, np.bool_), uniform=uniform)
+
+
+def ops(decision: Decision) -> list[int]:
+    return decision.action[:, Head.OP].tolist()
+
+
+# ---- the door
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), free=st.booleans(), legal=st.sampled_from([0.0, 0.2, 0.9]), step=st.integers(0, 9))
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_every_controller_does_what_is_legal(config: AgentConfig, seed: int, free: bool, legal: float, step: int) -> None:
+    observation = random_observation(SPEC, np.random.default_rng(seed), hosts=16, free=free, legal=legal)
+    observation.features[:, 0] = 1 - step / SPEC.num_steps
+    action = decide(config, observation, seed=seed).action
+    assert action.dtype == np.int64
+    assert action.shape == (16, len(Head))
+    assert observation.legal_slots[np.arange(16), action[:, Head.OP], action[:, Head.SLOT]].all()
+    assert parameters_legal(action, observation.legal_values, SPEC.head_sizes).all()
+    assert (action[~RELEVANT[action[:, Head.OP]]] == 0).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_no_controller_touches_a_global_stream_and_hosts_are_independent(config: AgentConfig) -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    rng = np.random.default_rng(1)
+    controller = config.build(SPEC, seed=0)
+    observation, uniform = random_observation(SPEC, rng, hosts=9), rng.random((9, len(Head)))
+    whole = controller.act(observation, controller.start(9), is_init=np.ones(9, np.bool_), uniform=uniform)
+    part = Observation(**{name: getattr(observation, name)[4:6] for name in Observation.__dataclass_fields__})
+    few = controller.act(part, controller.start(2), is_init=np.ones(2, np.bool_), uniform=uniform[4:6])
+    assert np.array_equal(few.action, whole.action[4:6])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+
+
+# ---- by chance
+
+
+def test_chance_is_even_over_operations_slots_and_values() -> None:
+    observation = see(legal={Op.GERMINATE: [0, 2], Op.PRUNE: [1]})
+    many = Observation(
+        **{name: np.repeat(getattr(observation, name)[:1], 9000, axis=0) for name in Observation.__dataclass_fields__}
+    )
+    action = decide(RandomConfig(), many).action
+    frequency = np.bincount(action[:, Head.OP], minlength=len(Op)) / 9000
+    np.testing.assert_allclose(frequency, [1 / 3, 1 / 3, 0, 1 / 3, 0, 0], atol=0.03)
+    germinated = action[action[:, Head.OP] == Op.GERMINATE]
+    np.testing.assert_allclose(np.bincount(germinated[:, Head.SLOT], minlength=3) / len(germinated), [0.5, 0, 0.5], atol=0.04)
+    np.testing.assert_allclose(np.bincount(germinated[:, Head.BLUEPRINT]) / len(germinated), [1 / 3] * 3, atol=0.04)
+
+
+@pytest.mark.parametrize(("weight", "waits"), [(0.0, 0.0), (3.0, 0.75)])
+def test_waiting_has_a_weight_of_its_own(weight: float, waits: float) -> None:
+    observation = see(legal={Op.GERMINATE: [0]})
+    drawn = [ops(decide(RandomConfig(wait_weight=weight), observation, seed=seed)) for seed in range(500)]
+    assert (np.array(drawn) == Op.WAIT).mean() == pytest.approx(waits, abs=0.04)
+    assert ops(decide(RandomConfig(wait_weight=weight), see())) == [Op.WAIT] * 4
+
+
+# ---- by the clock
+
+
+def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> None:
+    config = ScheduleConfig(slot=1, blueprint="blueprint2", at=3)
+    empty = {Op.GERMINATE: [0, 1, 2]}
+    assert ops(decide(config, see(2, legal=empty))) == [Op.WAIT] * 4
+    action = decide(config, see(3, legal=empty)).action
+    assert action[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist() == [[Op.GERMINATE, 1, 2]] * 4
+    assert ops(decide(config, see(5, legal=empty))) == [Op.GERMINATE] * 4
+    assert ops(decide(config, see(4, legal={Op.ADVANCE: [1], Op.PRUNE: [1]}))) == [Op.ADVANCE] * 4
+    assert ops(decide(config, see(4, legal={Op.FOSSILIZE: [1], Op.PRUNE: [1]}))) == [Op.FOSSILIZE] * 4
+    assert ops(decide(config, see(4, legal={Op.FOSSILIZE: [0], Op.ADVANCE: [2]}))) == [Op.WAIT] * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ScheduleConfig(slot=3, blueprint="blueprint0"), r"agent\.slot=3 is not a slot of this host: it has 0 to 2"),
+        (ScheduleConfig(blueprint="attention"), r"agent\.blueprint=attention is not offered: there are blueprint0"),
+        (ScheduleConfig(blueprint="blueprint0", at=10), r"agent\.at=10 never comes: an episode has steps=10"),
+    ],
+)
+def test_a_schedule_that_cannot_be_kept_is_refused(config: ScheduleConfig, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config.build(SPEC, seed=0)
+
+
+# ---- by hand
+
+
+def worth(*points: float) -> dict[str, Any]:
+    return {"slot_contribution": np.array(points) / 50, "slot_contribution_measured": 1.0}
+
+
+def test_the_most_urgent_thing_comes_first() -> None:
+    config = HeuristicConfig(patience=0)
+    everything = {Op.PRUNE: [0, 1, 2], Op.FOSSILIZE: [0, 1, 2], Op.ADVANCE: [2], Op.GERMINATE: [0]}
+    action = decide(config, see(5, legal=everything, **worth(-3, -8, 9))).action
+    assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.PRUNE, 1], "the worst seed goes"
+    action = decide(config, see(5, legal=everything, **worth(3, 0, 9))).action
+    assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.FOSSILIZE, 2], "the best seed is kept"
+    action = decide(config, see(5, legal=everything, **worth(0, 0, 0))).action
+    assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.ADVANCE, 2]
+    action = decide(config, see(5, legal={Op.PRUNE: [0], Op.GERMINATE: [1, 2]}, **worth(0, 0, 0))).action
+    assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.GERMINATE, 1], "the first empty slot"
+
+
+def test_what_was_never_measured_is_neither_kept_nor_pruned() -> None:
+    legal = {Op.PRUNE: [0, 1, 2], Op.FOSSILIZE: [0, 1, 2]}
+    unknown = worth(-9, 9, 9) | {"slot_contribution_measured": 0.0}
+    assert ops(decide(HeuristicConfig(), see(9, legal=legal, **unknown))) == [Op.WAIT] * 4
+
+
+def test_in_the_last_step_every_seed_that_helps_is_kept() -> None:
+    legal = {Op.FOSSILIZE: [0]}
+    assert ops(decide(HeuristicConfig(), see(8, legal=legal, **worth(0.2, 0, 0)))) == [Op.WAIT] * 4
+    assert ops(decide(HeuristicConfig(), see(9, legal=legal, **worth(0.2, 0, 0)))) == [Op.FOSSILIZE] * 4
+    assert ops(decide(HeuristicConfig(), see(9, legal=legal, **worth(-0.2, 0, 0)))) == [Op.WAIT] * 4
+
+
+def test_it_germinates_on_a_plateau_or_when_patience_ends() -> None:
+    config, legal = HeuristicConfig(patience=7), {Op.GERMINATE: [0]}
+    flat = {"accuracy": 0.5, "accuracy_3_ago": 0.499, "accuracy_3_ago_known": 1.0}
+    assert ops(decide(config, see(4, legal=legal, **flat))) == [Op.GERMINATE] * 4
+    assert ops(decide(config, see(4, legal=legal, **(flat | {"accuracy_3_ago": 0.4})))) == [Op.WAIT] * 4
+    unknown = flat | {"accuracy_3_ago_known": 0.0}
+    assert ops(decide(config, see(4, legal=legal, **unknown))) == [Op.WAIT] * 4
+    assert ops(decide(config, see(7, legal=legal, **unknown))) == [Op.GERMINATE] * 4
+
+
+def test_blueprints_take_turns_and_a_new_host_starts_from_the_first() -> None:
+    agent: Heuristic = HeuristicConfig(patience=0).build(SPEC, seed=0)
+    state, planted = agent.start(4), []
+    for step in (1, 2, 3, 4, 0):
+        observation = see(step, legal={Op.GERMINATE: [0]})
+        observation.legal_slots[1, Op.GERMINATE] = step > 2
+        init = np.full(4, step in (0, 3))  # after a roll-back too, the next blueprint comes
+        decision = agent.act(observation, state, is_init=init, uniform=np.zeros((4, len(Head))))
+        state = decision.state
+        planted.append(decision.action[:2, [Head.OP, Head.BLUEPRINT]].tolist())
+    germinate, wait = int(Op.GERMINATE), [int(Op.WAIT), 0]
+    assert [host0 for host0, _ in planted] == [[germinate, turn] for turn in (0, 1, 2, 0, 0)]
+    assert [host1 for _, host1 in planted] == [wait, wait, [germinate, 0], [germinate, 1], wait]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: HeuristicConfig(patience=-1), r"agent\.patience must be finite and at least 0, got -1"),
+        (lambda: HeuristicConfig(plateau=-1.0), r"agent\.plateau must be finite and at least 0, got -1"),
+        (lambda: HeuristicConfig(threshold=float("nan")), r"agent\.threshold must be finite and at least 0, got nan"),
+        (lambda: RandomConfig(wait_weight=-1.0), r"agent\.wait_weight must be finite and at least 0, got -1"),
+        (lambda: ScheduleConfig(at=-1), r"agent\.at must be at least 0, got -1"),
+        (lambda: ScheduleConfig(slot=-1), r"agent\.slot must be at least 0, got -1"),
+        (lambda: WaitConfig(gamma=2.0), r"agent\.gamma must be in \[0, 1\], got 2"),
+    ],
+)
+def test_every_rule_fires(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()

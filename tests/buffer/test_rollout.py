@@ -1,0 +1,151 @@
+"""The rollout keeps what it is given, and deals hosts, never steps."""
+
+# T steps, N hosts
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pytest
+import torch
+
+from esper.buffer import Rollout, Seen
+from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
+
+SPEC = EnvSpec(
+    num_hosts=4,
+    num_steps=3,
+    slot_names=("first", "second"),
+    blueprint_names=("norm", "conv"),
+    feature_names=("a", "b", "c"),
+    slot_feature_names=("x",),
+)
+
+
+@dataclass
+class Made:
+    action: np.ndarray
+    log_prob: np.ndarray | None
+    value: np.ndarray | None
+
+
+def observation(rng: np.random.Generator) -> Observation:
+    legal = rng.random((4, len(Op), 2)) < 0.3
+    legal[:, Op.WAIT] = True
+    return Observation(
+        features=rng.standard_normal((4, 3)).astype(np.float32),
+        slots=rng.standard_normal((4, 2, 1)).astype(np.float32),
+        blueprints=rng.integers(0, 3, (4, 2)),
+        legal_slots=legal,
+        legal_values=legal_values(4, 2),
+    )
+
+
+def made(rng: np.random.Generator) -> Made:
+    return Made(
+        action=rng.integers(0, 2, (4, len(Head))),
+        log_prob=rng.standard_normal(4).astype(np.float32),
+        value=rng.standard_normal(4).astype(np.float32),
+    )
+
+
+def flags(*true: int) -> np.ndarray:
+    return np.isin(np.arange(4), true)
+
+
+def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
+    rng = np.random.default_rng(0)
+    rollout, given = Rollout(SPEC), []
+    for t in range(3):
+        assert not rollout.full
+        step = (observation(rng), made(rng), rng.standard_normal(4).astype(np.float32), flags(t), flags(3 - t))
+        rollout.add(step[0], step[1], reward=step[2], terminated=step[3], is_init=step[4])
+        given.append(step)
+    assert rollout.full
+    for t, (seen, decision, reward, terminated, is_init) in enumerate(given):
+        for entry in fields(Seen):
+            assert np.array_equal(getattr(rollout.seen, entry.name)[t], getattr(seen, entry.name)), entry.name
+        assert np.array_equal(rollout.action_TNH[t], decision.action)
+        assert np.array_equal(rollout.log_prob_TN[t], decision.log_prob)
+        assert np.array_equal(rollout.value_TN[t], decision.value)
+        assert np.array_equal(rollout.reward_TN[t], reward)
+        assert np.array_equal(rollout.terminated_TN[t], terminated)
+        assert np.array_equal(rollout.is_init_TN[t], is_init)
+        assert np.array_equal(rollout.forced_TN[t], ~seen.legal_ops[:, 1:].any(axis=1))
+    assert not rollout.truncated_TN.any()
+
+
+def add(rollout: Rollout, rng: np.random.Generator, **given: np.ndarray) -> None:
+    plain = {"reward": np.zeros(4), "terminated": flags(), "is_init": flags()}
+    rollout.add(observation(rng), made(rng), **(plain | given))
+
+
+def test_one_step_too_many_is_refused() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    for _ in range(3):
+        add(rollout, rng)
+    with pytest.raises(IndexError, match="all of its 3 steps"):
+        add(rollout, rng)
+
+
+def test_a_reward_that_is_not_finite_is_refused_and_named() -> None:
+    with pytest.raises(ValueError, match=r"step 0 is not finite for hosts 1, 3"):
+        add(Rollout(SPEC), np.random.default_rng(0), reward=np.array([0.0, np.nan, 1.0, np.inf]))
+
+
+def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    seen, decision = observation(rng), made(rng)
+    rollout.add(seen, decision, reward=np.zeros(4), terminated=flags(), is_init=flags())
+    kept = rollout.seen.features[0].clone(), rollout.action_TNH[0].clone()
+    seen.features[:] += 1
+    decision.action += 1
+    assert torch.equal(rollout.seen.features[0], kept[0])
+    assert torch.equal(rollout.action_TNH[0], kept[1])
+
+
+def test_successor_values_cross_cuts() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    add(rollout, rng)
+    add(rollout, rng, truncated=flags(1), successor_value=np.array([9.0, 5.0, 9.0, 9.0]))
+    add(rollout, rng, truncated=flags(2))
+    rollout.finish(np.array([1.0, 2.0, 3.0, 4.0]))
+    expected = torch.stack([rollout.value_TN[1], rollout.value_TN[2], torch.tensor([1.0, 2.0, 3.0, 4.0])])
+    expected[1, 1] = 5.0
+    assert torch.equal(rollout.next_value_TN, expected)
+
+
+def test_a_cut_on_the_last_step_may_bring_its_successor_value_along() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    for _ in range(2):
+        add(rollout, rng)
+    add(rollout, rng, truncated=flags(0), successor_value=np.full(4, 7.0))
+    assert rollout.next_value_TN[-1].tolist() == [7.0, 0.0, 0.0, 0.0]
+
+
+def test_a_cut_without_a_successor_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="successor_value"):
+        add(Rollout(SPEC), np.random.default_rng(0), truncated=flags(1))
+
+
+def test_minibatches_deal_every_host_once_and_are_named_by_the_generator() -> None:
+    rollout = Rollout(SPEC, num_hosts=10)
+    parts = list(rollout.minibatches(4, torch.Generator().manual_seed(0)))
+    assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
+    assert sorted(torch.cat(parts).tolist()) == list(range(10))
+    again = list(rollout.minibatches(4, torch.Generator().manual_seed(0)))
+    other = list(rollout.minibatches(4, torch.Generator().manual_seed(1)))
+    assert torch.equal(torch.cat(parts), torch.cat(again))
+    assert not torch.equal(torch.cat(parts), torch.cat(other))
+
+
+def test_more_parts_than_hosts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"agent\.minibatches=5 exceeds hosts=4"):
+        list(Rollout(SPEC).minibatches(5, torch.Generator()))
+
+
+def test_a_controller_without_probabilities_leaves_zeros() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    decision = Made(action=made(rng).action, log_prob=None, value=None)
+    rollout.add(observation(rng), decision, reward=np.ones(4), terminated=flags(), is_init=flags())
+    assert not rollout.log_prob_TN.any()
+    assert not rollout.value_TN.any()
