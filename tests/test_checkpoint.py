@@ -7,9 +7,11 @@ import json
 import os
 import pickle
 import random
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +33,7 @@ STATE: dict[str, Any] = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
@@ -160,10 +162,10 @@ def test_unreadable(folder: Path) -> None:
     assert_one_sentence(error, str(folder), "cannot be read")
 
 
-def test_every_truncation_is_refused(folder: Path) -> None:
+def test_truncations_are_refused(folder: Path) -> None:
     path = Checkpoints(folder).save({"w": torch.arange(4.0)}, 1)
     whole = path.read_bytes()
-    for size in range(len(whole)):
+    for size in [*range(200), *range(200, len(whole), 17), len(whole) - 1]:
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError) as error:
             load(path)
@@ -174,13 +176,13 @@ def test_every_truncation_is_refused(folder: Path) -> None:
         load(path)
 
 
-def test_every_flipped_bit_is_refused(folder: Path) -> None:
-    """All bits of the header, and a thousand others."""
+def test_flipped_bits_are_refused(folder: Path) -> None:
+    """Every bit of the header, and three hundred others."""
     path = Checkpoints(folder).save({"w": torch.arange(4.0)}, 1)
     whole = path.read_bytes()
     header = whole.index(b"\n") + 1
     rng = random.Random(0)
-    bits = [*range(8 * header), *(rng.randrange(8 * header, 8 * len(whole)) for _ in range(1000))]
+    bits = [*range(8 * header), *(rng.randrange(8 * header, 8 * len(whole)) for _ in range(300))]
     for bit in bits:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -222,19 +224,16 @@ def test_a_malicious_pickle_is_not_executed(tmp_path: Path, wrap: str) -> None:
     if wrap == "zip":
         content = checkpoint.encode({"w": Bomb(mark)})
     else:
-        raw = pickle.dumps({"w": Bomb(mark)})
+        raw = pickle.dumps({"w": Bomb(mark)}, protocol=2)
         content = f"esper checkpoint 0001 {hashlib.sha256(raw).hexdigest()} {len(raw):016d}\n".encode() + raw
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         load(path)
     assert_one_sentence(error, path.name, "not loaded")
     assert not mark.exists()
-    torch.load(_after_header(path), weights_only=False)
+    with suppress(RuntimeError):  # what the plain one raises after it went off
+        torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=False)
     assert mark.exists(), "the bomb is a dud, so this test showed nothing"
-
-
-def _after_header(path: Path) -> Any:
-    return io.BytesIO(path.read_bytes().partition(b"\n")[2])
 
 
 def test_a_content_that_is_no_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,17 +337,22 @@ def test_short_writes_are_completed(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_bytes_and_names_reach_the_disk_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File synced, then renamed, then the folder synced: without a power cut at hand, the order of calls is the test."""
+    """File synced, then renamed, then the folder synced: with no power cut at hand, the order of calls is the test."""
     checkpoints = Checkpoints(folder)
     checkpoints.prepare()
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        checkpoint.os,
-        "fsync",
-        lambda fd: (calls.append("folder" if os.path.isdir(f"/dev/fd/{fd}") else "file"), fsync(fd)),
-    )
-    monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (calls.append("rename"), replace(a, b)))
+
+    def watched_fsync(descriptor: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        calls.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", watched_fsync)
+    monkeypatch.setattr(checkpoint.os, "replace", watched_replace)
     checkpoints.save({}, 1)
     assert calls == ["file", "rename", "folder"]
 
@@ -357,7 +361,7 @@ def test_a_file_system_that_cannot_sync_folders_will_do(folder: Path, monkeypatc
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        if os.path.isdir(f"/dev/fd/{descriptor}"):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
         real(descriptor)
 
@@ -371,7 +375,7 @@ def mount(folder: Path, options: str) -> None:
         pytest.skip(f"a file system may not be mounted here: {done.stderr.strip()}")
 
 
-@pytest.fixture()
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 256 KiB."""
     folder = tmp_path / "disk"
@@ -412,6 +416,7 @@ import os, sys
 from pathlib import Path
 from esper.checkpoint import Checkpoints, DiskError, load
 folder = Path(sys.argv[1])
+load(folder / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
 try:
@@ -447,7 +452,7 @@ HARNESS = """
 import json, os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, load, update_of
 
 torch.set_num_threads(1)
 warnings.simplefilter("error")  # a damaged newest checkpoint is only a warning elsewhere
@@ -466,7 +471,7 @@ for kill in range(kills):
         finally:
             os._exit(1)
     # Killed after a whole save, so that each life leaves a newer checkpoint than the last.
-    while not (folder / f"checkpoint_{newest + 1:06d}.pt").exists():
+    while not [path for path in Checkpoints(folder).paths() if update_of(path) > newest]:
         if os.waitpid(child, os.WNOHANG)[0]:
             sys.exit("the saving process ended by itself")
         time.sleep(0.001)
@@ -477,9 +482,9 @@ for kill in range(kills):
     path = Checkpoints(folder).latest()
     state = load(path)
     assert state["update"] > newest and bool((state["w"] == state["update"]).all()), path
-    assert len(Checkpoints(folder).paths()) <= 3
     newest = state["update"]
-Checkpoints(folder).prepare()
+Checkpoints(folder).save({"update": newest + 1}, newest + 1)
+assert len(Checkpoints(folder).paths()) == 2
 print(json.dumps({"newest": newest, "halves": halves, "left": [p.name for p in folder.glob("*.tmp")]}))
 """
 

@@ -195,7 +195,7 @@ def test_help(tmp_path: Path) -> None:
 
 
 def test_a_sweep_makes_a_folder_for_every_run(tmp_path: Path) -> None:
-    tiny = ["updates=1", "hosts=4", "steps=2", "agent=wait", "telemetry=quiet"]
+    tiny = ["updates=1", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
     done = typed_at_a_shell("-m", "reward=shaped,sparse", "seed=1,2", *tiny, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (sweep,) = (tmp_path / "multirun" / "sweep").iterdir()

@@ -12,12 +12,14 @@ from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import esper
+from esper.population.lifecycle import Op
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -104,6 +106,21 @@ def test_the_readme_says_what_the_checks_run() -> None:
     assert [len(matching) for matching in found] == [1, 1], "each of the README's two commands is found once by .ci/run"
     assert found[0][0].endswith("&& .venv/bin/python -m esper.train")
     assert all("-c constraints.txt -e " in matching[0] for matching in found)
+
+
+def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example is run as if it stood at the end of esper/reward/modes.py."""
+    from esper.reward import modes
+
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    names = dict(vars(modes))
+    exec(compile(code, "README.md", "exec"), names)
+    reward = names["FrugalConfig"](price=2.0).build(gamma=0.9)
+    monkeypatch.setattr(modes.terms, "terminal", lambda signals: np.array([50.0, 0.0], np.float32))
+    monkeypatch.setattr(modes.terms, "operations", lambda signals, op: np.array([0.0, float(op == Op.GERMINATE)], np.float32))
+    total_N, components = reward(None)
+    assert total_N.tolist() == [50.0, -2.0]
+    assert tuple(components) == reward.names
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -158,7 +158,8 @@ class Schedule(Scripted):
 
     def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
         legal_NO = observation.legal_slots[:, :, self.slot]
-        due_N = step_number(observation, self.spec) >= self.at
+        offered_N = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]][:, self.blueprint]
+        due_N = (step_number(observation, self.spec) >= self.at) & offered_N
         op_N = np.full(len(due_N), Op.WAIT, dtype=np.int64)
         for op, wanted_N in ((Op.GERMINATE, due_N), (Op.ADVANCE, True), (Op.FOSSILIZE, True)):
             op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)

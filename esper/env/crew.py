@@ -40,9 +40,9 @@ class Crew:
         """Takes N new hosts; what was there is dropped."""
         self.shards = [Shard(hosts[rows], self.blueprints, self._data[device], self.task, device) for device, rows in self.places]
 
-    def train_epoch(self, order_NI: npt.NDArray[np.int64]) -> TrainReport:
+    def train_epoch(self, order_NI: npt.NDArray[np.int64], *, probe: bool = True) -> TrainReport:
         """See `Shard.train_epoch`."""
-        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows]))
+        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], probe=probe))
         return TrainReport(
             loss_M=np.concatenate([report.loss_M for report in reports]),
             potential_MS=np.concatenate([report.potential_MS for report in reports]),

@@ -129,7 +129,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
         params_before_NS = self._params(before)
         self._act(np.asarray(actions, dtype=np.int64))
-        report = self.crew.train_epoch(self._orders())
+        report = self.crew.train_epoch(self.orders())
         committed_N = self._validate(last=self.time + 1 == self.num_steps)
         self.potential_NS = report.potential_MS
         verdict = self.governor.judge(report.loss_M, self.loss_N, loss_before_N)
@@ -196,7 +196,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """`[N]`: has every head that matters for the op a legal value?"""
         return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
-    def _orders(self) -> npt.NDArray[np.int64]:
+    def orders(self) -> npt.NDArray[np.int64]:
         """The order in which each host sees the training samples this epoch `[N, I]`."""
         samples = len(self.task.data.train_y)
         names = ((self.root, "data_order", self.split, self.episode, host, self.time) for host in range(self.num_envs))

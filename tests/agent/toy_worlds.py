@@ -115,7 +115,7 @@ def play(agent: PPO, world: World, *, greedy: bool = False, always_init: bool = 
 def learn(world: World, updates: int, *, seed: int = 0, always_init: bool = False, **config: float) -> PPO:
     """A small policy after so many updates in a world."""
     torch.set_num_threads(1)
-    small = replace(PPOConfig(hidden=16, slot_width=16, learning_rate=5e-3), **config)
+    small = replace(PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
     agent = small.build(world.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):

@@ -1,0 +1,215 @@
+"""The console: a few plain lines where nobody watches, a picture that leaves the terminal as it was where somebody does."""
+
+import io
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console as RichConsole
+
+from esper.telemetry.console import LiveConsole, PlainConsole, build_console, clock, number, spark
+from esper.telemetry.tags import STAGES
+
+METRICS = {
+    "host/accuracy": 71.26,
+    "host/parameters_grown": 1204.0,
+    "policy/return": 66.8,
+    **dict.fromkeys(STAGES.values(), 0.5),
+}
+
+
+def plain_lines(total: int, resume: int = 0) -> list[str]:
+    file = io.StringIO()
+    console = build_console(resume_update=resume, total_updates=total, file=file)
+    assert isinstance(console, PlainConsole)
+    console.start("shaped")
+    for update in range(resume + 1, total + 1):
+        for t in range(21):
+            console.step(t, 20)
+        console.update(update, METRICS)
+    console.finish([("accuracy", "71 pp"), ("folder", "runs/a")])
+    console.close()
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("total", "lines"), [(1, 2), (3, 4), (10, 11), (97, 11), (1000, 11)])
+def test_plain_is_short(total: int, lines: int) -> None:
+    assert len(plain_lines(total)) == lines
+
+
+def test_plain_has_no_control_characters_and_says_what_matters() -> None:
+    lines = plain_lines(1000)
+    assert all(line.isprintable() for line in lines)
+    assert lines[0] == "shaped: 1000 updates"
+    assert [line.split(",")[0] for line in lines[1:-1]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
+    assert "accuracy 71.26 pp, parameters grown 1,204, return 66.8" in lines[1]
+    assert re.fullmatch(r"done after 0:00:\d\d: accuracy 71 pp, folder runs/a", lines[-1])
+
+
+def test_plain_after_a_resume_counts_what_is_left() -> None:
+    lines = plain_lines(100, resume=85)
+    assert lines[0] == "shaped: 15 updates, after 85 before"
+    assert [line.split(",")[0] for line in lines[1:-1]] == ["update 90/100"]
+
+
+def test_plain_survives_an_ascii_log() -> None:
+    raw = io.BytesIO()
+    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"), resume_update=0, total_updates=1)
+    console.start("32 hosts × 20")
+    assert raw.getvalue() == b"32 hosts ? 20: 1 updates\n"
+
+
+def live(width: int = 80, encoding: str = "utf-8") -> tuple[LiveConsole, RichConsole]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = RichConsole(file=file, width=width, height=24, force_terminal=True, record=True)
+    return LiveConsole(console, resume_update=0, total_updates=100), console
+
+
+def picture(live: LiveConsole, console: RichConsole) -> list[str]:
+    lines = console.render_lines(live._picture())
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_live_picture_fits_and_shows_the_run(encoding: str) -> None:
+    shown, console = live(encoding=encoding)
+    for update in range(1, 40):
+        shown.update(update, METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0})
+    shown.step(13, 20)
+    lines = picture(shown, console)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 12
+    for words in ("update 40/100", "host epoch 13/20", "89 pp", "1,204", "66.8", "left", *STAGES):
+        assert words in text
+    assert re.search(r"rollbacks +78", text)
+    assert re.search(r"explained variance +- ", text), "what was not measured is not 0"
+    if encoding == "ascii":
+        assert text.isascii()
+    else:
+        assert "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██" in text
+
+
+def test_live_bar_moves_within_the_first_rollout() -> None:
+    shown, _ = live()
+    done = []
+    for t in (0, 1, 10, 20):
+        shown.step(t, 20)
+        done.append(shown._progress.tasks[0].completed)
+    assert done == [0, 0.05, 0.5, 1.0]
+
+
+def test_live_redraws_four_times_a_second_at_most() -> None:
+    """However often it is told something: 2,000 calls here, about half a second."""
+    shown, console = live()
+    frames = 0
+    render = console.print
+
+    def counted(*args: object, **kwargs: object) -> None:
+        nonlocal frames
+        frames += 1
+        render(*args, **kwargs)  # type: ignore[arg-type]
+
+    console.print = counted  # type: ignore[method-assign]
+    begun = time.monotonic()
+    shown.start("shaped")
+    for call in range(2000):
+        shown.step(call % 20, 20)
+        if call % 20 == 0:
+            shown.update(call // 20 + 1, METRICS)
+    time.sleep(max(0.0, 0.5 - (time.monotonic() - begun)))
+    shown.close()
+    elapsed = time.monotonic() - begun
+    assert 2 <= frames <= 4 * elapsed + 4  # and one each when it starts and stops
+
+
+def test_numbers_and_curves() -> None:
+    assert [number(value) for value in (0.0, 0.97312, 71.256, 1234.5, -123456)] == [
+        "0",
+        "0.9731",
+        "71.26",
+        "1,234",
+        "-123,456",
+    ]
+    assert spark([0, 7, float("inf"), 3.5]) == "▁█▅"
+    assert spark([2, 2]) == "▁▁"
+    assert spark([]) == ""
+    assert [clock(seconds) for seconds in (0.2, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
+
+
+# ---- in a real terminal
+
+CODE = """
+import sys, time
+from esper.telemetry.console import build_console
+console = build_console(resume_update=0, total_updates=5)
+try:
+    console.start("shaped")
+    for update in range(1, 6):
+        for t in range(21):
+            console.step(t, 20)
+            time.sleep(0.002 if "hang" not in sys.argv else 0.5)
+        if "raise" in sys.argv:
+            raise RuntimeError("boom")
+        console.update(update, {"host/accuracy": 50.0 + update})
+    console.finish([("accuracy", "55 pp")])
+finally:
+    console.close()
+"""
+
+
+def in_terminal(*words: str, **environment: str) -> tuple[str, int]:
+    """Output and exit status of the code above in a pseudo-terminal of 80 columns; "hang" is interrupted as by Ctrl-C."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        base = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", "PYTHONPATH": os.pathsep.join(sys.path)}
+        os.execve(sys.executable, [sys.executable, "-c", CODE, *words], {**os.environ, **base, **environment})
+    output, interrupted = b"", False
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not chunk:
+            break
+        output += chunk
+        if "hang" in words and not interrupted and b"host epoch" in output:
+            os.kill(pid, signal.SIGINT)
+            interrupted = True
+    os.close(terminal)
+    return output.decode(), os.waitpid(pid, 0)[1]
+
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+
+
+@needs_terminal
+@pytest.mark.parametrize("ending", ["", "raise", "hang"])
+def test_terminal_gets_its_cursor_back(ending: str) -> None:
+    output, status = in_terminal(ending)
+    assert HIDE in output, "no live console, so this test showed nothing"
+    assert output.rindex(SHOW) > output.rindex(HIDE)
+    assert bool(status) == bool(ending)
+    word = {"": "55 pp", "raise": "boom", "hang": "KeyboardInterrupt"}[ending]
+    assert output.rindex(word) > output.rindex(SHOW)
+
+
+@needs_terminal
+def test_no_color_is_honoured() -> None:
+    colour = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38;)[\d;]*m")
+    assert not colour.search(in_terminal(NO_COLOR="1")[0])
+
+
+@needs_terminal
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    output, status = in_terminal(TERM="dumb")
+    assert status == 0
+    assert "\x1b" not in output
+    assert output.count("\n") == 6

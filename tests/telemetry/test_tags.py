@@ -1,0 +1,83 @@
+"""The table of metrics is whole, and the only one."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.env.actions import Op
+from esper.population.lifecycle import Stage
+from esper.telemetry.tags import METRICS, STAGES, UnknownTagError, groups, markdown, measured, metric, under
+
+TAGS = [row.tag for row in METRICS]
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_tags_are_unique_and_rows_are_filled() -> None:
+    assert len(set(TAGS)) == len(TAGS)
+    for row in METRICS:
+        assert row.tag.count("/") == 1
+        assert row.unit
+        assert row.meaning.endswith(".")
+
+
+def test_the_page_is_the_table() -> None:
+    assert PAGE.read_text() == markdown(), "write docs/metrics.md anew; its first lines say how"
+
+
+@pytest.mark.parametrize("row", METRICS, ids=TAGS)
+def test_the_page_holds_every_row(row: object) -> None:
+    tag = getattr(row, "tag", "")
+    assert f"| `{tag}` |" in markdown()
+
+
+def test_every_stage_and_operation_has_a_tag() -> None:
+    assert list(STAGES) == [stage.name.lower() for stage in Stage]
+    assert [tag for tag in TAGS if tag.startswith("action/")] == [f"action/{op.name.lower()}" for op in Op]
+
+
+def test_an_unknown_tag_names_the_closest() -> None:
+    with pytest.raises(UnknownTagError, match=r"no metric host/acuracy .* did you mean host/accuracy\?"):
+        metric("host/acuracy")
+
+
+@pytest.mark.parametrize("tag", ["nonsense", "reward/", "reward/Rent", "reward/a/b", "reward/*", "rewards/rent"])
+def test_what_no_row_covers_is_unknown(tag: str) -> None:
+    with pytest.raises(UnknownTagError):
+        metric(tag)
+
+
+def test_an_unknown_group_names_the_groups() -> None:
+    with pytest.raises(UnknownTagError, match="known groups: host, policy, reward"):
+        metric("zzz/qqq")
+    assert groups()[:3] == ["host", "policy", "reward"]
+
+
+def test_reward_terms_share_a_row() -> None:
+    assert metric("reward/rent").tag == "reward/*"
+
+
+def test_under_puts_the_group_before_the_names() -> None:
+    assert under("host", {"loss": 0.7}) == {"host/loss": 0.7}
+    with pytest.raises(UnknownTagError):
+        under("host", {"los": 0.7})
+
+
+def test_unmeasured_is_left_out_and_zero_and_infinity_stay() -> None:
+    values = measured(
+        {
+            "host/loss": torch.tensor(math.inf),
+            "host/accuracy": 0,
+            "host/accuracy_gain": None,
+            "policy/kl": math.nan,
+            "policy/entropy": torch.tensor(math.nan),
+        }
+    )
+    assert values == {"host/loss": math.inf, "host/accuracy": 0.0}
+    assert type(values["host/accuracy"]) is float
+
+
+def test_an_unmeasured_unknown_tag_is_unknown() -> None:
+    with pytest.raises(UnknownTagError):
+        measured({"host/acuracy": None})

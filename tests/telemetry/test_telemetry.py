@@ -1,0 +1,96 @@
+"""Telemetry as the trainer sees it."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from esper.checkpoint import DiskError
+from esper.telemetry import QuietConfig, Telemetry, TelemetryConfig, UnknownTagError, read_records
+
+ACCURACY = "host/accuracy"
+
+
+def build(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> tuple[Telemetry, io.StringIO]:
+    file = io.StringIO()
+    return config.build(folder, resume_update=resume, total_updates=total, file=file), file
+
+
+def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> str:
+    telemetry, file = build(config, folder, total, resume)
+    with telemetry:
+        telemetry.start("shaped", {"seed": 0})
+        for update in range(resume + 1, total + 1):
+            telemetry.step(1, 2)
+            telemetry.update(update, {ACCURACY: float(update), "policy/kl": None, "host/loss": math.nan})
+        telemetry.finish([("accuracy", "10 pp")])
+    return file.getvalue()
+
+
+def test_every_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"telemetry\.every must be >= 1, got 0"):
+        TelemetryConfig(every=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        (TelemetryConfig(), {"metrics.jsonl", "tensorboard"}),
+        (QuietConfig(), {"metrics.jsonl"}),
+        (TelemetryConfig(jsonl=False), {"tensorboard"}),
+        (TelemetryConfig(tensorboard=False), {"metrics.jsonl"}),
+        (TelemetryConfig(jsonl=False, tensorboard=False, console=False), set()),
+    ],
+)
+def test_each_switch_does_what_it_says(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
+    shown = run(config, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == files
+    assert bool(shown) == config.console
+
+
+@pytest.mark.parametrize(("every", "written"), [(1, list(range(1, 11))), (4, [4, 8, 10]), (50, [10])])
+def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, written: list[int]) -> None:
+    run(TelemetryConfig(every=every, console=False), tmp_path)
+    assert read_records(tmp_path / "metrics.jsonl") == [{"update": update, ACCURACY: update} for update in written]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars(ACCURACY)] == written
+    assert events.Tags()["scalars"] == [ACCURACY]
+
+
+def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> None:
+    config = TelemetryConfig(console=False)
+    telemetry, _ = build(config, tmp_path)
+    with telemetry:
+        for update in range(1, 8):
+            telemetry.update(update, {ACCURACY: float(update)})
+    run(config, tmp_path, resume=5)
+    run(config, tmp_path / "whole")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    both = [EventAccumulator(str(folder / "tensorboard")).Reload() for folder in (tmp_path, tmp_path / "whole")]
+    points = [[(event.step, event.value) for event in events.Scalars(ACCURACY)] for events in both]
+    assert points[0] == points[1]
+
+
+def test_an_unknown_tag_is_refused_with_everything_off(tmp_path: Path) -> None:
+    telemetry, _ = build(TelemetryConfig(console=False, tensorboard=False, jsonl=False), tmp_path)
+    with telemetry, pytest.raises(UnknownTagError):
+        telemetry.update(1, {"host/acuracy": 1.0})
+
+
+def test_an_error_in_the_run_closes_everything_and_passes(tmp_path: Path) -> None:
+    telemetry, _ = build(TelemetryConfig(), tmp_path)
+    with pytest.raises(RuntimeError, match="boom"), telemetry:
+        telemetry.update(1, {ACCURACY: 1.0})
+        raise RuntimeError("boom")
+    assert len(read_records(tmp_path / "metrics.jsonl")) == 1
+    with pytest.raises(ValueError, match="closed"):
+        telemetry.update(2, {ACCURACY: 1.0})
+
+
+def test_what_was_opened_is_closed_when_the_next_cannot_be(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (tmp_path / "tensorboard").write_text("a file where a folder should be")
+    with pytest.raises(DiskError, match="cannot write TensorBoard events"):
+        build(TelemetryConfig(), tmp_path)
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]

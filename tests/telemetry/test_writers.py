@@ -1,0 +1,230 @@
+"""What was written can be read: by our reader, by TensorBoard's, and after a kill, a resume and a full disk."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from esper.checkpoint import DiskError
+from esper.telemetry import JsonlWriter, TensorBoardWriter, UnknownTagError, Value, Writer, read_records
+
+ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "metrics.jsonl"
+
+
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in events(folder).Scalars(tag)]
+
+
+def write(writer: Writer, *records: tuple[int, dict[str, Value]]) -> None:
+    for update, metrics in records:
+        writer.write(update, metrics)
+    writer.close()
+
+
+# ---- JSON lines
+
+
+def test_jsonl_round_trip(path: Path) -> None:
+    write(JsonlWriter(path), (1, {ACCURACY: 0.1 + 0.2, LOSS: 0}), (2, {"reward/rent": -1e-300}))
+    assert read_records(path) == [{"update": 1, ACCURACY: 0.1 + 0.2, LOSS: 0.0}, {"update": 2, "reward/rent": -1e-300}]
+
+
+def test_jsonl_is_strict_json_also_where_a_loss_is_infinite(path: Path) -> None:
+    write(JsonlWriter(path), (1, {LOSS: math.inf, "policy/return": -math.inf}))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    assert read_records(path) == [{"update": 1, LOSS: math.inf, "policy/return": -math.inf}]
+
+
+def test_jsonl_leaves_the_unmeasured_out(path: Path) -> None:
+    write(JsonlWriter(path), (1, {ACCURACY: None, LOSS: math.nan, KL: 0.0}))
+    assert json.loads(path.read_text()) == {"update": 1, KL: 0.0}
+
+
+def test_jsonl_is_on_disk_after_each_record(path: Path) -> None:
+    writer = JsonlWriter(path)
+    writer.write(1, {ACCURACY: 1.0})
+    assert len(read_records(path)) == 1
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("resume_update", [0, 2, 4, 9])
+def test_jsonl_resume_keeps_what_the_state_has_behind_it(path: Path, resume_update: int) -> None:
+    write(JsonlWriter(path), *((update, {ACCURACY: 1.0}) for update in range(1, 5)))
+    write(JsonlWriter(path, resume_update=resume_update), (resume_update + 1, {ACCURACY: 2.0}))
+    kept = list(range(1, min(4, resume_update) + 1))
+    assert [record["update"] for record in read_records(path)] == [*kept, resume_update + 1]
+    assert read_records(path)[-1][ACCURACY] == 2.0
+
+
+def test_jsonl_drops_a_last_line_that_was_cut_short(path: Path) -> None:
+    write(JsonlWriter(path), (1, {ACCURACY: 1.0}), (2, {ACCURACY: 2.0}))
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [record["update"] for record in read_records(path)] == [1]
+    write(JsonlWriter(path, resume_update=2), (3, {ACCURACY: 3.0}))
+    assert [record["update"] for record in read_records(path)] == [1, 3]
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", "{}", '{"update": null}'])
+def test_jsonl_never_cuts_away_what_it_cannot_read(path: Path, line: str) -> None:
+    path.parent.mkdir()
+    text = line + '\n{"update": 2}\n'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"line 1 of .*metrics\.jsonl is not a record"):
+        JsonlWriter(path, resume_update=5)
+    assert path.read_text() == text
+
+
+# ---- TensorBoard
+
+
+def test_tensorboard_round_trip(tmp_path: Path) -> None:
+    write(TensorBoardWriter(tmp_path), (1, {ACCURACY: 0.5, LOSS: 2.0}), (3, {ACCURACY: 0.25}))
+    assert scalars(tmp_path, ACCURACY) == [(1, 0.5), (3, 0.25)]
+    assert scalars(tmp_path, LOSS) == [(1, 2.0)]
+
+
+def test_tensorboard_leaves_the_unmeasured_out(tmp_path: Path) -> None:
+    write(TensorBoardWriter(tmp_path), (1, {ACCURACY: None, LOSS: math.nan, KL: 0.0}))
+    assert events(tmp_path).Tags()["scalars"] == [KL]
+    assert scalars(tmp_path, KL) == [(1, 0.0)]
+
+
+def test_tensorboard_is_on_disk_after_each_record(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(1, {ACCURACY: 1.0})
+    assert scalars(tmp_path, ACCURACY) == [(1, 1.0)]
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("resume_update", [0, 2])
+def test_tensorboard_resume_shows_no_update_twice(tmp_path: Path, resume_update: int) -> None:
+    write(TensorBoardWriter(tmp_path), *((update, {ACCURACY: 1.0}) for update in range(1, 5)))
+    write(TensorBoardWriter(tmp_path, resume_update=resume_update), (resume_update + 1, {ACCURACY: 2.0}))
+    kept = [(update, 1.0) for update in range(1, resume_update + 1)]
+    assert scalars(tmp_path, ACCURACY) == [*kept, (resume_update + 1, 2.0)]
+
+
+def test_tensorboard_hparams_come_once_and_metrics_are_not_doubled(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(1, {ACCURACY: 0.5})
+    writer.hparams({"reward": "shaped", "seed": 3, "lr": 0.1, "twins": True}, {ACCURACY: 0.5})
+    writer.close()
+    assert len(list(tmp_path.rglob("*tfevents*"))) == 1
+    assert scalars(tmp_path, ACCURACY) == [(1, 0.5)]
+    metadata = events(tmp_path).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = plugin_data_pb2.HParamsPluginData.FromString(metadata).session_start_info
+    assert start.hparams["reward"].string_value == "shaped"
+    assert start.hparams["seed"].number_value == 3
+    assert start.hparams["twins"].bool_value is True
+
+
+def test_tensorboard_has_a_chart_of_the_stages(tmp_path: Path) -> None:
+    write(TensorBoardWriter(tmp_path))
+    assert "custom_scalars__config__" in events(tmp_path).Tags()["tensors"]
+
+
+# ---- both
+
+
+@pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
+def test_an_unknown_tag_is_refused_and_nothing_of_the_record_written(tmp_path: Path, kind: Any) -> None:
+    writer = kind(tmp_path / "out")
+    with pytest.raises(UnknownTagError, match="did you mean host/loss"):
+        writer.write(1, {ACCURACY: 1.0, "host/los": 1.0})
+    writer.close()
+    if kind is JsonlWriter:
+        assert read_records(tmp_path / "out") == []
+    else:
+        assert events(tmp_path / "out").Tags()["scalars"] == []
+
+
+@pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
+def test_a_place_that_cannot_be_made_is_one_sentence(tmp_path: Path, kind: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError) as error:
+        kind(tmp_path / "file" / "out")
+    assert str(tmp_path / "file" / "out") in str(error.value)
+    assert "not a directory" in str(error.value)
+
+
+def test_a_record_that_does_not_fit_leaves_no_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = JsonlWriter(path)
+    writer.write(1, {ACCURACY: 1.0})
+
+    class Full:
+        """Takes ten bytes, then no more."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.room = file, 10
+
+        def write(self, data: Any) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.room -= (taken := self.file.write(data[: self.room]))
+            return taken
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    monkeypatch.setattr(writer, "_file", Full(writer._file))
+    with pytest.raises(DiskError, match=r"cannot write metrics to .*: no space left on device; free some space"):
+        writer.write(2, {ACCURACY: 2.0})
+    assert path.read_text() == '{"update": 1, "host/accuracy": 1.0}\n'
+    writer.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs Linux and root")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a file system may not be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+@pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
+def test_a_disk_that_is_really_full(small_disk: Path, kind: Any) -> None:
+    writer = kind(small_disk / "out")
+    with pytest.raises(DiskError) as error:
+        for update in range(1, 5000):
+            writer.write(update, {ACCURACY: 1.0, LOSS: 2.0})
+    assert str(small_disk / "out") in str(error.value)
+    assert "no space left on device; free some space" in str(error.value)
+    if kind is JsonlWriter:
+        writer.close()
+        assert (small_disk / "out").read_bytes().endswith(b"}\n")
+    else:
+        with pytest.raises(DiskError):  # what is still in memory cannot be written either, and that is said
+            writer.close()
