@@ -33,6 +33,7 @@ from esper.trainer import CHECKPOINTS, build_env, find_checkpoint
 
 PLAIN = tuple(name for name in GROUPS["agent"] if name not in ("ppo", "schedule"))
 """Controllers that need no checkpoint."""
+POLICIES = ("policy", "policy_greedy")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,10 +46,9 @@ class EvaluateConfig:
     """Fresh hosts that every controller grows, at least 2. More: narrower intervals."""
     episode: int = 0
     """Which fresh hosts, at least 0: another number gives others."""
-    controllers: list[str] = field(default_factory=lambda: ["policy", *PLAIN])
-    """Who is compared: policy, and the names of the agents that need no training. `wait` is always there to compare with."""
-    greedy: bool = True
-    """Does the policy take its most probable actions, instead of drawing them?"""
+    controllers: list[str] = field(default_factory=lambda: [*POLICIES, *PLAIN])
+    """Who is compared: the policy as it was trained, drawing its actions; policy_greedy, which takes the most probable ones; and the
+    names of the agents that need no training. `wait` is always there to compare with."""
     schedules: bool = False
     """Also search the best fixed schedule of one seed, and an oracle that takes the best schedule for each host's kind.
     Both are chosen on other hosts."""
@@ -58,9 +58,9 @@ class EvaluateConfig:
             raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
         if self.episode < 0:
             raise ValueError(f"episode must be at least 0, got {self.episode}")
-        unknown = [name for name in self.controllers if name not in ("policy", *PLAIN)]
+        known = [*POLICIES, *PLAIN]
+        unknown = [name for name in self.controllers if name not in known]
         if unknown:
-            known = ["policy", *PLAIN]
             raise ValueError(
                 f"controllers={unknown[0]} is not known: choose out of {', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
@@ -123,24 +123,24 @@ class Evaluation:
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=given.hosts, test_at_end=True)
 
     def controller(self, name: str) -> Controller:
-        """A controller by name; `policy` is the one of the checkpoint."""
-        if name != "policy":
+        """A controller by name; a policy is the one of the checkpoint."""
+        if name not in POLICIES:
             return GROUPS["agent"][name](gamma=self.config.agent.gamma).build(self.env.layout, seed=self.config.seed)
         agent = self.config.agent.build(self.env.layout, seed=self.config.seed)
         if isinstance(agent, PPO):
             agent.load_state_dict(self._agent_state)
         return agent
 
-    def grow(self, controller: Controller, env: GrowthEnv | None = None) -> Outcome:
+    def grow(self, controller: Controller, env: GrowthEnv | None = None, *, greedy: bool = False) -> Outcome:
         """The outcome of one controller on the hosts of the evaluation, or of another environment."""
         env = env or self.env
         env.reset(options={"episode": self.given.episode})
-        return Outcome.of(play(env, controller, greedy=self.given.greedy))
+        return Outcome.of(play(env, controller, greedy=greedy))
 
     def run(self) -> dict[str, Outcome]:
         """Outcomes by controller; `wait` is always among them."""
         names = list(dict.fromkeys([*self.given.controllers, "wait"]))
-        outcomes = {name: self.grow(self.controller(name)) for name in names}
+        outcomes = {name: self.grow(self.controller(name), greedy=name == "policy_greedy") for name in names}
         if self.given.schedules:
             outcomes |= self.search()
         return outcomes
@@ -234,10 +234,7 @@ def main(words: list[str]) -> None:
         rows = summarise(evaluation.run())
         evaluation.env.close()
         given, config = evaluation.given, evaluation.config
-        title = (
-            f"{given.hosts} fresh hosts x {config.steps} epochs, policy after {evaluation.updates} updates "
-            f"({'greedy' if given.greedy else 'sampled'}), {evaluation.path}"
-        )
+        title = f"{given.hosts} fresh hosts x {config.steps} epochs, policy after {evaluation.updates} updates"
         show(rows, title, Console())
         folder = evaluation.path.parent.parent if evaluation.path.parent.name == CHECKPOINTS else evaluation.path.parent
         out = folder / f"evaluation_{evaluation.updates:06d}_episode{given.episode}.json"

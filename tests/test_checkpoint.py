@@ -394,9 +394,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     checkpoints.save({"w": torch.ones(10_000)}, 1)
     with pytest.raises(DiskError) as error:
         checkpoints.save({"w": torch.ones(60_000)}, 2)
-    assert_one_sentence(
-        error, str(small_disk), "no space left", "free some space", "checkpoint_000001.pt from before is intact"
-    )
+    assert_one_sentence(error, str(small_disk), "no space left", "free some space", "checkpoint_000001.pt from before is intact")
     assert names(small_disk) == ["checkpoint_000001.pt"]
     assert load(small_disk / "checkpoint_000001.pt")["w"].sum() == 10_000
     checkpoints.save({"w": torch.ones(10_000)}, 2)

@@ -217,7 +217,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
     fused = copy.copy(first)
     fused.__dict__["_modules"] = {
         key: fuse([module.get_submodule(key) for module in modules], f"{path}.{key}" if path else key)
-        for key, child in first._modules.items()  # named_children would leave out a layer that is used twice
+        for key, child in first.__dict__["_modules"].items()  # named_children would leave out a layer that is used twice
         if child is not None
     }
     return fused

@@ -33,7 +33,7 @@ class DigitsConfig(TaskConfig):
 
     instances: Instances = Instances.lesioned
     """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
-    kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "xox", "oxx"])
+    kinds: list[str] = field(default_factory=lambda: ["ooo", "xox", "oxx"])
     """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
     host: CNNConfig = field(default_factory=lambda: CNNConfig())
     """The host's architecture."""

@@ -81,9 +81,14 @@ def test_an_unknown_tag_is_refused_with_everything_off(tmp_path: Path) -> None:
 
 def test_an_error_in_the_run_closes_everything_and_passes(tmp_path: Path) -> None:
     telemetry, _ = build(TelemetryConfig(), tmp_path)
-    with pytest.raises(RuntimeError, match="boom"), telemetry:
-        telemetry.update(1, {ACCURACY: 1.0})
-        raise RuntimeError("boom")
+
+    def fail() -> None:
+        with telemetry:
+            telemetry.update(1, {ACCURACY: 1.0})
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
     assert len(read_records(tmp_path / "metrics.jsonl")) == 1
     with pytest.raises(ValueError, match="closed"):
         telemetry.update(2, {ACCURACY: 1.0})

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_tensorboard_resume_shows_no_update_twice(tmp_path: Path, resume_update:
 def test_tensorboard_hparams_come_once_and_metrics_are_not_doubled(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     writer.write(1, {ACCURACY: 0.5})
-    writer.hparams({"reward": "shaped", "seed": 3, "lr": 0.1, "twins": True}, {ACCURACY: 0.5})
+    writer.hparams({"reward": "shaped", "seed": 3, "lr": 0.1}, {ACCURACY: 0.5})
     writer.close()
     assert len(list(tmp_path.rglob("*tfevents*"))) == 1
     assert scalars(tmp_path, ACCURACY) == [(1, 0.5)]
@@ -139,7 +140,6 @@ def test_tensorboard_hparams_come_once_and_metrics_are_not_doubled(tmp_path: Pat
     start = plugin_data_pb2.HParamsPluginData.FromString(metadata).session_start_info
     assert start.hparams["reward"].string_value == "shaped"
     assert start.hparams["seed"].number_value == 3
-    assert start.hparams["twins"].bool_value is True
 
 
 def test_tensorboard_has_a_chart_of_the_stages(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_place_that_cannot_be_made_is_one_sentence(tmp_path: Path, kind: Any) 
     with pytest.raises(DiskError) as error:
         kind(tmp_path / "file" / "out")
     assert str(tmp_path / "file" / "out") in str(error.value)
-    assert "not a directory" in str(error.value)
+    assert "choose a folder whose path has no file in it" in str(error.value)
 
 
 def test_a_record_that_does_not_fit_leaves_no_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,13 +213,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 @pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
-def test_a_disk_that_is_really_full(small_disk: Path, kind: Any) -> None:
+def test_a_disk_that_is_really_full(small_disk: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # TensorBoard's own thread prints a traceback besides
     writer = kind(small_disk / "out")
-    with pytest.raises(DiskError) as error:
+
+    def fill() -> None:
         for update in range(1, 5000):
             writer.write(update, {ACCURACY: 1.0, LOSS: 2.0})
+
+    with pytest.raises(DiskError) as error:
+        fill()
     assert str(small_disk / "out") in str(error.value)
     assert "no space left on device; free some space" in str(error.value)
     if kind is JsonlWriter:
