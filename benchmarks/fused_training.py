@@ -43,9 +43,7 @@ def single(task: Digits, modules: list[nn.Module], epochs: int) -> tuple[float, 
     samples, batch = len(data.train_y), task.batch_size
     steps = samples // batch
     optimisers = [
-        torch.optim.SGD(
-            module.parameters(), lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
-        )
+        torch.optim.SGD(module.parameters(), lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
         for module in modules
     ]
     modules = [module.to(memory_format=torch.channels_last) for module in modules]

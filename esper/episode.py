@@ -48,6 +48,8 @@ class Episode:
     """How often each operation was carried out."""
     causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
     """How often the governor gave each verdict."""
+    samples: int = 0
+    """Training samples in a host epoch."""
     seconds: float = 0.0
     instance: list[str] = field(default_factory=lambda: list[str]())
     test_accuracy_N: FloatArray | None = None
@@ -78,6 +80,7 @@ class Episode:
             "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
             "time/rollout_seconds": self.seconds,
             "time/host_epochs_per_second": hosts * steps / self.seconds,
+            "time/samples_per_second": hosts * steps * self.samples / self.seconds,
         }
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"action/{op.name.lower()}": self.ops[op] / self.ops.sum() for op in Op}
@@ -132,6 +135,7 @@ def play(
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
     final = info["final_info"]
     episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
+    episode.samples = env.samples_per_epoch
     episode.seconds = time.perf_counter() - begun
     if progress:
         progress(num_steps, num_steps)

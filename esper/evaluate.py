@@ -47,7 +47,7 @@ class EvaluateConfig:
     episode: int = 0
     """Which fresh hosts, at least 0: another number gives others."""
     controllers: list[str] = field(default_factory=lambda: [*POLICIES, *PLAIN])
-    """Who is compared: the policy as it was trained, drawing its actions; policy_greedy, which takes the most probable ones; and the
+    """Who is compared: the policy, drawing its actions as in training; policy_greedy, which takes the most probable ones; and the
     names of the agents that need no training. `wait` is always there to compare with."""
     schedules: bool = False
     """Also search the best fixed schedule of one seed, and an oracle that takes the best schedule for each host's kind.
@@ -159,9 +159,7 @@ class Evaluation:
         elsewhere.close()
         best = max(there, key=lambda name: there[name].return_N.mean())
         kinds = np.array(there["wait"].instance)
-        for_kind = {
-            kind: max(there, key=lambda name: there[name].return_N[kinds == kind].mean()) for kind in np.unique(kinds)
-        }
+        for_kind = {kind: max(there, key=lambda name: there[name].return_N[kinds == kind].mean()) for kind in np.unique(kinds)}
         chosen = [for_kind.get(kind, best) for kind in here["wait"].instance]
 
         def pick(key: str) -> np.ndarray:

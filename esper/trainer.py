@@ -104,8 +104,8 @@ class Trainer:
                 rollout, episode = self.collect(telemetry, asked)
                 learnt = self.learn(rollout)
                 self.update += 1
+                telemetry.update(self.update, episode.metrics() | learnt)  # first: what a resumed run finds here twice, it drops
                 self.checkpoints.save(self.state_dict(), self.update)
-                telemetry.update(self.update, episode.metrics() | learnt)
             summary = Summary(folder=self.folder, updates=self.update, last=self._last)
             telemetry.finish(self.rows())
         return summary

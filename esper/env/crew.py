@@ -30,7 +30,7 @@ class Crew:
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
-        cores = os.cpu_count() or 1
+        cores = available_cores()
         threads = max(1, cores // len(self.places))
         self._pool = ThreadPoolExecutor(
             min(len(self.places), max(cores, len(devices))), "shard", torch.set_num_threads, (threads,)
@@ -104,6 +104,11 @@ class Crew:
         """Does the work for every shard with its rows of the hosts, side by side."""
         rows = [rows for _, rows in self.places]
         return list(self._pool.map(work, self.shards, rows))
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:

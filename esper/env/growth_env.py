@@ -101,8 +101,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             seed: new root of all random streams; the episodes then start from 0.
             options: `{"episode": e}` asks for the hosts of that episode; by default the next one.
         """
-        if isinstance(seed, int):
-            self.root, self.episode = seed, -1
+        if isinstance(seed, list):
+            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one a host")
+        if seed is not None:
+            self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
@@ -154,13 +156,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
         if signals.ended_N.any():
-            info["final_obs"], info["_final_obs"] = self.observation(), signals.ended_N
+            info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         observation = self._guard(verdict.rollback_N)
         if signals.last:
             final: dict[str, Any] = {"instance": self.instances()}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy()
-            info["final_info"] = final
+            info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
@@ -273,7 +275,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             potential_NS=self.potential_NS,
             params_NS=self._params(self.state),
             host_params=self.host_params,
-            max_seeds=self.slots.max_seeds or self.layout.num_slots,
+            max_seeds=self.slots.max_seeds or int(self.chosen_S.sum()),
             op_N=self.op_N,
             refused_N=self.refused_N,
         )
@@ -285,6 +287,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),
         }
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Training samples that a host sees in an epoch: whole batches only."""
+        samples, batch = len(self.task.data.train_y), self.task.batch_size
+        return samples // batch * batch if samples >= batch else samples
 
     def instances(self) -> list[str]:
         """Names of the hosts' instances, for reports; not part of the observation."""
@@ -313,6 +321,14 @@ def _observation_space(spec: EnvSpec) -> spaces.Dict:
             "legal_values": spaces.MultiBinary(sum(spec.head_sizes[Head.BLUEPRINT :])),
         }
     )
+
+
+def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
+    """Observations of the marked hosts, one dict each, None for the others `[N]`: the form that Gymnasium's wrappers expect."""
+    single = np.full(len(which_N), None, dtype=object)
+    for host in np.flatnonzero(which_N):
+        single[host] = {name: array[host] for name, array in arrays.items()}
+    return single
 
 
 def as_observation(arrays: Mapping[str, Array]) -> Observation:

@@ -53,9 +53,9 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
             raise gymnasium.error.ResetNeeded("call reset() before the first step() and after each end of an episode")
         observation, reward, terminated, truncated, info = self.population.step(np.asarray(action)[None])
         if terminated[0]:
-            self._next, observation = observation, info["final_obs"]
+            self._next, observation = observation, {name: array[None] for name, array in info["final_obs"][0].items()}
         self._now = observation
-        shown = {name: value for name, value in info.items() if name not in PRIVATE}
+        shown = {name: value for name, value in info.items() if name not in PRIVATE and not name.startswith("_")}
         return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _only(shown)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:

@@ -74,8 +74,8 @@ class WatchdogConfig(GovernorConfig):
         for name in ("chance_multiple", "best_multiple"):
             if not getattr(self, name) > 1:
                 raise ValueError(f"governor.{name} must be above 1, got {getattr(self, name)}: 3 is a good start")
-        if self.penalty < 0:
-            raise ValueError(f"governor.penalty must be at least 0, got {self.penalty}: it is taken, not given")
+        if not (math.isfinite(self.penalty) and self.penalty >= 0):
+            raise ValueError(f"governor.penalty must be finite and at least 0, got {self.penalty}: it is taken, not given")
 
     def build(self, *, num_classes: int) -> "Watchdog":
         return Watchdog(self, num_classes)

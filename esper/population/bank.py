@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.population.blueprints import BlueprintConfig
 from esper.population.fusion import Fleet, FusionError, flatten_parameters
@@ -35,7 +35,7 @@ class SGDConfig:
             raise ValueError(f"{where}.learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"{where}.momentum must be in [0, 1), got {self.momentum}")
-        if self.weight_decay < 0:
+        if not self.weight_decay >= 0:
             raise ValueError(f"{where}.weight_decay must be at least 0, got {self.weight_decay}")
         if not self.max_norm > 0:
             raise ValueError(f"{where}.max_norm must be above 0, got {self.max_norm}: use inf for no clipping")
@@ -106,10 +106,16 @@ class SeedBank:
             self.fleet.flat[list(members)] = 0.0
             self.optimiser.momentum[list(members)] = 0.0
 
-    def branch(self, live_L: Tensor) -> nn.Module:
-        """The fused branch of the live members, ready for one forward on `[B, L*C, H, W]`."""
+    def delta(self, live_L: Tensor, x: Tensor) -> Tensor:
+        """Outputs of the live members' branches for their features `[B, L*C, ...]`.
+
+        One live row beside empty ones is computed twice: an ungrouped convolution may round in another way than a grouped one,
+        and the numbers of a member must not depend on whether others hold a seed.
+        """
         rows = self.fleet.flat if len(live_L) == self.fleet.members else self.fleet.flat.index_select(0, live_L)
-        return self.fleet.bind(rows)
+        if len(live_L) == 1 < self.fleet.members:
+            return self.fleet.bind(rows.expand(2, -1))(torch.cat([x, x], 1))[:, : x.shape[1]]
+        return self.fleet.bind(rows)(x)
 
 
 def newborn(blueprint: BlueprintConfig, channels: int, generator: torch.Generator) -> Tensor:

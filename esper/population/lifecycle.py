@@ -78,7 +78,7 @@ class SlotsConfig:
     min_prune_age: int = 1
     """Host epochs a seed lives before it may be pruned, at least 0. More keeps a controller from churning."""
     embargo: int = 2
-    """Host epochs an emptied slot stays closed, at least 0."""
+    """Host epochs an emptied slot stays closed after the one in which it was emptied, at least 0."""
 
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):

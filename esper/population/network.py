@@ -38,15 +38,15 @@ class LiveSeeds:
     """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
     open_L: Tensor | None
     """May each seed's gradient reach the host? None where all may."""
-    learns_M1: Tensor | None
-    """bool `[M, 1]`: rows that the optimisers move; None where that is every row that holds a seed."""
+    learns_M1: Tensor
+    """bool `[M, 1]`: rows that the optimisers move."""
 
     def delta(self, part: Tensor) -> Tensor:
         """Outputs of the branches `[B, L*C, ...]` for the features of the live members."""
         sizes = [len(members) for _, members in self.banks]
         widths = [size * (part.shape[1] // len(self.live_L)) for size in sizes]
         pieces = part.split(widths, 1) if len(widths) > 1 else (part,)
-        deltas = [bank.branch(members)(piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)]
+        deltas = [bank.delta(members, piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)]
         return torch.cat(deltas, 1) if len(deltas) > 1 else deltas[0]
 
 
@@ -107,7 +107,6 @@ class GrowingNetwork:
                 self.plan[slot] = None
                 continue
             live = np.concatenate(members)
-            all_learn = bool(learns_MS[live, slot].all()) and self._seed_optimiser.weight_decay == 0
             all_open = bool(open_MS[live, slot].all())
             self.plan[slot] = LiveSeeds(
                 banks=tuple((self.bank(slot, kind), self._tensor(rows)) for kind, rows in zip(kinds, members, strict=True)),
@@ -115,7 +114,7 @@ class GrowingNetwork:
                 alpha_L=self._tensor(alpha_MS[live, slot]),
                 pull_L=self._tensor(pull_MS[live, slot]),
                 open_L=None if all_open else self._tensor(open_MS[live, slot]),
-                learns_M1=None if all_learn else self._tensor(learns_MS[:, slot, None] & (blueprint_MS[:, slot, None] >= 0)),
+                learns_M1=self._tensor(learns_MS[:, slot, None] & (blueprint_MS[:, slot, None] >= 0)),
             )
 
     def train(self, mode: bool = True) -> None:
@@ -173,7 +172,7 @@ class GrowingNetwork:
         self.optimiser.step()
         for seeds in self.plan:
             for bank, _ in () if seeds is None else seeds.banks:
-                bank.optimiser.step(None if seeds is None else seeds.learns_M1)
+                bank.optimiser.step(seeds.learns_M1 if seeds else None)
 
     def rows(self) -> dict[str, Tensor]:
         """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""

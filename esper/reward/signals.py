@@ -23,7 +23,7 @@ class StepSignals:
     accuracy_before_N: FloatArray
     """Validation accuracy before the step [pp]."""
     accuracy_N: FloatArray
-    """Validation accuracy after it [pp]; not finite where a host is sick."""
+    """Validation accuracy after it [pp]; void where a host was rolled back."""
     loss_N: FloatArray
     """Validation loss after it [nats]."""
     train_loss_N: FloatArray

@@ -16,6 +16,8 @@ from esper.seeding import stream, torch_stream
 from esper.task.base import Data, Split, Task, TaskConfig, TaskError
 
 RECORD = 1 + 3 * 32 * 32
+RECORDS = 10_000
+"""Records in a file."""
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -79,9 +81,9 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
             "page, unpack it, and set task.root to the folder with the .bin files (or use task=digits, which needs no download)"
         )
     raw = np.fromfile(path, dtype=np.uint8)
-    if len(raw) == 0 or len(raw) % RECORD:
+    if len(raw) != RECORDS * RECORD:
         raise TaskError(
-            f"{path} is damaged: {len(raw)} bytes are not a whole number of records of {RECORD} bytes; unpack "
+            f"{path} is damaged: it has {len(raw)} bytes and not {RECORDS} records of {RECORD}; unpack "
             "cifar-10-binary.tar.gz again"
         )
     records = torch.from_numpy(raw.reshape(-1, RECORD))

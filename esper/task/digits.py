@@ -44,7 +44,7 @@ class DigitsConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         blocks = self.host.blocks
         wrong = [kind for kind in self.kinds if len(kind) != blocks or set(kind) - {"o", "x"}]
-        if wrong or not self.kinds:
+        if self.instances is Instances.lesioned and (wrong or not self.kinds):
             raise ValueError(
                 f"task.kinds must name at least one kind with {blocks} letters o or x, one a block (task.host.blocks), "
                 f"got [{','.join(wrong)}]"

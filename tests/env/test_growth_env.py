@@ -14,6 +14,11 @@ from esper.reward import SparseConfig
 from esper.task.base import Split
 
 
+def batched(final_obs):
+    """The observations of all hosts in arrays `[N, ...]`, from one dict a host."""
+    return {name: np.stack([one[name] for one in final_obs]) for name in final_obs[0]}
+
+
 def play(env, actions_of, steps, *, reset=None, key=0):
     """Steps through an episode; a list of (observation, reward, signals) a step, with the rows of all hosts after it."""
     observation, _ = reset if reset is not None else env.reset()
@@ -49,7 +54,7 @@ def test_every_observation_is_in_the_space(make_env, random_actions):
         assert not truncated.any()
         assert terminated.all() == (step % 4 == 3)
         if terminated.any():
-            assert env.observation_space.contains(info["final_obs"])
+            assert env.observation_space.contains(batched(info["final_obs"]))
             assert info["_final_obs"].all()
 
 
@@ -81,8 +86,9 @@ def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episo
     observation, _, terminated, _, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
     assert terminated.all()
     time_left = env.layout.feature_names.index("time_left")
-    assert info["final_obs"]["features"][:, time_left].tolist() == [0.0, 0.0]
-    assert info["final_obs"]["blueprints"][0].tolist() == [0, 2, 2]
+    final = batched(info["final_obs"])
+    assert final["features"][:, time_left].tolist() == [0.0, 0.0]
+    assert final["blueprints"][0].tolist() == [0, 2, 2]
     assert observation["features"][:, time_left].tolist() == [1.0, 1.0]
     assert (observation["blueprints"] == 2).all()
     assert info["final_info"]["instance"] == names
@@ -207,7 +213,7 @@ def test_legal_actions_are_never_refused(make_env, random_actions, slots):
     for step in range(12):
         actions = random_actions(observation, step)
         observation, _, _, _, info = env.step(actions)
-        last = info.get("final_obs", observation)
+        last = batched(info["final_obs"]) if "final_obs" in info else observation
         assert (last["features"][:, refused] == 0).all()
         assert np.array_equal(info["signals"].op_N, actions[:, Head.OP])
 

@@ -33,7 +33,7 @@ def test_gives_the_numbers_of_the_population_and_the_last_observation_at_the_end
             seen, paid, terminated, truncated, _ = single.step(action[0])
             assert (paid, terminated, truncated) == (reward[0], step == 2, False)
             assert ended[0] == terminated
-        assert all(np.array_equal(seen[name], info["final_obs"][name][0]) for name in seen)
+        assert all(np.array_equal(seen[name], info["final_obs"][0][name]) for name in seen)
 
 
 def test_what_is_told_besides_is_about_one_host(make_env):

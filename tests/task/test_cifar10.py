@@ -11,8 +11,9 @@ EACH = 20
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """Files of a few records whose every pixel is known: the first pixel of red names the record."""
+    monkeypatch.setattr("esper.task.cifar10.RECORDS", EACH)
     rng = np.random.default_rng(0)
     for number, name in enumerate([*TRAIN_FILES, TEST_FILE]):
         records = rng.integers(0, 256, (EACH, RECORD), dtype=np.uint8)
@@ -82,12 +83,12 @@ def test_a_missing_folder_is_the_same():
         Cifar10Config(root="/nowhere").build()
 
 
-@pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD * EACH - 5])
+@pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD * EACH - 5, RECORD * (EACH - 1)])
 @pytest.mark.parametrize("name", [TRAIN_FILES[4], TEST_FILE])
 def test_a_truncated_file_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
-    with pytest.raises(TaskError, match=rf"{name} is damaged: {size} bytes are not a whole number of records"):
+    with pytest.raises(TaskError, match=rf"{name} is damaged: it has {size} bytes and not {EACH} records"):
         Cifar10Config(root=str(folder)).build()
 
 
