@@ -79,14 +79,14 @@ def parse(words: list[str]) -> EvaluateConfig:
             raise ConfigError(f"{word} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
+    if not any(word.startswith("checkpoint=") for word in words):
+        raise ConfigError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
     try:
         given = OmegaConf.from_dotlist(words)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvaluateConfig), given))
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(" ".join(str(error).split("\n")[:1])) from error
     assert isinstance(config, EvaluateConfig)
-    if OmegaConf.is_missing(OmegaConf.structured(config), "checkpoint"):
-        raise ConfigError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
     return config
 
 

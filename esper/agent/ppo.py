@@ -33,9 +33,9 @@ class PPOConfig(AgentConfig):
 
     lam: float = 0.95
     """Weight of longer sums in advantages, in [0, 1]. 1 trusts the returns, 0 the critic; higher is less biased and noisier."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     """Step size of Adam in the first update, above 0; it falls linearly towards 0. Higher learns faster until it diverges."""
-    epochs: int = 4
+    epochs: int = 8
     """Passes over each rollout, at least 1. More learn more from it and strain the clip."""
     minibatches: int = 4
     """Parts a rollout is dealt into in each pass, at least 1 and at most N: hosts stay whole. More: noisier steps."""

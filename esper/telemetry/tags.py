@@ -71,7 +71,7 @@ METRICS: tuple[Metric, ...] = (
     _row(
         "policy/first_ratio_error",
         "1",
-        "Largest |ratio - 1| before the first gradient step: above rounding, the replay differs from the rollout.",
+        "Largest |log ratio| before the first gradient step: above rounding, the replay differs from the rollout.",
     ),
     _row("policy/grad_norm", "1", "Norm of the gradient before clipping, mean over minibatches."),
     _row("policy/learning_rate", "1", "Learning rate of this update."),

@@ -104,6 +104,24 @@ def test_a_replay_that_differs_is_an_error_that_names_the_worst_step() -> None:
         agent.update(rollout, progress=0.0, generator=generator())
 
 
+def test_a_rollout_may_start_in_the_middle_of_an_episode() -> None:
+    agent = make()
+    update(agent)
+    state = {name: torch.randn(8, 16, generator=generator()) for name in ("h", "c")}
+    lived = random_rollout(agent, np.random.default_rng(0), initial_state=state)
+    assert agent.update(lived, progress=0.0, generator=generator()).first_ratio_error < 1e-5
+    lived = random_rollout(agent, np.random.default_rng(0), initial_state=state)
+    lived.initial_state = {}
+    with pytest.raises(RuntimeError, match="does not reproduce"):
+        agent.update(lived, progress=0.0, generator=generator())
+
+
+def test_the_entropy_bonus_raises_entropy() -> None:
+    agent = make(entropy_coef=1.0, entropy_final=1.0, learning_rate=1e-2, target_kl=1e9, wait_bias=3.0)
+    told = [update(agent, seed)["entropy"] for seed in range(6)]
+    assert told[-1] > told[0] + 0.1
+
+
 def test_forgotten_resets_are_noticed() -> None:
     agent = make(minibatches=1, learning_rate=1e-2)
     for seed in range(20):
@@ -190,6 +208,8 @@ def test_values_are_told_in_rewards_whatever_the_scale_of_the_critic() -> None:
     agent._targets(rollout)
     assert agent.popart.deviation > 100
     np.testing.assert_allclose(agent.value(seen, agent.start(8)), before, atol=1e-3)
+    decision = agent.act(seen, agent.start(8), is_init=np.ones(8, bool), uniform=np.zeros((8, len(Head))))
+    np.testing.assert_array_equal(decision.value, agent.value(seen, agent.start(8)))
 
 
 # ---- forced steps

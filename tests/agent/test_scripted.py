@@ -124,6 +124,17 @@ def test_waiting_has_a_weight_of_its_own(weight: float, waits: float) -> None:
     assert ops(decide(RandomConfig(wait_weight=weight), see())) == [Op.WAIT] * 4
 
 
+@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1, 0)])
+def test_the_ends_of_the_unit_interval_draw_nothing_illegal(uniform: float) -> None:
+    observation = see(legal={Op.GERMINATE: [1], Op.PRUNE: [1]})
+    for weight in (0.0, 1.0):
+        agent = RandomConfig(wait_weight=weight).build(SPEC, seed=0)
+        decision = agent.act(observation, {}, is_init=np.ones(4, np.bool_), uniform=np.full((4, len(Head)), uniform))
+        op, slot = decision.action[0, [Head.OP, Head.SLOT]]
+        assert op == (Op.PRUNE if uniform else Op.GERMINATE if weight == 0 else Op.WAIT)
+        assert slot == (0 if op == Op.WAIT else 1)
+
+
 # ---- by the clock
 
 

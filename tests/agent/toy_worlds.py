@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from esper.agent import PPO, Decision, PPOConfig
+from esper.agent import PPO, Decision, PPOConfig, State
 from esper.buffer import Rollout
 from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
 
@@ -62,12 +62,17 @@ def random_observation(
 
 
 def random_rollout(
-    agent: PPO, rng: np.random.Generator, *, resets: float = 0.0, observe: Callable[[int], Observation] | None = None
+    agent: PPO,
+    rng: np.random.Generator,
+    *,
+    resets: float = 0.0,
+    observe: Callable[[int], Observation] | None = None,
+    initial_state: State | None = None,
 ) -> Rollout:
-    """A rollout of random observations and rewards, in which episodes may start at any step."""
+    """A rollout of random observations and rewards, in which episodes may start at any step, and at the first without a state."""
     spec = agent.spec
-    rollout, state = Rollout(spec), agent.start(spec.num_hosts)
-    is_init = np.ones(spec.num_hosts, dtype=np.bool_)
+    rollout, state = Rollout(spec, initial_state=initial_state), initial_state or agent.start(spec.num_hosts)
+    is_init = np.full(spec.num_hosts, initial_state is None)
     for t in range(spec.num_steps):
         observation = observe(t) if observe else random_observation(spec, rng, legal=0.3)
         decision = agent.act(observation, state, is_init=is_init, uniform=rng.random((spec.num_hosts, len(Head))))

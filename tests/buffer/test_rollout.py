@@ -30,6 +30,7 @@ class Made:
 
 def observation(rng: np.random.Generator) -> Observation:
     legal = rng.random((4, len(Op), 2)) < 0.3
+    legal[0] = False
     legal[:, Op.WAIT] = True
     return Observation(
         features=rng.standard_normal((4, 3)).astype(np.float32),
@@ -71,6 +72,8 @@ def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
         assert np.array_equal(rollout.terminated_TN[t], terminated)
         assert np.array_equal(rollout.is_init_TN[t], is_init)
         assert np.array_equal(rollout.forced_TN[t], ~seen.legal_ops[:, 1:].any(axis=1))
+    assert rollout.forced_TN[:, 0].all()
+    assert not rollout.forced_TN.all()
     assert not rollout.truncated_TN.any()
 
 

@@ -1,0 +1,208 @@
+"""The trainer: runs to its end, stops when asked, and goes on bit for bit after it was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.agent import PPO
+from esper.checkpoint import DiskError, load
+from esper.config import ConfigError, difference, from_plain, register, resumed, to_plain
+from esper.overrides import check
+from esper.telemetry import read_records
+from esper.trainer import CHECKPOINTS, Stopped, Trainer, find_checkpoint
+
+TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
+PATH = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
+register()
+
+
+def config(*words):
+    return check([*TINY, *words])
+
+
+def command(folder, *words):
+    return [sys.executable, "-m", "esper.train", *TINY, f"hydra.run.dir={folder}", *words]
+
+
+def untimed(folder):
+    """What a run measured, without the clock."""
+    records = read_records(Path(folder) / "metrics.jsonl")
+    return [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in records]
+
+
+def same(a, b):
+    """Are two nested states equal, bit for bit?"""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    Trainer(config(), folder).run()
+    return folder
+
+
+def newest(folder):
+    return load(find_checkpoint(str(folder), "resume"))
+
+
+def test_a_run_reaches_its_end_and_learns_something(whole):
+    state = newest(whole)
+    assert state["update"] == 3
+    records = read_records(whole / "metrics.jsonl")
+    assert [record["update"] for record in records] == [1, 2, 3]
+    for record in records:
+        assert record["policy/first_ratio_error"] < 1e-4
+        assert np.isfinite(record["policy/return"])
+        paid = sum(value for tag, value in record.items() if tag.startswith("reward/"))
+        assert paid == pytest.approx(record["policy/return"], rel=1e-4)
+        assert sum(value for tag, value in record.items() if tag.startswith("action/")) == pytest.approx(1)
+        assert sum(value for tag, value in record.items() if tag.startswith("host/stage_")) == pytest.approx(3)
+    newborn = Trainer(config(), whole.with_name("newborn")).agent
+    assert isinstance(newborn, PPO)
+    assert not same(state["agent"]["network"], newborn.state_dict()["network"])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole, tmp_path):
+    Trainer(config(), tmp_path / "again").run()
+    assert untimed(tmp_path / "again") == untimed(whole)
+    Trainer(config("seed=1", "updates=1"), tmp_path / "other").run()
+    assert untimed(tmp_path / "other")[0] != untimed(whole)[0]
+
+
+@pytest.mark.parametrize("agent", ["heuristic", "random", "wait"])
+def test_controllers_that_do_not_learn_run_too(agent, tmp_path):
+    plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
+    summary = Trainer(plain, tmp_path).run()
+    assert summary.last is not None
+    assert "policy/kl" not in read_records(tmp_path / "metrics.jsonl")[0]
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.35])
+def test_killed_in_the_middle_it_goes_on_bit_for_bit(whole, tmp_path, moment):
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(command(folder), env=ENV)
+    first = folder / CHECKPOINTS / "checkpoint_000001.pt"
+    deadline = time.monotonic() + 60
+    while not first.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(moment)  # somewhere in the second or third update
+    process.kill()
+    process.wait()
+    done = newest(folder)["update"]
+    assert done in (1, 2, 3)
+    if moment:  # the same folder again
+        subprocess.run(command(folder), env=ENV, check=True)
+    else:  # by its name
+        words = [sys.executable, "-m", "esper.train", f"resume={folder}"]
+        subprocess.run(words, env=ENV, check=True, cwd=tmp_path)
+        assert not (tmp_path / "multirun").exists()
+    assert same(newest(folder)["agent"], newest(whole)["agent"])
+    assert untimed(folder) == untimed(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, number):
+    folder = tmp_path / "stopped"
+    process = subprocess.Popen(command(folder, "updates=1000"), env=ENV, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / CHECKPOINTS / "checkpoint_000000.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.count("\n") == 1
+    assert f"go on with: python -m esper.train resume={folder}" in errors
+    assert newest(folder)["update"] < 1000
+
+
+def test_a_stop_within_a_rollout_loses_only_that_rollout(tmp_path, monkeypatch):
+    trainer = Trainer(config(), tmp_path)
+    step, calls = trainer.env.step, iter(range(100))
+
+    def interrupt(action):
+        if next(calls) == 4:  # the second step of the second rollout
+            signal.raise_signal(signal.SIGINT)
+        return step(action)
+
+    monkeypatch.setattr(trainer.env, "step", interrupt)
+    with pytest.raises(Stopped, match="update 2"):
+        trainer.run()
+    assert newest(tmp_path)["update"] == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
+    Trainer(config("updates=1"), tmp_path).run()
+    Trainer(config("updates=2"), tmp_path).run()
+    assert newest(tmp_path)["update"] == 2
+    assert [record["update"] for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_folder_of_another_config_is_refused(whole):
+    with pytest.raises(ConfigError, match=r"another reward\.rent"):
+        Trainer(config("reward.rent=0.5"), whole).run()
+    assert newest(whole)["update"] == 3
+
+
+def test_a_full_disk_is_one_sentence_and_the_checkpoint_before_it_is_whole(tmp_path, monkeypatch):
+    trainer = Trainer(config(), tmp_path)
+    save, calls = trainer.checkpoints.save, iter(range(100))
+
+    def full(state, update):
+        if next(calls) == 2:
+            monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        return save(state, update)
+
+    monkeypatch.setattr(trainer.checkpoints, "save", full)
+    with pytest.raises(DiskError, match="no space left"):
+        trainer.run()
+    monkeypatch.undo()
+    assert newest(tmp_path)["update"] == 1
+
+
+def test_a_config_comes_back_from_its_plain_form():
+    asked = config("task.instances=healthy", "blueprint=[norm,conv_light]", "blueprint.conv_light.kernel=5", "reward=sparse")
+    back = from_plain(to_plain(asked))
+    assert back == asked
+    assert difference(back, asked) is None
+    assert difference(back, config()) is not None
+    assert difference(config(), config("updates=9")) is None
+
+
+def test_only_what_leaves_the_learnt_alone_may_change_on_the_way():
+    saved = config("seed=7")
+    going_on = resumed(saved, config("updates=9", "resume=."), ["updates=9", "resume=."])
+    assert (going_on.seed, going_on.updates) == (7, 9)
+    for word in ("seed=3", "reward=sparse", "+task.x=1", "agent.clip=0.1"):
+        with pytest.raises(ConfigError, match="cannot be changed when a run goes on"):
+            resumed(saved, config(), [word])
+
+
+def test_a_plain_config_of_another_version_is_refused():
+    plain = to_plain(config())
+    plain["choices"]["reward"] = "of_the_future"
+    with pytest.raises(ConfigError, match="another version"):
+        from_plain(plain)
+
+
+def test_a_folder_without_checkpoints_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        find_checkpoint(str(tmp_path), "resume")
