@@ -63,7 +63,7 @@ class Controller(Protocol):
 class AgentConfig:
     """A controller."""
 
-    gamma: float = 0.99
+    gamma: float = 1.0
     """Discount per step, in [0, 1]. Higher looks further ahead, and the returns get noisier. The reward's shaping uses it too."""
 
     def __post_init__(self) -> None:

@@ -55,9 +55,9 @@ def _check_weights(config: RewardConfig) -> None:
 class ShapedConfig(RewardConfig):
     """Dense pay: accuracy and contribution as they come, rent as it is due. A weight of 0 drops a term."""
 
-    attribution: float = 0.02
+    attribution: float = 0.002
     """Points a host epoch for each percentage point a seed contributes, at least 0. Higher favours growing early."""
-    rent: float = 0.25
+    rent: float = 0.5
     """Points a host epoch for one host-size of seed parameters, at least 0. Higher favours small seeds, or none."""
     accuracy_potential: float = 1.0
     """Weight of validation accuracy in the shaping potential, at least 0: pays the final accuracy as it grows."""
@@ -107,7 +107,7 @@ class ShapedReward(Reward):
 class SparseConfig(RewardConfig):
     """Pay at the end only: accuracy of what was committed, minus rent for its parameters."""
 
-    rent: float = 5.0
+    rent: float = 10.0
     """Points at the end for one host-size of seed parameters still held, at least 0."""
     terminal: float = 1.0
     """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
