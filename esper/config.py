@@ -33,7 +33,7 @@ class Config:
 
     seed: int = 0
     """Root of every random stream, 0 or more. Runs with the same seed share all that their configs do not change."""
-    updates: int = 70
+    updates: int = 50
     """How often the controller learns before the run ends, 1 or more [updates]. More: longer, and better trained."""
     hosts: int = 32
     """N, host networks that train side by side, 1 or more. More: a steadier gradient, and each update costs more."""

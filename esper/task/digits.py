@@ -1,11 +1,11 @@
 """Handwritten digits: 1,797 real images of 8x8 pixels, and hosts that differ in where they need help.
 
-The default draws an instance for each host: healthy (ooo), with the first of its three blocks lesioned (xoo), or with the others
-(oxx). A lesioned block's 3x3 kernels are reduced to their centre, so that it sees no neighbours. So the best place to grow differs
-from host to host, and a healthy host is better left alone.
+The default draws an instance for each host: healthy (ooo), with the first of its three blocks lesioned (xoo), or with the two
+others (oxx). A lesioned block's 3x3 kernels are reduced to their centre, so that it sees no neighbours. So the best place to grow
+differs from host to host, and a healthy host is better left alone.
 
-Measured with what ships, 20 epochs, one seed planted at once and kept, test accuracy [%] / return of reward=shaped [points], about 64
-hosts a cell, standard error of an accuracy 0.4 to 1.6:
+Measured with what ships: 20 epochs, one seed planted at once and kept, test accuracy [%] / return of reward=shaped [points],
+about 64 hosts a cell, standard error of an accuracy 0.4 to 1.6.
 
     seed                  ooo         xoo         oxx         all
     none                  87.1/76.1   73.4/59.2   43.4/33.1   67.9/55.9
@@ -13,8 +13,8 @@ hosts a cell, standard error of an accuracy 0.4 to 1.6:
     conv_heavy in r0c0    87.2/75.5   86.1/74.1   50.6/38.6   74.8/62.9
     conv_heavy in r0c1    87.8/70.7   74.8/55.2   68.8/52.5   76.9/59.2
 
-A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 6.0 points of return (standard error 1.2; chosen on other
-hosts than judged): experiments/2026-11-21_where_to_grow.
+A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 6.0 points of return (standard error 1.2; chosen
+on other hosts than judged): see experiments/2026-11-21_where_to_grow.
 """
 
 from dataclasses import dataclass, field
