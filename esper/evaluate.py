@@ -202,6 +202,19 @@ def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     console.print(table)
 
 
+def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
+    """Every number of every host, for whoever wants to compare in another way."""
+    return {
+        name: {
+            "instance": outcome.instance,
+            "return": outcome.return_N.tolist(),
+            "accuracy": outcome.accuracy_N.tolist(),
+            "parameters": outcome.params_N.tolist(),
+        }
+        for name, outcome in outcomes.items()
+    }
+
+
 CAPTION = "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host."
 
 
@@ -229,14 +242,15 @@ def main(words: list[str]) -> None:
         return
     with in_one_sentence():
         evaluation = Evaluation(parse(words))
-        rows = summarise(evaluation.run())
+        outcomes = evaluation.run()
+        rows = summarise(outcomes)
         evaluation.env.close()
         given, config = evaluation.given, evaluation.config
         title = f"{given.hosts} fresh hosts x {config.steps} epochs, policy after {evaluation.updates} updates"
         show(rows, title, Console())
         folder = evaluation.path.parent.parent if evaluation.path.parent.name == CHECKPOINTS else evaluation.path.parent
         out = folder / f"evaluation_{evaluation.updates:06d}_episode{given.episode}.json"
-        out.write_text(json.dumps({"title": title, "rows": rows}, indent=1) + "\n")
+        out.write_text(json.dumps({"title": title, "rows": rows, "hosts": by_host(outcomes)}, indent=1) + "\n")
         print(f"numbers: {out}")
 
 
