@@ -158,7 +158,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
 
 def test_a_folder_of_another_config_is_refused(whole):
     with pytest.raises(ConfigError, match=r"another reward\.rent"):
-        Trainer(config("reward.rent=0.5"), whole).run()
+        Trainer(config("reward.rent=0.75"), whole).run()
     assert newest(whole)["update"] == 3
 
 

@@ -154,7 +154,7 @@ def test_kl_stops_the_update_before_the_step_that_would_go_further() -> None:
     free, held = make(target_kl=1e9, learning_rate=0.05), make(target_kl=1e-3, learning_rate=0.05)
     loose, tight = update(free), update(held)
     assert loose["minibatches_skipped"] == 0
-    assert 0 < tight["minibatches_skipped"] < 16
+    assert 0 < tight["minibatches_skipped"] < 32
     assert tight["kl"] < loose["kl"]
 
 

@@ -268,9 +268,7 @@ def test_each_rule_of_the_optimiser_s_config_fires(field, value, rule):
 @pytest.mark.parametrize(
     "weight_decay",
     [
-        pytest.param(
-            0.0, marks=pytest.mark.xfail(strict=True, reason="without weight decay a bank steps every row, momentum and all")
-        ),
+        0.0,
         0.01,
     ],
 )

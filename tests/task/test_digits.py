@@ -78,14 +78,14 @@ def test_making_a_host_draws_nothing_from_the_global_stream(digits):
 def test_kinds_are_about_equally_likely_in_both_splits(digits):
     for split in Split:
         drawn = Counter(digits.describe(0, split, episode, index) for episode in range(50) for index in range(40))
-        assert set(drawn) == {"ooo", "xoo", "xox", "oxx"}
-        assert all(abs(count - 500) < 100 for count in drawn.values())  # five standard deviations
+        assert set(drawn) == {"ooo", "xoo", "oxx"}
+        assert all(abs(count - 667) < 105 for count in drawn.values())  # five standard deviations
 
 
 def test_held_out_instances_are_not_the_training_instances(digits):
     names = [[digits.describe(0, split, episode, index) for episode in range(20) for index in range(8)] for split in Split]
     same = sum(a == b for a, b in zip(*names, strict=True))
-    assert 10 < same < 80  # of 160, a quarter by chance
+    assert 25 < same < 85  # of 160, a third by chance
 
 
 def test_the_instance_says_which_blocks_are_lesioned(digits):
@@ -99,7 +99,7 @@ def test_the_instance_says_which_blocks_are_lesioned(digits):
             x[0, :, 2, 2] = 1.0
             touched = (conv(x).abs().sum((0, 1)) > 0).sum().item()
             assert touched == (1 if letter == "x" else 9)
-    assert seen == {"ooo", "xoo", "xox", "oxx"}
+    assert seen == {"ooo", "xoo", "oxx"}
 
 
 def test_healthy_hosts_are_whole_whatever_the_kinds():
