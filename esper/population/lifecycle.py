@@ -200,6 +200,8 @@ def may_prune(state: SlotState, config: SlotsConfig) -> BoolArray:
 
 def germinate(state: SlotState, where_NS: BoolArray, blueprint_N: IntArray, ramp_N: IntArray) -> SlotState:
     """Puts new seeds into the marked slots, with a blueprint and a ramp length a host."""
+    if not where_NS.any():
+        return state
     new = replace(state, **_cleared(state, where_NS))
     new.blueprint = np.where(where_NS, blueprint_N[:, None], new.blueprint)
     new.ramp_total = np.where(where_NS, ramp_N[:, None], new.ramp_total)
@@ -220,11 +222,15 @@ def fossilize(state: SlotState, where_NS: BoolArray) -> SlotState:
 
 def prune(state: SlotState, where_NS: BoolArray) -> SlotState:
     """Removes the marked seeds and all that is known of them."""
+    if not where_NS.any():
+        return state
     return enter(replace(state, **_cleared(state, where_NS)), where_NS, Stage.PRUNED)
 
 
 def enter(state: SlotState, where_NS: BoolArray, stage: Stage) -> SlotState:
     """The marked slots are now in this stage, for no epoch so far."""
+    if not where_NS.any():
+        return state
     return replace(state, stage=np.where(where_NS, int(stage), state.stage), stage_age=np.where(where_NS, 0, state.stage_age))
 
 
