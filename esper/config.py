@@ -119,6 +119,10 @@ CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
 """Folder of the YAML files: inside the package in an installed wheel, at the top of a checkout."""
 
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints within a run's folder."""
+
+
 class ConfigError(ValueError):
     """What was asked for cannot be run. The message is one sentence for the person who asked, with the remedy."""
 
@@ -212,6 +216,8 @@ def ready(config: Config) -> None:
     """
     if config.resume is not None and not Path(config.resume).is_dir():
         raise ConfigError(f"resume={config.resume} is no folder: name the folder of a run, or leave resume out")
+    if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
+        raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")
     names: dict[tuple[str, int], str] = {}
     for name in config.devices:
         try:

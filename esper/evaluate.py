@@ -23,13 +23,13 @@ from rich.table import Table
 from esper.agent import PPO, Controller, ScheduleConfig
 from esper.checkpoint import load
 from esper.cli import in_one_sentence
-from esper.config import GROUPS, Config, ConfigError, did_you_mean, from_plain
+from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, from_plain
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
 from esper.knobs import field_docs
 from esper.stats import mean_interval
 from esper.task.base import Split
-from esper.trainer import CHECKPOINTS, build_env, find_checkpoint
+from esper.trainer import build_env, find_checkpoint
 
 PLAIN = tuple(name for name in GROUPS["agent"] if name not in ("ppo", "schedule"))
 """Controllers that need no checkpoint."""

@@ -15,15 +15,12 @@ import torch
 from esper.agent import PPO
 from esper.buffer import Rollout
 from esper.checkpoint import Checkpoints
-from esper.config import Config, ConfigError, difference, from_plain, to_plain
+from esper.config import CHECKPOINTS, Config, ConfigError, difference, from_plain, to_plain
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, Transition, play
 from esper.seeding import torch_stream
 from esper.task.base import Split
 from esper.telemetry import Telemetry, under
-
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints within a run's folder."""
 
 
 class Stopped(Exception):

@@ -74,6 +74,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["agent=schedule", "agent.slot=3"], "agent.slot=3 is not a slot"),
         (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
+        (["resume=."], "resume=. holds no checkpoint"),
     ],
     ids=lambda part: part if isinstance(part, str) else None,
 )

@@ -13,10 +13,10 @@ import torch
 
 from esper.agent import PPO
 from esper.checkpoint import DiskError, load
-from esper.config import ConfigError, difference, from_plain, register, resumed, to_plain
+from esper.config import CHECKPOINTS, ConfigError, difference, from_plain, register, resumed, to_plain
 from esper.overrides import check
 from esper.telemetry import read_records
-from esper.trainer import CHECKPOINTS, Stopped, Trainer, find_checkpoint
+from esper.trainer import Stopped, Trainer, find_checkpoint
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
