@@ -75,7 +75,7 @@ class SlotsConfig:
     """Stages that are entered as soon as their gate is open, without an action, out of training, blending and holding."""
     min_training: int = 1
     """Host epochs a seed trains behind the host before it may blend, at least 1. More is safer and costs horizon."""
-    min_prune_age: int = 1
+    min_prune_age: int = 5
     """Host epochs a seed lives before it may be pruned, at least 0. More keeps a controller from churning."""
     embargo: int = 2
     """Host epochs an emptied slot stays closed after the one in which it was emptied, at least 0."""
