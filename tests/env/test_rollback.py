@@ -10,7 +10,7 @@ from esper.population.lifecycle import EveryBlockConfig, Stage
 from esper.reward import SparseConfig
 
 HOSTS, STEPS, SICK = 4, 6, 1
-FULL_AUTO = EveryBlockConfig(auto_advance=["training", "blending", "holding"], embargo=1)
+FULL_AUTO = EveryBlockConfig(min_prune_age=1, auto_advance=["training", "blending", "holding"], embargo=1)
 
 
 def network(env):
