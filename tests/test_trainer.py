@@ -136,6 +136,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, nu
 def test_a_stop_within_a_rollout_loses_only_that_rollout(tmp_path, monkeypatch):
     trainer = Trainer(config(), tmp_path)
     step, calls = trainer.env.step, iter(range(100))
+    handler = signal.getsignal(signal.SIGINT)
 
     def interrupt(action):
         if next(calls) == 4:  # the second step of the second rollout
@@ -146,7 +147,7 @@ def test_a_stop_within_a_rollout_loses_only_that_rollout(tmp_path, monkeypatch):
     with pytest.raises(Stopped, match="update 2"):
         trainer.run()
     assert newest(tmp_path)["update"] == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):

@@ -172,6 +172,7 @@ def in_terminal(*words: str, **environment: str) -> tuple[str, int]:
 
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a parent in the background hands down that it is ignored
         base = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         os.execve(sys.executable, [sys.executable, "-c", CODE, *words], {**os.environ, **base, **environment})
     output, interrupted = b"", False
