@@ -92,20 +92,20 @@ class Trainer:
             Stopped: SIGINT or SIGTERM came; the newest checkpoint is that of the last update.
             DiskError: the disk refused; the newest checkpoint is intact.
         """
-        self.restore()
         config = self.config
-        telemetry = config.telemetry.build(self.folder, resume_update=self.update, total_updates=config.updates)
-        with telemetry, stop_signals() as asked, closing(self.env):
-            telemetry.start(self.title(), self.hparams())
-            while self.update < config.updates:
-                rollout, episode = self.collect(telemetry, asked)
-                learnt = self.learn(rollout)
-                self.update += 1
-                telemetry.update(self.update, episode.metrics() | learnt)  # first: what a resumed run finds here twice, it drops
-                self.checkpoints.save(self.state_dict(), self.update)
-            summary = Summary(folder=self.folder, updates=self.update, last=self._last)
-            telemetry.finish(self.rows())
-        return summary
+        with stop_signals() as asked, closing(self.env):
+            self.restore()
+            telemetry = config.telemetry.build(self.folder, resume_update=self.update, total_updates=config.updates)
+            with telemetry:
+                telemetry.start(self.title(), self.hparams())
+                while self.update < config.updates:
+                    rollout, episode = self.collect(telemetry, asked)
+                    learnt = self.learn(rollout)
+                    self.update += 1
+                    telemetry.update(self.update, episode.metrics() | learnt)  # first: what is here twice is dropped on resume
+                    self.checkpoints.save(self.state_dict(), self.update)
+                telemetry.finish(self.rows())
+        return Summary(folder=self.folder, updates=self.update, last=self._last)
 
     def collect(self, telemetry: Telemetry, asked: threading.Event) -> tuple[Rollout | None, Episode]:
         """One episode of all hosts under the present controller."""
