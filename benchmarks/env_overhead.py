@@ -2,10 +2,12 @@
 
     python benchmarks/env_overhead.py env
     python benchmarks/env_overhead.py bare
+    python benchmarks/env_overhead.py in_turn
 
-Both train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
-growth potential, the governor with its snapshots, rewards and observations. Run the two in turn, several times, and compare the
-printed seconds, which leave out start-up. Results: benchmarks/README.md.
+All train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
+growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare the
+printed seconds, which leave out start-up; `in_turn` does so within one process, an epoch of each after the other, so that both meet
+the same weather. Results: benchmarks/README.md.
 """
 
 import argparse
@@ -49,31 +51,61 @@ def bare(env: GrowthEnv, epochs: int) -> float:
     return time.perf_counter() - begun
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=("env", "bare"))
-    parser.add_argument("--hosts", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=40)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    task = DigitsConfig().build()
+def make(num_hosts: int, epochs: int) -> GrowthEnv:
     env = GrowthEnv(
-        task=task,
+        task=DigitsConfig().build(),
         slots=OneSeedConfig(),
         blueprints=BLUEPRINTS,
         reward=ShapedConfig().build(gamma=0.99),
         governor=WatchdogConfig().build(num_classes=10),
         devices={"cpu": DeviceConfig()},
-        num_hosts=given.hosts,
-        num_steps=10 * given.epochs,  # no episode ends here
+        num_hosts=num_hosts,
+        num_steps=10 * epochs,  # no episode ends here
     )
     env.reset()
-    run = {"env": by_env, "bare": bare}[given.how]
+    return env
+
+
+def in_turn(num_hosts: int, epochs: int) -> None:
+    ways = {"env": by_env, "bare": bare}
+    envs = {way: make(num_hosts, epochs) for way in ways}
+    for way, env in envs.items():
+        ways[way](env, 2)  # warm-up
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for epoch in range(epochs):
+        for way in ("env", "bare") if epoch % 2 else ("bare", "env"):
+            seconds[way].append(ways[way](envs[way], 1))
+    ratio = np.array(seconds["env"]) / np.array(seconds["bare"])
+    low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
+    total = sum(seconds["env"]) / sum(seconds["bare"])
+    print(
+        f"env / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, of the sums {total:.3f}"
+    )
+    for env in envs.values():
+        env.close()
+
+
+def alone(way: str, num_hosts: int, epochs: int) -> None:
+    env = make(num_hosts, epochs)
+    run = {"env": by_env, "bare": bare}[way]
     run(env, 2)  # warm-up
-    seconds = run(env, given.epochs)
-    loss = env.crew.validate(np.zeros((1, given.hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
-    print(f"{given.how}: {given.hosts} hosts x {given.epochs} epochs: {seconds:.3f} s, validation loss {loss:.4f}")
+    seconds = run(env, epochs)
+    loss = env.crew.validate(np.zeros((1, num_hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
+    print(f"{way}: {num_hosts} hosts x {epochs} epochs: {seconds:.3f} s, validation loss {loss:.4f}")
     env.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("how", choices=("env", "bare", "in_turn"))
+    parser.add_argument("--hosts", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=40)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.how == "in_turn":
+        in_turn(given.hosts, given.epochs)
+    else:
+        alone(given.how, given.hosts, given.epochs)
 
 
 if __name__ == "__main__":

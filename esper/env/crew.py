@@ -82,8 +82,9 @@ class Crew:
         shard.network.bank(slot, blueprint).clear([member])
 
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
-        """See `GrowingNetwork.remember`."""
-        self._each(lambda shard, rows: shard.network.remember(torch.from_numpy(healthy_N[rows]).to(shard.device)))
+        """See `GrowingNetwork.remember`. Copies of so little are made sooner than threads are woken."""
+        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
+            shard.network.remember(torch.from_numpy(healthy_N[rows]).to(shard.device))
 
     def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
         """See `GrowingNetwork.restore`."""

@@ -11,6 +11,7 @@ trains for a host epoch. A stage's age counts the host epochs trained in it, the
 
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,13 @@ class SlotState:
 
     def within(self, *stages: Stage) -> BoolArray:
         """`[N, S]`: is the slot in one of these stages?"""
-        return np.isin(self.stage, stages)
+        return _is_one_of(stages)[self.stage]
+
+
+@cache
+def _is_one_of(stages: tuple[Stage, ...]) -> BoolArray:
+    """For every stage: is it one of these? A table, since the question is asked forty times a step."""
+    return np.array([stage in stages for stage in Stage], dtype=np.bool_)
 
 
 def empty(num_hosts: int, num_slots: int) -> SlotState:
