@@ -5,9 +5,9 @@
     python benchmarks/env_overhead.py in_turn
 
 All train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
-growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare the
-printed seconds, which leave out start-up; `in_turn` does so within one process, an epoch of each after the other, so that both meet
-the same weather. Results: benchmarks/README.md.
+growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare
+the printed seconds, which leave out start-up; `in_turn` does so within one process, an epoch of each after the other, so that
+both have the same neighbours on the machine. Results: benchmarks/README.md.
 """
 
 import argparse
@@ -78,9 +78,7 @@ def in_turn(num_hosts: int, epochs: int) -> None:
     ratio = np.array(seconds["env"]) / np.array(seconds["bare"])
     low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
     total = sum(seconds["env"]) / sum(seconds["bare"])
-    print(
-        f"env / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, of the sums {total:.3f}"
-    )
+    print(f"env / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, sums {total:.3f}")
     for env in envs.values():
         env.close()
 

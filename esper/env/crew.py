@@ -14,6 +14,7 @@ from torch import nn
 
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
+from esper.population.roles import Roles
 from esper.seeding import torch_stream
 from esper.task.base import Data, Task
 
@@ -57,18 +58,10 @@ class Crew:
             error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
         )
 
-    def arrange(
-        self,
-        blueprint_NS: npt.NDArray[np.int64],
-        alpha_NS: npt.NDArray[np.float32],
-        behind_NS: npt.NDArray[np.bool_],
-        open_NS: npt.NDArray[np.bool_],
-        learns_NS: npt.NDArray[np.bool_],
-    ) -> None:
+    def arrange(self, roles: Roles) -> None:
         """See `GrowingNetwork.arrange`."""
-        arrays = (blueprint_NS, alpha_NS, behind_NS, open_NS, learns_NS)
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
-            shard.network.arrange(*(array[rows] for array in arrays))  # pyright: ignore[reportArgumentType]
+            shard.network.arrange(roles.of(rows))
 
     def plant(self, host: int, slot: int, blueprint: int, name: tuple[int | str, ...]) -> None:
         """A newborn seed for this host, with first weights from the stream of this name: root, purpose, keys."""

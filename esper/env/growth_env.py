@@ -29,7 +29,6 @@ from esper.seeding import stream
 from esper.task.base import Split, Task
 
 Array = npt.NDArray[Any]
-TAKES_PART = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
 class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
@@ -191,8 +190,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         state = lifecycle.advance(state, here_NS & (self.op_N == Op.ADVANCE)[:, None])
         state = lifecycle.fossilize(state, here_NS & (self.op_N == Op.FOSSILIZE)[:, None])
         self.state = lifecycle.tick(state, self.slots)
-        part_NS, behind_NS = self.state.within(*TAKES_PART), self.state.within(Stage.TRAINING)
-        self.crew.arrange(np.where(part_NS, self.state.blueprint, -1), self.state.alpha, behind_NS, part_NS & ~behind_NS, part_NS)
+        self.crew.arrange(lifecycle.roles(self.state))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """`[N]`: has every head that matters for the op a legal value?"""
@@ -206,7 +204,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def _validate(self, *, last: bool) -> npt.NDArray[np.float32]:
         """Measures every host with and without each seed that is in; returns the committed accuracy on the last step."""
-        in_NS = self.state.within(*TAKES_PART) & (self.state.alpha > 0)
+        in_NS = self.state.within(*lifecycle.TAKES_PART) & (self.state.alpha > 0)
         alpha_VNS, rank_NS = variants(self.state, in_NS, committed=last)
         measured = self.crew.validate(alpha_VNS)
         host_N = np.arange(self.num_envs)[:, None]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.population.blueprints import BlueprintConfig
+from esper.population.layout import repeated, side_by_side
 from esper.population.network import GrowingNetwork, growth_potential, member_losses
 from esper.task.base import Data, Task
 
@@ -119,7 +120,7 @@ class Shard:
         for step in range(batches):
             index_MB = order[:, step]
             probes: list[Tensor] | None = [] if probe and step == batches - 1 else None
-            logits = network.forward(self._batch(index_MB), probes)
+            logits = network.forward(side_by_side(self.data.train_x[index_MB]), probes)
             loss_M = member_losses(logits, self.data.train_y[index_MB])
             loss_M.sum().backward()
             network.step()
@@ -148,8 +149,7 @@ class Shard:
         sums = torch.zeros(4, variants, self.members, dtype=torch.float64, device=self.device)
         for start in range(0, samples, VALIDATION_BATCH):
             x, y = inputs[start : start + VALIDATION_BATCH], targets[start : start + VALIDATION_BATCH]
-            shared = x.repeat(1, self.members, 1, 1).contiguous(memory_format=torch.channels_last)
-            logits = network.variants(shared, alpha_VMS)
+            logits = network.variants(repeated(x, self.members), alpha_VMS)
             loss = F.cross_entropy(logits.flatten(0, 2), y.repeat(variants * self.members), reduction="none")
             right = (logits.argmax(-1) == y).double()
             gain = right[:1] - right
@@ -162,9 +162,3 @@ class Shard:
             loss_VM=loss.astype(np.float32),
             error_VM=error.astype(np.float32),
         )
-
-    def _batch(self, index_MB: Tensor) -> Tensor:
-        """The samples of each member side by side: `[B, M*C, H, W]`, channels-last."""
-        chosen = self.data.train_x[index_MB.T]  # [B, M, C, H, W]
-        b, _, _, h, w = chosen.shape
-        return chosen.permute(0, 3, 4, 1, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)

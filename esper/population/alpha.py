@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.population.fusion import add_members, take_members
+from esper.population.layout import add_members, per_member, take_members
 
 
 def linear_ramp(
@@ -35,12 +35,6 @@ def linear_ramp(
     return np.where(done >= total, target, value).astype(np.float32)
 
 
-def _per_member(value_L: Tensor, like: Tensor) -> Tensor:
-    """`[L]` spread over the channels of each member, to broadcast with `[B, L*C, ...]`."""
-    spread = value_L.repeat_interleave(like.shape[1] // value_L.shape[0])
-    return spread.view(1, -1, *[1] * (like.dim() - 2))
-
-
 class _Isolate(torch.autograd.Function):
     """Identity whose gradient passes only for the members marked `open`."""
 
@@ -52,7 +46,7 @@ class _Isolate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (open_L,) = ctx.saved_tensors
-        return torch.where(_per_member(open_L, grad), grad, 0.0), None
+        return torch.where(per_member(open_L, grad), grad, 0.0), None
 
 
 class _Blend(torch.autograd.Function):
@@ -62,13 +56,13 @@ class _Blend(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(pull_L, live_L)
         ctx.members = members
-        return add_members(h.clone(), live_L, delta * _per_member(alpha_L, delta), members)
+        return add_members(h.clone(), live_L, delta * per_member(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         pull_L, live_L = ctx.saved_tensors
         part = take_members(grad, live_L, ctx.members)
-        return grad, part * _per_member(pull_L, part), None, None, None, None
+        return grad, part * per_member(pull_L, part), None, None, None, None
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper.population.blueprints import BlueprintConfig
 from esper.population.fusion import Fleet, FusionError, flatten_parameters
+from esper.population.layout import join_members, split_members
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,7 +115,7 @@ class SeedBank:
         """
         rows = self.fleet.flat if len(live_L) == self.fleet.members else self.fleet.flat.index_select(0, live_L)
         if len(live_L) == 1 < self.fleet.members:
-            return self.fleet.bind(rows.expand(2, -1))(torch.cat([x, x], 1))[:, : x.shape[1]]
+            return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
         return self.fleet.bind(rows)(x)
 
 

@@ -1,9 +1,9 @@
 """Many networks of one architecture as one program.
 
 Hosts and seeds are written once, as plain modules of ordinary layers. `fuse` takes M of them and swaps each leaf layer for its
-stacked twin: the same layer for M members at once, with parameters and buffers that carry a leading member axis. Features keep
-their place, axis 1, and hold the members side by side: `[B, M*C, H, W]` for images, `[B, M*C]` for vectors. What lies between
-the leaf layers (activations, pooling, means over space) does not look across axis 1 and so needs no twin.
+stacked twin: the same layer for M members at once, with parameters and buffers that carry a leading member axis. Where the
+members lie in the features is told in `layout`. What lies between the leaf layers (activations, pooling, means over space) does
+not look across members and so needs no twin.
 
 The mathematics of each member is unchanged; only sums inside a kernel may be taken in another order.
 """
@@ -221,26 +221,6 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
         if child is not None
     }
     return fused
-
-
-def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
-    """The features of the chosen members: `[B, M*C, ...]` to `[B, L*C, ...]`; images stay channels-last."""
-    if x.dim() == 4:
-        b, _, h, w = x.shape
-        chosen = x.permute(0, 2, 3, 1).view(b, h, w, members, -1).index_select(3, chosen_L)
-        return chosen.view(b, h, w, -1).permute(0, 3, 1, 2)
-    return x.view(x.shape[0], members, -1).index_select(1, chosen_L).view(x.shape[0], -1)
-
-
-def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tensor:
-    """Adds `part` `[B, L*C, ...]` to the features of the chosen members, in place, and returns `x`."""
-    if x.dim() == 4:
-        b, _, h, w = x.shape
-        whole = x.permute(0, 2, 3, 1).view(b, h, w, members, -1)
-        whole.index_add_(3, chosen_L, part.permute(0, 2, 3, 1).reshape(b, h, w, len(chosen_L), -1))
-        return x
-    x.view(x.shape[0], members, -1).index_add_(1, chosen_L, part.view(x.shape[0], len(chosen_L), -1))
-    return x
 
 
 class Fleet:

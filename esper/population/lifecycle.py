@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.population.alpha import linear_ramp
+from esper.population.roles import Blend, Roles
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -59,6 +60,8 @@ class Op(IntEnum):
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 """Stages of a seed that may still be pruned."""
 OCCUPIED = (*LIVE, Stage.FOSSILIZED)
+TAKES_PART = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+"""Stages in which the seed is computed."""
 ADVANCES_TO = {Stage.GERMINATED: Stage.TRAINING, Stage.TRAINING: Stage.BLENDING, Stage.BLENDING: Stage.HOLDING}
 GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING}
 """Gates that may open by themselves, by the stage they lead to, with the stage they start from."""
@@ -255,6 +258,20 @@ def tick(state: SlotState, config: SlotsConfig) -> SlotState:
     if "holding" in config.auto_advance:
         state = enter(state, gate_open(state, config) & state.within(Stage.BLENDING), Stage.HOLDING)
     return replace(state, stage_age=state.stage_age + 1, seed_age=state.seed_age + state.within(*OCCUPIED))
+
+
+def roles(state: SlotState) -> Roles:
+    """What each seed does in the coming host epoch."""
+    part_NS, behind_NS = state.within(*TAKES_PART), state.within(Stage.TRAINING)
+    return Roles(
+        blueprint=np.where(part_NS, state.blueprint, -1),
+        blend=np.full_like(state.blueprint, Blend.ADD),
+        alpha=state.alpha,
+        behind=behind_NS,
+        open=part_NS & ~behind_NS,
+        learns=part_NS,
+        fossil=state.within(Stage.FOSSILIZED),
+    )
 
 
 def _cleared(state: SlotState, where_NS: BoolArray) -> dict[str, npt.NDArray[Any]]:

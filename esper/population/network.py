@@ -20,8 +20,10 @@ from torch.nn.grad import conv2d_weight
 from esper.population.alpha import blend, isolate
 from esper.population.bank import MemberSGD, SeedBank, SGDConfig
 from esper.population.blueprints import BlueprintConfig
-from esper.population.fusion import Fleet, take_members
+from esper.population.fusion import Fleet
 from esper.population.hosts import slot_specs
+from esper.population.layout import by_member, join_blocks, join_members, split_members, take_block, take_members
+from esper.population.roles import Roles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +45,8 @@ class LiveSeeds:
 
     def delta(self, part: Tensor) -> Tensor:
         """Outputs of the branches `[B, L*C, ...]` for the features of the live members."""
-        sizes = [len(members) for _, members in self.banks]
-        widths = [size * (part.shape[1] // len(self.live_L)) for size in sizes]
-        pieces = part.split(widths, 1) if len(widths) > 1 else (part,)
-        deltas = [bank.delta(members, piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)]
-        return torch.cat(deltas, 1) if len(deltas) > 1 else deltas[0]
+        pieces = split_members(part, [len(members) for _, members in self.banks])
+        return join_members([bank.delta(members, piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)])
 
 
 class GrowingNetwork:
@@ -82,39 +81,25 @@ class GrowingNetwork:
             self.banks[slot, blueprint] = made
         return self.banks[slot, blueprint]
 
-    def arrange(
-        self,
-        blueprint_MS: npt.NDArray[np.int64],
-        alpha_MS: npt.NDArray[np.float32],
-        behind_MS: npt.NDArray[np.bool_],
-        open_MS: npt.NDArray[np.bool_],
-        learns_MS: npt.NDArray[np.bool_],
-    ) -> None:
-        """Says which seeds take part until the next call.
-
-        Args:
-            blueprint_MS: index of the blueprint where a seed takes part, -1 elsewhere.
-            alpha_MS: blend weights.
-            behind_MS: seeds that train behind the host: alpha 0, straight-through gradient.
-            open_MS: seeds whose gradient reaches the host.
-            learns_MS: seeds whose parameters the optimiser moves; a seed that takes no part keeps its own.
-        """
-        pull_MS = np.where(behind_MS, np.float32(1.0), alpha_MS).astype(np.float32)
+    def arrange(self, roles: Roles) -> None:
+        """Says which seeds take part until the next call; `roles` has a row for each member."""
+        pull_MS = np.where(roles.behind, np.float32(1.0), roles.alpha).astype(np.float32)
         for slot in range(len(self.slots)):
-            kinds = [int(kind) for kind in np.unique(blueprint_MS[:, slot]) if kind >= 0]
-            members = [np.flatnonzero(blueprint_MS[:, slot] == kind) for kind in kinds]
+            blueprint_M = roles.blueprint[:, slot]
+            kinds = [int(kind) for kind in np.unique(blueprint_M) if kind >= 0]
+            members = [np.flatnonzero(blueprint_M == kind) for kind in kinds]
             if not kinds:
                 self.plan[slot] = None
                 continue
             live = np.concatenate(members)
-            all_open = bool(open_MS[live, slot].all())
+            all_open = bool(roles.open[live, slot].all())
             self.plan[slot] = LiveSeeds(
                 banks=tuple((self.bank(slot, kind), self._tensor(rows)) for kind, rows in zip(kinds, members, strict=True)),
                 live_L=self._tensor(live),
-                alpha_L=self._tensor(alpha_MS[live, slot]),
+                alpha_L=self._tensor(roles.alpha[live, slot]),
                 pull_L=self._tensor(pull_MS[live, slot]),
-                open_L=None if all_open else self._tensor(open_MS[live, slot]),
-                learns_M1=self._tensor(learns_MS[:, slot, None] & (blueprint_MS[:, slot, None] >= 0)),
+                open_L=None if all_open else self._tensor(roles.open[live, slot]),
+                learns_M1=self._tensor((roles.learns[:, slot] & (blueprint_M >= 0))[:, None]),
             )
 
     def train(self, mode: bool = True) -> None:
@@ -136,7 +121,7 @@ class GrowingNetwork:
             if probes is not None and segment is not segments[-1]:
                 x.retain_grad()
                 probes.append(x)
-        return self._logits(x)
+        return by_member(x, self.members)
 
     @torch.no_grad()
     def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
@@ -149,8 +134,7 @@ class GrowingNetwork:
             x: batch `[B, M*C, H, W]`.
             alpha_VMS: blend weights of each variant; slots without a seed are ignored.
         """
-        batch = x.shape[0]
-        segments = self._segments(self.host.bind())
+        segments, blocks = self._segments(self.host.bind()), 1
         block_V = [0] * len(alpha_VMS)  # which block of rows each variant reads
         for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
             x = segment(x)
@@ -160,12 +144,12 @@ class GrowingNetwork:
             delta = seeds.delta(take_members(x, seeds.live_L, self.members))
             live, out = seeds.live_L.cpu().numpy(), list[Tensor]()
             for child, parent in enumerate(parents):
-                rows = slice(parent * batch, (parent + 1) * batch)
                 alpha_L = self._tensor(alpha_VMS[children.index(child), live, slot])
-                out.append(blend(x[rows], delta[rows], alpha_L, alpha_L, seeds.live_L, self.members))
-            x, block_V = (torch.cat(out) if len(out) > 1 else out[0]), children
-        logits = self._logits(x)
-        return torch.stack([logits[:, block * batch : (block + 1) * batch] for block in block_V])
+                h, d = take_block(x, parent, blocks, self.members), take_block(delta, parent, blocks, len(live))
+                out.append(blend(h, d, alpha_L, alpha_L, seeds.live_L, self.members))
+            x, block_V, blocks = join_blocks(out, self.members), children, len(out)
+        logits_VM = by_member(x, self.members).unflatten(1, (blocks, -1)).transpose(0, 1)
+        return logits_VM[block_V]
 
     def step(self) -> None:
         """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
@@ -200,9 +184,6 @@ class GrowingNetwork:
 
     def _segments(self, module: nn.Module) -> list[nn.Module]:
         return list(module.get_submodule("segments").children())
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], self.members, -1).transpose(0, 1)
 
 
 def _fan_out(block_V: list[int], alpha_VM: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:

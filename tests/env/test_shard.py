@@ -11,7 +11,9 @@ from esper.env.crew import Crew, _deal
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.population import lifecycle
 from esper.population.blueprints import ConvLightConfig, NormConfig
+from esper.population.layout import side_by_side
 from esper.population.lifecycle import Stage
+from esper.population.roles import Roles
 from esper.task.base import Split
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig())
@@ -31,7 +33,18 @@ def shard(small_task):
         with torch.no_grad():
             bank.fleet.flat[int(member)] += 0.5 * torch.randn(bank.fleet.flat.shape[1], generator=generator)
     live = blueprint >= 0
-    shard.network.arrange(blueprint, np.where(live, 0.7, 0.0).astype(np.float32), ~live & False, live, live)
+    nothing = np.zeros_like(live)
+    shard.network.arrange(
+        Roles(
+            blueprint=blueprint,
+            blend=np.zeros_like(blueprint),
+            alpha=np.where(live, 0.7, 0.0).astype(np.float32),
+            behind=nothing,
+            open=live,
+            learns=live,
+            fossil=nothing,
+        )
+    )
     return shard
 
 
@@ -128,7 +141,7 @@ def test_the_training_loss_is_the_mean_over_batches(shard, orders):
         losses = []
         for step in range(3):
             index = torch.from_numpy(orders[:, 32 * step : 32 * step + 32])
-            logits = shard.network.forward(shard._batch(index))
+            logits = shard.network.forward(side_by_side(shard.data.train_x[index]))
             losses.append(
                 [F.cross_entropy(member, shard.data.train_y[row]).item() for member, row in zip(logits, index, strict=True)]
             )

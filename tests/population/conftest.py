@@ -13,6 +13,7 @@ from esper.population.bank import SGDConfig
 from esper.population.blueprints import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
 from esper.population.cnn import CNNConfig
 from esper.population.network import GrowingNetwork
+from esper.population.roles import Roles
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig(), DepthwiseConfig(), ConvHeavyConfig())
 KINDS = ("ooo", "xoo", "oxx")
@@ -109,7 +110,17 @@ class Grown:
     def arrange(self, alpha: Any = None) -> None:
         inside = self.blueprint >= 0
         alpha = self.alpha if alpha is None else alpha
-        self.network.arrange(self.blueprint, alpha, self.behind, inside & ~self.behind, self.learns)
+        self.network.arrange(
+            Roles(
+                blueprint=self.blueprint,
+                blend=np.zeros_like(self.blueprint),
+                alpha=alpha,
+                behind=self.behind,
+                open=inside & ~self.behind,
+                learns=self.learns,
+                fossil=np.zeros_like(inside),
+            )
+        )
 
     @staticmethod
     def batch(members: int, samples: int, seed: int) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -13,11 +13,10 @@ from esper.population.fusion import (
     Fleet,
     FusionError,
     MaskedConv2d,
-    add_members,
     flatten_parameters,
     fuse,
-    take_members,
 )
+from esper.population.layout import add_members, take_members
 from esper.population.network import member_losses
 
 CENTRE = torch.zeros(3, 3).index_put((torch.tensor(1), torch.tensor(1)), torch.tensor(1.0))

@@ -1,0 +1,110 @@
+"""Where the members of a fused network lie in its features, and how to pick some of them or some of the batch.
+
+    images      [B, M*C, H, W]   channels-last in memory, members side by side along the channels
+    vectors     [B, M*C]         the same without space
+    sequences   [M*B, T, D]      one member's batch after another's; tokens are integers [M*B, T]
+
+Images and vectors are what grouped convolutions and per-channel statistics want. Sequences keep D whole, so that attention and
+everything else that treats the samples of a batch one by one needs no twin. The number of axes tells the layouts apart, and the
+type does where there are two (integers are tokens).
+"""
+
+# M members, L chosen members, B batch, V blocks of a batch, C channels of one member, T positions, D width of one member
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def members_first(x: Tensor) -> bool:
+    """Does one member's batch follow another's along axis 0 (sequences and tokens)?"""
+    return x.dim() == 3 or not x.is_floating_point()
+
+
+def side_by_side(samples_MB: Tensor) -> Tensor:
+    """The samples of each member `[M, B, ...]` in the layout of their kind: images, vectors, or tokens."""
+    if members_first(samples_MB[0]):
+        return samples_MB.flatten(0, 1)
+    if samples_MB.dim() == 3:
+        return samples_MB.transpose(0, 1).flatten(1)
+    _, b, _, h, w = samples_MB.shape
+    return samples_MB.permute(1, 3, 4, 0, 2).contiguous().view(b, h, w, -1).permute(0, 3, 1, 2)
+
+
+def repeated(samples_B: Tensor, members: int) -> Tensor:
+    """The same samples `[B, ...]` for each of M members, in the layout of their kind."""
+    if members_first(samples_B):
+        return samples_B.repeat(members, *[1] * (samples_B.dim() - 1))
+    many = samples_B.repeat(1, members, *[1] * (samples_B.dim() - 2))
+    return many.contiguous(memory_format=torch.channels_last) if many.dim() == 4 else many
+
+
+def per_member(value_L: Tensor, like: Tensor) -> Tensor:
+    """`[L]` spread over the features of each member, to broadcast with `like`."""
+    if members_first(like):
+        return value_L.repeat_interleave(like.shape[0] // value_L.shape[0]).view(-1, *[1] * (like.dim() - 1))
+    return value_L.repeat_interleave(like.shape[1] // value_L.shape[0]).view(1, -1, *[1] * (like.dim() - 2))
+
+
+def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
+    """The features of the chosen members of M, in their order."""
+    if members_first(x):
+        return x.view(members, -1, *x.shape[1:]).index_select(0, chosen_L).flatten(0, 1)
+    if x.dim() == 4:
+        b, _, h, w = x.shape
+        chosen = x.permute(0, 2, 3, 1).view(b, h, w, members, -1).index_select(3, chosen_L)
+        return chosen.view(b, h, w, -1).permute(0, 3, 1, 2)
+    return x.view(x.shape[0], members, -1).index_select(1, chosen_L).view(x.shape[0], -1)
+
+
+def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tensor:
+    """Adds `part`, features of L members, to those of the chosen members, in place, and returns `x`."""
+    if members_first(x):
+        x.view(members, -1, *x.shape[1:]).index_add_(0, chosen_L, part.reshape(len(chosen_L), -1, *part.shape[1:]))
+        return x
+    if x.dim() == 4:
+        b, _, h, w = x.shape
+        whole = x.permute(0, 2, 3, 1).view(b, h, w, members, -1)
+        whole.index_add_(3, chosen_L, part.permute(0, 2, 3, 1).reshape(b, h, w, len(chosen_L), -1))
+        return x
+    x.view(x.shape[0], members, -1).index_add_(1, chosen_L, part.view(x.shape[0], len(chosen_L), -1))
+    return x
+
+
+def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Cuts features of sum(sizes) members into those of the first `sizes[0]`, the next `sizes[1]`, and so on."""
+    if len(sizes) == 1:
+        return (x,)
+    axis = 0 if members_first(x) else 1
+    return x.split([size * (x.shape[axis] // sum(sizes)) for size in sizes], axis)
+
+
+def join_members(parts: Sequence[Tensor]) -> Tensor:
+    """Undoes `split_members`."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
+
+
+def take_block(x: Tensor, block: int, blocks: int, members: int) -> Tensor:
+    """Of features whose batch is V equal blocks, those of one block, for every member."""
+    if blocks == 1:
+        return x
+    if members_first(x):
+        return x.view(members, blocks, -1, *x.shape[1:])[:, block].flatten(0, 1)
+    return x.view(blocks, -1, *x.shape[1:])[block] if x.dim() != 4 else x.chunk(blocks, 0)[block]
+
+
+def join_blocks(parts: Sequence[Tensor], members: int) -> Tensor:
+    """Lays V blocks of a batch one after another, for every member."""
+    if len(parts) == 1:
+        return parts[0]
+    if not members_first(parts[0]):
+        return torch.cat(list(parts))
+    return torch.stack([part.view(members, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 2)
+
+
+def by_member(logits: Tensor, members: int) -> Tensor:
+    """Outputs of a host by member: vectors to `[M, B, K]`, sequences to `[M, B*T, K]`."""
+    if members_first(logits):
+        return logits.view(members, -1, logits.shape[-1])
+    return logits.view(logits.shape[0], members, -1).transpose(0, 1)

@@ -1,0 +1,44 @@
+"""What each seed does in the next host epoch: how the lifecycle's arrays reach the network."""
+
+# N hosts (or M members of a shard), S slots
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Blend(IntEnum):
+    """How a seed's delta enters the host's features."""
+
+    ADD = 0
+    """y = h + alpha * delta"""
+    MULTIPLY = 1
+    """y = h * (1 + alpha * tanh(delta))"""
+    GATE = 2
+    """y = h + alpha * g(x) * delta with a learnt gate g a sample"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """The part of every seed, each an array `[N, S]`."""
+
+    blueprint: npt.NDArray[np.int64]
+    """Index of the blueprint where a seed takes part, -1 elsewhere."""
+    blend: npt.NDArray[np.int64]
+    """A `Blend`."""
+    alpha: npt.NDArray[np.float32]
+    """Blend weight."""
+    behind: npt.NDArray[np.bool_]
+    """Trains behind the host: its alpha is 0, and it learns nevertheless."""
+    open: npt.NDArray[np.bool_]
+    """May its gradient reach the host?"""
+    learns: npt.NDArray[np.bool_]
+    """Does the optimiser move its parameters?"""
+    fossil: npt.NDArray[np.bool_]
+    """Is it the host's own for good?"""
+
+    def of(self, rows: slice) -> "Roles":
+        """Those of some hosts."""
+        return Roles(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
