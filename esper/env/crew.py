@@ -31,11 +31,10 @@ class Crew:
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
-        cores = available_cores()
-        threads = max(1, cores // len(self.places))
-        self._pool = ThreadPoolExecutor(
-            min(len(self.places), max(cores, len(devices))), "shard", torch.set_num_threads, (threads,)
-        )
+        # One thread a shard: kernels this small gain nothing from more, and their threads spin for each other, which beside a
+        # busy neighbour has taken a hundred times as long.
+        workers = min(len(self.places), max(available_cores(), len(devices)))
+        self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
 
     def start(self, hosts: Sequence[nn.Module]) -> None:
         """Takes N new hosts; what was there is dropped."""
