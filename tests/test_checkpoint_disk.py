@@ -1,0 +1,240 @@
+"""Checkpoints on a disk that refuses, and in a process that is killed."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_help import STATE, assert_one_sentence, names
+
+from esper import checkpoint
+from esper.checkpoint import Checkpoints, DiskError, load
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+# ---- the disk refuses
+
+
+def refuse_with(number: int) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT])
+def test_a_refusal_at_any_call_leaves_the_checkpoint_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save({"u": 1}, 1)
+    monkeypatch.setattr(checkpoint.os, call, refuse_with(number))
+    with pytest.raises(DiskError) as error:
+        checkpoints.save({"u": 2}, 2)
+    monkeypatch.undo()
+    assert_one_sentence(
+        error,
+        str(folder),
+        os.strerror(number).lower(),
+        "checkpoint_000002.pt",
+        "checkpoint_000001.pt from before is intact",
+    )
+    assert error.value.errno == number
+    assert names(folder) == ["checkpoint_000001.pt"]
+    assert load(folder / "checkpoint_000001.pt") == {"u": 1}
+    checkpoints.save({"u": 2}, 2)
+
+
+def test_an_interruption_leaves_nothing_half_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save({"u": 1}, 1)
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save({"u": 2}, 2)
+    assert names(folder) == ["checkpoint_000001.pt"]
+
+
+def test_short_writes_are_completed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(checkpoint.os, "write", lambda fd, data: real(fd, bytes(data[:100])))
+    assert torch.equal(load(Checkpoints(folder).save(STATE, 1))["half"], STATE["half"])
+
+
+def test_bytes_and_names_reach_the_disk_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File synced, then renamed, then the folder synced: with no power cut at hand, the order of calls is the test."""
+    checkpoints = Checkpoints(folder)
+    checkpoints.prepare()
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        calls.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", watched_fsync)
+    monkeypatch.setattr(checkpoint.os, "replace", watched_replace)
+    checkpoints.save({}, 1)
+    assert calls == ["file", "rename", "folder"]
+
+
+def test_a_file_system_that_cannot_sync_folders_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    assert load(Checkpoints(folder).save({"u": 1}, 1)) == {"u": 1}
+
+
+def mount(folder: Path, options: str) -> None:
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a file system may not be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs Linux and root")
+    mount(folder, "size=256k")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    checkpoints = Checkpoints(small_disk)
+    checkpoints.save({"w": torch.ones(10_000)}, 1)
+    with pytest.raises(DiskError) as error:
+        checkpoints.save({"w": torch.ones(60_000)}, 2)
+    assert_one_sentence(error, str(small_disk), "no space left", "free some space", "checkpoint_000001.pt from before is intact")
+    assert names(small_disk) == ["checkpoint_000001.pt"]
+    assert load(small_disk / "checkpoint_000001.pt")["w"].sum() == 10_000
+    checkpoints.save({"w": torch.ones(10_000)}, 2)
+
+
+def test_a_file_system_that_is_really_read_only(small_disk: Path) -> None:
+    Checkpoints(small_disk).save({"u": 1}, 1)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(DiskError) as error:
+        Checkpoints(small_disk).save({"u": 2}, 2)
+    assert_one_sentence(error, str(small_disk), "read-only file system", "choose a folder")
+    assert load(small_disk / "checkpoint_000001.pt") == {"u": 1}
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from esper.checkpoint import Checkpoints, DiskError, load
+folder = Path(sys.argv[1])
+load(folder / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+try:
+    Checkpoints(folder).save({"u": 2}, 2)
+except DiskError as error:
+    print(error)
+print(load(folder / "checkpoint_000001.pt"))
+"""
+
+
+def test_a_folder_that_one_may_really_not_write_to(tmp_path: Path) -> None:
+    """In a process without root's rights, which permission bits do not stop."""
+    Checkpoints(tmp_path).save({"u": 1}, 1)
+    for parent in [tmp_path, *tmp_path.parents][:-1]:
+        if not parent.stat().st_mode & 0o001 and os.geteuid() == 0:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    tmp_path.chmod(0o555)
+    try:
+        done = subprocess.run([sys.executable, "-c", READ_ONLY, tmp_path], capture_output=True, text=True, timeout=60)
+    finally:
+        tmp_path.chmod(0o755)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert str(tmp_path) in lines[0]
+    assert "permission denied; choose a folder" in lines[0]
+    assert lines[1] == "{'u': 1}"
+
+
+# ---- kill -9
+
+KILLS = 15
+HARNESS = """
+import json, os, random, signal, sys, time, warnings
+from pathlib import Path
+import torch
+from esper.checkpoint import Checkpoints, load, update_of
+
+torch.set_num_threads(1)
+warnings.simplefilter("error")  # a damaged newest checkpoint is only a warning elsewhere
+folder, kills, rng, halves, newest = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1), 0, 0
+
+def forever(first):
+    checkpoints = Checkpoints(folder)
+    for update in range(first, 10**6):
+        checkpoints.save({"update": update, "w": torch.full((300_000,), float(update))}, update)
+
+for kill in range(kills):
+    child = os.fork()
+    if child == 0:
+        try:
+            forever(newest + 1)
+        finally:
+            os._exit(1)
+    # Killed after a whole save, so that each life leaves a newer checkpoint than the last.
+    while not [path for path in Checkpoints(folder).paths() if update_of(path) > newest]:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            sys.exit("the saving process ended by itself")
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    halves += bool(list(folder.glob("*.tmp")))
+    path = Checkpoints(folder).latest()
+    state = load(path)
+    assert state["update"] > newest and bool((state["w"] == state["update"]).all()), path
+    newest = state["update"]
+Checkpoints(folder).save({"update": newest + 1}, newest + 1)
+assert len(Checkpoints(folder).paths()) == 2
+print(json.dumps({"newest": newest, "halves": halves, "left": [p.name for p in folder.glob("*.tmp")]}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_killed_at_any_time_the_newest_checkpoint_is_whole(folder: Path) -> None:
+    """One process that has loaded torch, and children of it that save without end and are killed, 15 times."""
+    folder.mkdir()
+    command = [sys.executable, "-c", HARNESS, str(folder), str(KILLS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["newest"] >= KILLS
+    assert report["halves"] > 0, "no kill hit a save that was under way, so this test showed nothing"
+    assert report["left"] == []
