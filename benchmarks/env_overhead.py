@@ -3,15 +3,18 @@
     python benchmarks/env_overhead.py env
     python benchmarks/env_overhead.py bare
     python benchmarks/env_overhead.py in_turn
+    python benchmarks/env_overhead.py in_turn --way probed
 
 All train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
 growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare
 the printed seconds, which leave out start-up; `in_turn` does so within one process, an epoch of each after the other, so that
-both have the same neighbours on the machine. Results: benchmarks/README.md.
+both have the same neighbours on the machine. `probed` is the bare loop that also measures growth potential. Results:
+benchmarks/README.md.
 """
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,11 +44,11 @@ def by_env(env: GrowthEnv, epochs: int) -> float:
     return time.perf_counter() - begun
 
 
-def bare(env: GrowthEnv, epochs: int) -> float:
+def bare(env: GrowthEnv, epochs: int, *, probe: bool = False) -> float:
     nothing = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
     begun = time.perf_counter()
     for _ in range(epochs):
-        env.crew.train_epoch(env.orders(), probe=False)
+        env.crew.train_epoch(env.orders(), probe=probe)
         env.crew.validate(nothing)
         env.time += 1
     return time.perf_counter() - begun
@@ -66,26 +69,29 @@ def make(num_hosts: int, epochs: int) -> GrowthEnv:
     return env
 
 
-def in_turn(num_hosts: int, epochs: int) -> None:
-    ways = {"env": by_env, "bare": bare}
+WAYS = {"env": by_env, "bare": bare, "probed": partial(bare, probe=True)}
+
+
+def in_turn(way: str, num_hosts: int, epochs: int) -> None:
+    ways = {name: WAYS[name] for name in (way, "bare")}
     envs = {way: make(num_hosts, epochs) for way in ways}
-    for way, env in envs.items():
-        ways[way](env, 2)  # warm-up
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for name, env in envs.items():
+        ways[name](env, 2)  # warm-up
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for epoch in range(epochs):
-        for way in ("env", "bare") if epoch % 2 else ("bare", "env"):
-            seconds[way].append(ways[way](envs[way], 1))
-    ratio = np.array(seconds["env"]) / np.array(seconds["bare"])
+        for name in ways if epoch % 2 else reversed(ways):
+            seconds[name].append(ways[name](envs[name], 1))
+    ratio = np.array(seconds[way]) / np.array(seconds["bare"])
     low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
-    total = sum(seconds["env"]) / sum(seconds["bare"])
-    print(f"env / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, sums {total:.3f}")
+    total = sum(seconds[way]) / sum(seconds["bare"])
+    print(f"{way} / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, sums {total:.3f}")
     for env in envs.values():
         env.close()
 
 
 def alone(way: str, num_hosts: int, epochs: int) -> None:
     env = make(num_hosts, epochs)
-    run = {"env": by_env, "bare": bare}[way]
+    run = WAYS[way]
     run(env, 2)  # warm-up
     seconds = run(env, epochs)
     loss = env.crew.validate(np.zeros((1, num_hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
@@ -95,13 +101,14 @@ def alone(way: str, num_hosts: int, epochs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=("env", "bare", "in_turn"))
+    parser.add_argument("how", choices=(*WAYS, "in_turn"))
+    parser.add_argument("--way", choices=("env", "probed"), default="env", help="what in_turn compares with the bare loop")
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=40)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.how == "in_turn":
-        in_turn(given.hosts, given.epochs)
+        in_turn(given.way, given.hosts, given.epochs)
     else:
         alone(given.how, given.hosts, given.epochs)
 

@@ -68,7 +68,7 @@ def _look_ahead(words: list[str], config_name: str, *, many: bool, show: bool) -
         return
     asked: list[object] = []
     for config in configs:
-        key = [config.resume, config.task, config.devices, config.slots, config.agent]
+        key = [config.resume, config.task, config.devices, config.hosts, config.slots, config.blueprint, config.agent]
         if key not in asked:
             ready(config)
             asked.append(key)

@@ -4,6 +4,7 @@ Defaults live in the dataclasses beside the parts; YAML holds choices only. Past
 """
 
 import random
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -14,16 +15,29 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent import AgentConfig, HeuristicConfig, PPOConfig, RandomConfig, ScheduleConfig, WaitConfig
+from esper.agent import AgentConfig, GreedyPotentialConfig, HeuristicConfig, PPOConfig, RandomConfig, ScheduleConfig, WaitConfig
+from esper.env.actions import TEMPOS
+from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
 from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
-from esper.population.blueprints import BlueprintConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
-from esper.population.hosts import Host
-from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, SlotsConfig
+from esper.population.blueprints import BLUEPRINTS, BlueprintConfig
+from esper.population.fit import check_fit
+from esper.population.gates import GatesConfig, StrictConfig
+from esper.population.hosts import slot_specs
+from esper.population.lifecycle import shortest_life
+from esper.population.slots import (
+    DeepConfig,
+    EveryBlockConfig,
+    OneConfig,
+    OneSeedConfig,
+    PostConfig,
+    PreConfig,
+    SlotsConfig,
+    ThreeConfig,
+)
 from esper.reward import RewardConfig, ShapedConfig, SparseConfig
 from esper.task.base import Split, TaskConfig, TaskError
-from esper.task.cifar10 import Cifar10Config
-from esper.task.digits import DigitsConfig
+from esper.task.table import TASKS
 from esper.telemetry import QuietConfig, TelemetryConfig
 
 
@@ -45,6 +59,8 @@ class Config:
     """What the hosts learn; chosen by the `task` group."""
     slots: SlotsConfig = MISSING
     """Where seeds may be planted and how they live; chosen by the `slots` group."""
+    gates: GatesConfig = MISSING
+    """What a seed must have shown before it may go on; chosen by the `gates` group."""
     blueprint: dict[str, BlueprintConfig] = MISSING
     """What a seed may be; several are chosen at a time, as in blueprint=[norm,conv_light]."""
     devices: dict[str, DeviceConfig] = MISSING
@@ -76,6 +92,13 @@ class Config:
             )
         if isinstance(self.agent, ScheduleConfig):
             self._check_schedule(self.agent)
+        needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
+        if needed > self.steps:
+            warnings.warn(
+                f"no seed can be fossilized: with these gates that takes {needed} host epochs, and an episode has "
+                f"steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or gates.min_blending",
+                stacklevel=2,
+            )
 
     def _check_schedule(self, agent: ScheduleConfig) -> None:
         if agent.blueprint not in self.blueprint:
@@ -86,19 +109,25 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type]] = {
-    "task": {"digits": DigitsConfig, "cifar10_baseline": Cifar10Config},
-    "slots": {"one_seed": OneSeedConfig, "every_block": EveryBlockConfig},
-    "blueprint": {
-        "norm": NormConfig,
-        "conv_light": ConvLightConfig,
-        "depthwise": DepthwiseConfig,
-        "conv_heavy": ConvHeavyConfig,
+    "task": TASKS,
+    "slots": {
+        "one_seed": OneSeedConfig,
+        "every_block": EveryBlockConfig,
+        "all": EveryBlockConfig,
+        "one": OneConfig,
+        "three": ThreeConfig,
+        "pre": PreConfig,
+        "post": PostConfig,
+        "deep": DeepConfig,
     },
+    "gates": {"permissive": GatesConfig, "strict": StrictConfig},
+    "blueprint": BLUEPRINTS,
     "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
     "reward": {"shaped": ShapedConfig, "sparse": SparseConfig},
     "agent": {
         "ppo": PPOConfig,
         "heuristic": HeuristicConfig,
+        "greedy_potential": GreedyPotentialConfig,
         "random": RandomConfig,
         "wait": WaitConfig,
         "schedule": ScheduleConfig,
@@ -231,13 +260,20 @@ def ready(config: Config) -> None:
         task = config.task.build()
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    slots = tuple(slot.name for slot in cast(Host, task.host(config.seed, Split.TRAINING, 0, 0)).slots)
+    host = task.host(config.seed, Split.TRAINING, 0, 0)
+    slots = slot_specs(host)
     try:
-        config.slots.chosen(slots)
+        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots))
+        used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
+        members = largest_shard(config.hosts, config.devices)
+        check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if isinstance(config.agent, ScheduleConfig) and config.agent.slot >= len(slots):
         raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has 0 to {len(slots) - 1}")
+    if isinstance(config.agent, ScheduleConfig) and not chosen_S[config.agent.slot]:
+        use = ", ".join(f"{number} ({slot.name})" for number, slot in enumerate(slots) if chosen_S[number])
+        raise ConfigError(f"agent.slot={config.agent.slot} is not in use with slots={option('slots', config.slots)}: there are {use}")
 
 
 # --- what a checkpoint holds of a config ------------------------------------------------------------------------------------
@@ -246,12 +282,17 @@ CHANGEABLE = ("updates", "resume", "telemetry")
 """Keys that may change when a run goes on: they do not touch what was learnt."""
 
 
+def option(group: str, node: object) -> str:
+    """The name of the option of a group that a config of it is."""
+    return next(name for name, kind in GROUPS[group].items() if kind is type(node))
+
+
 def to_plain(config: Config) -> dict[str, Any]:
     """The config as primitives: the chosen option of each group, and every value."""
     choices: dict[str, Any] = {}
-    for group, options in GROUPS.items():
+    for group in GROUPS:
         node = getattr(config, group)
-        choices[group] = list(node) if group in MANY else next(name for name, cls in options.items() if cls is type(node))
+        choices[group] = list(node) if group in MANY else option(group, node)
     values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     return {"choices": choices, "values": values}
 
@@ -266,6 +307,11 @@ def from_plain(plain: dict[str, Any]) -> Config:
     try:
         for group, chosen in plain["choices"].items():
             options = GROUPS[group]
+            if lost := [name for name in (chosen if group in MANY else [chosen]) if name not in options]:
+                raise ConfigError(
+                    f"{group}={lost[0]} is not an option here: import the module that adds it, or start a new run with one of "
+                    f"{', '.join(options)}"
+                )
             if group in MANY:
                 values[group] = {name: _revive(options[name], values[group][name]) for name in chosen}
             else:

@@ -14,7 +14,7 @@ from esper.agent import Controller, Decision
 from esper.env.actions import Head, Observation, Op
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.governor import Cause
-from esper.population.lifecycle import Stage
+from esper.population.lifecycle import LIVE, Stage
 from esper.reward import StepSignals
 from esper.seeding import stream
 
@@ -46,6 +46,10 @@ class Episode:
     """The last step."""
     ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
     """How often each operation was carried out."""
+    fossilized: int = 0
+    """Seeds that were kept."""
+    pruned: int = 0
+    """Seeds that were removed, roll-backs apart."""
     causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
     """How often the governor gave each verdict."""
     samples: int = 0
@@ -74,8 +78,8 @@ class Episode:
             "host/committed_accuracy": _mean(signals.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
             "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
-            "host/seeds_fossilized": self.ops[Op.FOSSILIZE] / hosts,
-            "host/seeds_pruned": self.ops[Op.PRUNE] / hosts,
+            "host/seeds_fossilized": self.fossilized / hosts,
+            "host/seeds_pruned": self.pruned / hosts,
             "governor/rollbacks_nonfinite": self.causes[Cause.NONFINITE],
             "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
             "time/rollout_seconds": self.seconds,
@@ -149,5 +153,8 @@ def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None
     for name, paid_N in info["components"].items():
         episode.terms[name] = episode.terms.get(name, 0.0) + float(paid_N.mean())
     episode.ops += np.bincount(signals.op_N, minlength=len(Op))
+    live = signals.before.within(*LIVE)
+    episode.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
+    episode.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
     episode.causes += np.bincount(info["cause"], minlength=len(Cause))
     episode.signals = signals

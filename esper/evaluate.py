@@ -149,7 +149,7 @@ class Evaluation:
         """The best fixed schedule of one seed (or of none), and the oracle's, chosen on hosts of the training split."""
         elsewhere = build_env(self.config, split=Split.TRAINING, hosts=self.given.hosts, test_at_end=True)
         layout = self.env.layout
-        names = [(slot, blueprint) for slot in range(layout.num_slots) for blueprint in layout.blueprint_names]
+        names = [(slot, blueprint) for slot in np.flatnonzero(self.env.chosen_S).tolist() for blueprint in layout.blueprint_names]
         there: dict[str, Outcome] = {"wait": self.grow(self.controller("wait"), elsewhere)}
         here: dict[str, Outcome] = {"wait": self.grow(self.controller("wait"))}
         for slot, blueprint in names:

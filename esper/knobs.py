@@ -24,7 +24,7 @@ KNOBS = (
     "task.batch_size",
     "task.host_optimiser.learning_rate",
     "slots.max_seeds",
-    "slots.min_training",
+    "gates.min_training",
     "reward.rent",
     "reward.attribution",
     "reward.accuracy_potential",

@@ -43,6 +43,8 @@ def build_env(config: Config, *, split: Split, hosts: int | None = None, test_at
     return GrowthEnv(
         task=task,
         slots=config.slots,
+        gates=config.gates,
+        heads=config.agent.heads,
         blueprints=config.blueprint,
         reward=config.reward.build(gamma=config.agent.gamma),
         governor=config.governor.build(num_classes=task.data.num_classes),
@@ -182,7 +184,7 @@ class Trainer:
     def hparams(self) -> dict[str, bool | int | float | str]:
         """What the run is compared by."""
         choices = to_plain(self.config)["choices"]
-        named = {name: choices[name] for name in ("task", "slots", "reward", "agent", "governor")}
+        named = {name: choices[name] for name in ("task", "slots", "gates", "reward", "agent", "governor")}
         return {"seed": self.config.seed, "hosts": self.config.hosts, "steps": self.config.steps, **named}
 
     def rows(self) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 def test_every_controller_grows_the_same_fresh_hosts(folder):
     evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=3"]))
     outcomes = evaluation.run()
-    assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "random", "wait"]
+    assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait"]
     assert len({tuple(outcome.instance) for outcome in outcomes.values()}) == 1
     again = evaluation.grow(evaluation.controller("wait"))
     assert np.array_equal(again.accuracy_N, outcomes["wait"].accuracy_N)

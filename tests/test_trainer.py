@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole, tmp_pa
     assert untimed(tmp_path / "other")[0] != untimed(whole)[0]
 
 
-@pytest.mark.parametrize("agent", ["heuristic", "random", "wait"])
+@pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait"])
 def test_controllers_that_do_not_learn_run_too(agent, tmp_path):
     plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
     summary = Trainer(plain, tmp_path).run()

@@ -1,6 +1,7 @@
 """Who controls growth: a policy that learns, and controllers that do not."""
 
 from esper.agent.base import AgentConfig, Controller, Decision, State
+from esper.agent.greedy import GreedyPotential, GreedyPotentialConfig
 from esper.agent.heuristic import Heuristic, HeuristicConfig
 from esper.agent.ppo import PPO, PPOConfig, UpdateStats
 from esper.agent.scripted import Random, RandomConfig, Schedule, ScheduleConfig, Wait, WaitConfig
@@ -10,6 +11,8 @@ __all__ = [
     "AgentConfig",
     "Controller",
     "Decision",
+    "GreedyPotential",
+    "GreedyPotentialConfig",
     "Heuristic",
     "HeuristicConfig",
     "PPOConfig",

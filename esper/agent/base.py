@@ -3,14 +3,14 @@
 # N hosts, H heads
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from esper.env.actions import EnvSpec, Observation
+from esper.env.actions import EnvSpec, HeadsConfig, Observation
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -65,6 +65,8 @@ class AgentConfig:
 
     gamma: float = 1.0
     """Discount per step, in [0, 1]. Higher looks further ahead, and the returns get noisier. The reward's shaping uses it too."""
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    """Which parameters of its actions it chooses: each is a value's name, or free, as in agent.heads.alpha_target=free."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:

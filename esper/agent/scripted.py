@@ -9,22 +9,26 @@ import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
 from esper.agent.distribution import segments
-from esper.env.actions import RELEVANT, EnvSpec, Head, Observation, Op
+from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op
 
 UniformArray = npt.NDArray[np.float64]
 
 
 def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: IntArray, **chosen: IntArray) -> IntArray:
-    """Whole actions `[N, H]` from operations and slots: parameters are the first legal values, heads without effect are 0.
+    """Whole actions `[N, H]` from operations and slots, in which heads without effect are 0.
+
+    A parameter that is not given has the value that it is held at by default, and where that is not legal the first legal one.
 
     Args:
-        chosen: values `[N]` of parameter heads that shall differ from the first legal one, by the head's name in lower case.
+        chosen: values `[N]` of parameter heads, by the head's name in lower case.
     """
     action_NH = np.zeros((len(op_N), len(Head)), dtype=np.int64)
     action_NH[:, Head.OP], action_NH[:, Head.SLOT] = op_N, slot_N
     for head, place in segments(spec.head_sizes).items():
-        first_N: IntArray = observation.legal_values[:, place].argmax(axis=1)
-        action_NH[:, head] = chosen.get(head.name.lower(), first_N)
+        legal_NW = observation.legal_values[:, place]
+        usual = PINNED.get(head, 0)
+        usual_N: IntArray = np.where(legal_NW[:, usual], usual, legal_NW.argmax(axis=1))
+        action_NH[:, head] = chosen.get(head.name.lower(), usual_N)
     return action_NH * RELEVANT[op_N]
 
 

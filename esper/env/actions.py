@@ -2,29 +2,40 @@
 
 An action is one integer per head. The head `op` says what to do; the others are its arguments, and only the arguments that
 `RELEVANT` marks for the chosen op have any effect. Legality is one tensor over (operation, slot) for the whole population,
-made from the same rules that the lifecycle uses to execute, so that mask and executor cannot disagree.
+made from the rules of the lifecycle, and `execute` carries out whatever is legal: a test holds the two together.
 """
 
 # N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads laid end to end
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import (
-    GATES,
-    Op,
-    SlotsConfig,
-    SlotState,
-    gate_open,
-    may_fossilize,
-    may_germinate,
-    may_prune,
-)
+from esper.population import lifecycle
+from esper.population.gates import GatesConfig, gate_open, may_fossilize
+from esper.population.lifecycle import may_germinate, may_prune, may_retarget
+from esper.population.ramps import Curve
+from esper.population.roles import Blend, Incubation
+from esper.population.slots import GATES, SlotsConfig
+from esper.population.stages import Op, SlotState
 
-__all__ = ["RELEVANT", "EnvSpec", "Head", "Observation", "Op", "legal_slots", "legal_values", "parameters_legal"]
+__all__ = [
+    "RELEVANT",
+    "EnvSpec",
+    "Head",
+    "HeadsConfig",
+    "Observation",
+    "Op",
+    "execute",
+    "legal_slots",
+    "legal_values",
+    "parameters_legal",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -44,26 +55,85 @@ class Head(IntEnum):
     ALPHA_CURVE = 7
 
 
-STYLES = ("linear_add", "linear_multiply", "sigmoid_add", "gated")
+STYLES = {
+    "linear_add": (Blend.ADD, Curve.LINEAR),
+    "linear_multiply": (Blend.MULTIPLY, Curve.LINEAR),
+    "sigmoid_add": (Blend.ADD, Curve.SIGMOID),
+    "gated": (Blend.GATE, Curve.LINEAR),
+}
+"""How a seed is blended, for life, and the curve of its first ramp."""
 TEMPOS = {"fast": 3, "standard": 5, "slow": 8}
-"""Length of the blend ramp by name [host epochs]."""
-ALPHA_TARGETS = (0.5, 0.7, 1.0)
+"""Length of the first ramp [host epochs]."""
+ALPHA_TARGETS = {"half": 0.5, "seventy": 0.7, "full": 1.0}
 ALPHA_SPEEDS = {"instant": 0, "fast": 3, "medium": 5, "slow": 8}
-ALPHA_CURVES = ("linear", "cosine", "sigmoid_gentle", "sigmoid", "sigmoid_sharp")
+"""Length of the ramp to another target, or down to a seed's removal [host epochs]."""
+ALPHA_CURVES = {curve.name.lower(): curve for curve in Curve}
+VALUES: dict[Head, dict[str, Any]] = {
+    Head.STYLE: STYLES,
+    Head.TEMPO: TEMPOS,
+    Head.ALPHA_TARGET: ALPHA_TARGETS,
+    Head.ALPHA_SPEED: ALPHA_SPEEDS,
+    Head.ALPHA_CURVE: ALPHA_CURVES,
+}
+"""What the values of a head mean, by name, in the order of their numbers."""
 
 RELEVANT: BoolArray = np.zeros((len(Op), len(Head)), dtype=np.bool_)
 """[O, H]: does this head affect the world when this op is taken?"""
 RELEVANT[:, Head.OP] = True
 RELEVANT[Op.GERMINATE, [Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET]] = True
-RELEVANT[Op.SET_ALPHA_TARGET, [Head.SLOT, Head.STYLE, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = True
+RELEVANT[Op.SET_ALPHA_TARGET, [Head.SLOT, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = True
 RELEVANT[Op.PRUNE, [Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = True
 RELEVANT[[Op.FOSSILIZE, Op.ADVANCE], Head.SLOT] = True
 
 PARAMETER_HEADS = tuple(Head)[Head.BLUEPRINT :]
 """The heads whose legality does not depend on the slot: all but op and slot."""
+FREE = "free"
+"""The controller chooses the value."""
 
-PINNED = {Head.STYLE: 0, Head.TEMPO: 0, Head.ALPHA_TARGET: 2, Head.ALPHA_SPEED: 0, Head.ALPHA_CURVE: 0}
-"""Heads held at one value: additive linear blends in three epochs up to alpha 1, and removal at once."""
+
+@dataclass(kw_only=True, slots=True)
+class HeadsConfig:
+    """Which parameters of its actions the controller chooses: a head is held at one value, or `free`."""
+
+    style: str = "linear_add"
+    """How newborn seeds are blended, out of linear_add, linear_multiply, sigmoid_add, gated, free."""
+    tempo: str = "fast"
+    """Length of their ramp, out of fast (3 host epochs), standard (5), slow (8), free. No effect where slots.incubation=none."""
+    alpha_target: str = "full"
+    """Alpha at which they are blended in, out of half (0.5), seventy (0.7), full (1), free. Only if free can it change later."""
+    alpha_speed: str = "instant"
+    """Length of later ramps, to another target or down to a removal, out of instant (0), fast (3), medium (5), slow (8), free."""
+    alpha_curve: str = "linear"
+    """Curve of later ramps, out of linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp, free."""
+
+    def __post_init__(self) -> None:
+        for head, values in VALUES.items():
+            value = getattr(self, head.name.lower())
+            if value not in (*values, FREE):
+                known = ", ".join((*values, FREE))
+                raise ValueError(f"agent.heads.{head.name.lower()}={value} is not known: choose one of {known}")
+        if self.alpha_speed == "instant" and self.alpha_curve != "linear":
+            raise ValueError(
+                f"agent.heads.alpha_curve={self.alpha_curve} has no effect while agent.heads.alpha_speed is instant: "
+                "set alpha_speed=free or one of fast, medium, slow"
+            )
+        if self.alpha_target in ("half", "seventy"):
+            warnings.warn(
+                f"agent.heads.alpha_target={self.alpha_target} keeps every seed below alpha 1, so that none can ever be "
+                "fossilized: full or free is usual",
+                stacklevel=2,
+            )
+
+    @property
+    def pinned(self) -> dict[Head, int]:
+        """Heads that are held, with the number of their value."""
+        chosen = {head: getattr(self, head.name.lower()) for head in VALUES}
+        return {head: list(VALUES[head]).index(name) for head, name in chosen.items() if name != FREE}
+
+
+PINNED = HeadsConfig().pinned
+"""What is held by default: additive linear blends in three epochs up to alpha 1, and removal at once. Controllers that do not
+think about a head take this value where they may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +148,8 @@ class EnvSpec:
     """S names in forward order."""
     blueprint_names: tuple[str, ...]
     """K names in the order of the blueprint head."""
+    seed_params: tuple[tuple[int, ...], ...]
+    """[K][S], parameters of a seed of each blueprint in each slot."""
     feature_names: tuple[str, ...]
     """D names of `Observation.features`."""
     slot_feature_names: tuple[str, ...]
@@ -90,8 +162,7 @@ class EnvSpec:
     @property
     def head_sizes(self) -> tuple[int, ...]:
         """Number of values of each head, in the order of `Head`."""
-        fixed = (len(STYLES), len(TEMPOS), len(ALPHA_TARGETS), len(ALPHA_SPEEDS), len(ALPHA_CURVES))
-        return (len(Op), self.num_slots, len(self.blueprint_names), *fixed)
+        return (len(Op), self.num_slots, len(self.blueprint_names), *map(len, VALUES.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,33 +186,83 @@ class Observation:
         return np.asarray(self.legal_slots.any(axis=2))
 
 
-def legal_values(num_hosts: int, num_blueprints: int) -> BoolArray:
-    """[N, V] legality of parameter values: every blueprint offered, and one value of each pinned head."""
-    sizes = (num_blueprints, len(STYLES), len(TEMPOS), len(ALPHA_TARGETS), len(ALPHA_SPEEDS), len(ALPHA_CURVES))
-    columns: list[BoolArray] = []
-    for head, size in zip(PARAMETER_HEADS, sizes, strict=True):
-        column = np.ones(size, dtype=np.bool_)
-        if head in PINNED:
-            column[:] = False
-            column[PINNED[head]] = True
-        columns.append(column)
+def legal_values(
+    num_hosts: int, num_blueprints: int, heads: HeadsConfig | None = None, slots: SlotsConfig | None = None
+) -> BoolArray:
+    """[N, V] legality of parameter values: every blueprint offered, one value of each pinned head, and all of the free ones.
+
+    Without incubation a seed has no first ramp, so that there is nothing to choose in its tempo.
+
+    Args:
+        heads: which heads are free; by default none.
+        slots: the rules of the seeds' life; by default the usual ones.
+    """
+    pinned = (heads or HeadsConfig()).pinned
+    if slots is not None and slots.incubation == Incubation.none:
+        pinned = {Head.TEMPO: 0} | pinned
+    columns = [np.ones(num_blueprints, dtype=np.bool_)]
+    for head, values in VALUES.items():
+        column = np.ones(len(values), dtype=np.bool_)
+        columns.append(np.arange(len(values)) == pinned[head] if head in pinned else column)
     return np.tile(np.concatenate(columns), (num_hosts, 1))
 
 
-def legal_slots(state: SlotState, config: SlotsConfig, chosen_S: BoolArray) -> BoolArray:
+def legal_slots(
+    state: SlotState,
+    slots: SlotsConfig,
+    chosen_S: BoolArray,
+    gates: GatesConfig | None = None,
+    heads: HeadsConfig | None = None,
+) -> BoolArray:
     """`[N, O, S]`: which operation may be done on which slot now. Whatever is legal is carried out; the rest is refused.
 
     Args:
         chosen_S: which slots are in use.
+        gates: what seeds must have shown; by default as little as can be.
+        heads: which heads are free: a held alpha target cannot be changed.
     """
+    gates, heads = gates or GatesConfig(), heads or HeadsConfig()
     legal = np.zeros((len(state.stage), len(Op), len(chosen_S)), dtype=np.bool_)
-    by_themselves = [GATES[name] for name in config.auto_advance]
+    by_hand = ~state.within(*(GATES[name] for name in slots.auto_advance))
     legal[:, Op.WAIT] = True
-    legal[:, Op.GERMINATE] = may_germinate(state, config, chosen_S)
-    legal[:, Op.PRUNE] = may_prune(state, config)
-    legal[:, Op.FOSSILIZE] = may_fossilize(state)
-    legal[:, Op.ADVANCE] = gate_open(state, config) & ~state.within(*by_themselves)
+    legal[:, Op.GERMINATE] = may_germinate(state, slots, chosen_S)
+    if Head.ALPHA_TARGET not in heads.pinned:
+        legal[:, Op.SET_ALPHA_TARGET] = may_retarget(state)
+    legal[:, Op.PRUNE] = may_prune(state, slots)
+    legal[:, Op.FOSSILIZE] = may_fossilize(state, gates) & by_hand
+    legal[:, Op.ADVANCE] = gate_open(state, gates) & by_hand
     return legal
+
+
+def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotState:
+    """Carries out one legal action a host; those that were refused come as WAIT. No time passes.
+
+    Args:
+        action_NH: values of all heads; those that do not matter for the op are ignored.
+    """
+    if not action_NH[:, Head.OP].any():
+        return state
+    here_NS = np.eye(state.stage.shape[1], dtype=np.bool_)[action_NH[:, Head.SLOT]]
+    where = {op: here_NS & (action_NH[:, Head.OP] == op)[:, None] for op in Op}
+    later = {"ticks_N": _meant(action_NH, Head.ALPHA_SPEED, int), "curve_N": _meant(action_NH, Head.ALPHA_CURVE, int)}
+    target_N = _meant(action_NH, Head.ALPHA_TARGET, float).astype(np.float32)
+    state = lifecycle.germinate(
+        state,
+        where[Op.GERMINATE],
+        blueprint_N=action_NH[:, Head.BLUEPRINT],
+        blend_N=_meant(action_NH, Head.STYLE, lambda style: int(style[0])),
+        target_N=target_N,
+        ticks_N=_meant(action_NH, Head.TEMPO, int),
+        curve_N=_meant(action_NH, Head.STYLE, lambda style: int(style[1])),
+    )
+    state = lifecycle.retarget(state, where[Op.SET_ALPHA_TARGET], target_N=target_N, **later)
+    state = lifecycle.ramp_down(state, where[Op.PRUNE], **later)
+    return lifecycle.advance(state, where[Op.ADVANCE] | where[Op.FOSSILIZE], slots)
+
+
+def _meant(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt.NDArray[Any]:
+    """What the chosen values of a head mean `[N]`."""
+    return np.array([read(value) for value in VALUES[head].values()])[action_NH[:, head]]
 
 
 def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> BoolArray:

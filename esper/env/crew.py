@@ -14,9 +14,10 @@ from torch import nn
 
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
-from esper.population.roles import Roles
+from esper.population.evidence import Evidence
+from esper.population.roles import Blend, Fossils, Incubation, Roles
 from esper.seeding import torch_stream
-from esper.task.base import Data, Task
+from esper.task.base import Data, Lesson, Task
 
 Result = TypeVar("Result")
 
@@ -25,9 +26,16 @@ class Crew:
     """N hosts on all devices. Every call takes and returns arrays over all hosts, in order."""
 
     def __init__(
-        self, task: Task, blueprints: Sequence[BlueprintConfig], devices: Mapping[str, DeviceConfig], num_hosts: int
+        self,
+        task: Task,
+        blueprints: Sequence[BlueprintConfig],
+        devices: Mapping[str, DeviceConfig],
+        num_hosts: int,
+        *,
+        incubation: Incubation = Incubation.straight_through,
+        fossils: Fossils = Fossils.learning,
     ) -> None:
-        self.task, self.blueprints = task, tuple(blueprints)
+        self.task, self.blueprints, self._growth = task, tuple(blueprints), (incubation, fossils)
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
@@ -36,16 +44,34 @@ class Crew:
         workers = min(len(self.places), max(available_cores(), len(devices)))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
 
-    def start(self, hosts: Sequence[nn.Module]) -> None:
-        """Takes N new hosts; what was there is dropped."""
-        self.shards = [Shard(hosts[rows], self.blueprints, self._data[device], self.task, device) for device, rows in self.places]
+    def start(self, hosts: Sequence[nn.Module], lessons: Sequence[Lesson] = ()) -> None:
+        """Takes N new hosts and what their instances make of the data; what was there is dropped."""
+        incubation, fossils = self._growth
+        self.shards = [
+            Shard(
+                hosts[rows],
+                self.blueprints,
+                self._data[device],
+                self.task,
+                device,
+                lessons[rows],
+                incubation=incubation,
+                fossils=fossils,
+            )
+            for device, rows in self.places
+        ]
 
-    def train_epoch(self, order_NI: npt.NDArray[np.int64], *, probe: bool = True) -> TrainReport:
+    def train_epoch(
+        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None, probe: bool = True
+    ) -> TrainReport:
         """See `Shard.train_epoch`."""
-        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], probe=probe))
+        draws_of = (lambda rows: None) if draws_NI3 is None else draws_NI3.__getitem__
+        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], draws_MI3=draws_of(rows), probe=probe))
         return TrainReport(
             loss_M=np.concatenate([report.loss_M for report in reports]),
-            potential_MS=np.concatenate([report.potential_MS for report in reports]),
+            host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
+            seed_norm_MS=np.concatenate([report.seed_norm_MS for report in reports]),
+            potential_MSK=np.concatenate([report.potential_MSK for report in reports]),
         )
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
@@ -57,21 +83,42 @@ class Crew:
             error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
         )
 
+    def feel(
+        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
+    ) -> dict[Shard, list[Evidence]]:
+        """See `Shard.feel`; what is felt, by shard."""
+        draws_of = (lambda rows: None) if draws_NI3 is None else draws_NI3.__getitem__
+        felt = self._each(lambda shard, rows: shard.feel(order_NI[rows], draws_MI3=draws_of(rows)))
+        return dict(zip(self.shards, felt, strict=True))
+
     def arrange(self, roles: Roles) -> None:
         """See `GrowingNetwork.arrange`."""
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             shard.network.arrange(roles.of(rows))
 
-    def plant(self, host: int, slot: int, blueprint: int, name: tuple[int | str, ...]) -> None:
-        """A newborn seed for this host, with first weights from the stream of this name: root, purpose, keys."""
+    def plant(
+        self,
+        host: int,
+        slot: int,
+        blueprint: int,
+        name: tuple[int | str, ...],
+        blend: Blend = Blend.ADD,
+        felt: Mapping[Shard, Sequence[Evidence]] | None = None,
+    ) -> None:
+        """A newborn seed for this host, with first weights from the stream of this name: root, purpose, keys.
+
+        Args:
+            felt: what the slots feel, from `feel`; for blueprints that are informed by it.
+        """
         shard, member = self._of(host)
         root, purpose, *keys = name
-        shard.network.bank(slot, blueprint).plant(member, torch_stream(int(root), str(purpose), *keys))
+        generator = torch_stream(int(root), str(purpose), *keys)
+        shard.network.plant(member, slot, blueprint, generator, blend, None if felt is None else felt[shard])
 
     def clear(self, host: int, slot: int, blueprint: int) -> None:
         """Removes a seed."""
         shard, member = self._of(host)
-        shard.network.bank(slot, blueprint).clear([member])
+        shard.network.clear(member, slot, blueprint)
 
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """See `GrowingNetwork.remember`. Copies of so little are made sooner than threads are woken."""
@@ -102,6 +149,11 @@ class Crew:
 def available_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
+    """Hosts in the largest shard."""
+    return max(rows.stop - rows.start for _, rows in _deal(num_hosts, devices))
 
 
 def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:

@@ -15,15 +15,19 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from esper.env import observation as obs
-from esper.env.actions import TEMPOS, EnvSpec, Head, Observation, Op, legal_slots, legal_values, parameters_legal
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
 from esper.env.counterfactuals import variants
 from esper.env.crew import Crew
+from esper.env.orders import walk
 from esper.env.shard import DeviceConfig
 from esper.governor import Governor
 from esper.population import lifecycle
-from esper.population.blueprints import BlueprintConfig
-from esper.population.hosts import slot_specs
+from esper.population.blueprints import BlueprintConfig, check_blueprints, is_informed
+from esper.population.gated import gate_parameters
+from esper.population.gates import GatesConfig, gradient_ratio
+from esper.population.hosts import SlotSpec, slot_specs
 from esper.population.lifecycle import SlotsConfig, SlotState, Stage
+from esper.population.roles import Blend
 from esper.reward import Reward, StepSignals
 from esper.seeding import stream
 from esper.task.base import Split, Task
@@ -59,30 +63,40 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         devices: Mapping[str, DeviceConfig],
         num_hosts: int,
         num_steps: int,
+        gates: GatesConfig | None = None,
+        heads: HeadsConfig | None = None,
         seed: int = 0,
         split: Split = Split.TRAINING,
         test_at_end: bool = False,
     ) -> None:
         self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
+        self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
         self.test_at_end, self.episode = test_at_end, -1
-        self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts)
+        self.crew = Crew(
+            task, tuple(blueprints.values()), devices, num_hosts, incubation=slots.incubation, fossils=slots.fossils
+        )
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
         self.host_params = sum(parameter.numel() for parameter in example.parameters())
         self.seed_params_KS = np.array(
-            [[blueprint.num_parameters(spec.channels) for spec in specs] for blueprint in blueprints.values()], np.int64
+            [[_params_of(blueprint, spec) for spec in specs] for blueprint in blueprints.values()], np.int64
         )
+        self.gate_params_S = np.array([gate_parameters(spec.channels) for spec in specs], np.int64)
         self.layout = EnvSpec(
             num_hosts=num_hosts,
             num_steps=num_steps,
             slot_names=tuple(spec.name for spec in specs),
             blueprint_names=tuple(blueprints),
+            seed_params=tuple(tuple(row) for row in self.seed_params_KS.tolist()),
             feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
-            slot_feature_names=tuple(feature.name for feature in obs.SLOT_FEATURES),
+            slot_feature_names=tuple(feature.name for feature in obs.slot_table(tuple(blueprints))),
         )
+        self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints.values()])
         self.chosen_S = slots.chosen(self.layout.slot_names)
-        self._legal_values = legal_values(num_hosts, len(blueprints))
+        check_blueprints(blueprints, [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used], type(task).__name__)
+        self._legal_values = legal_values(num_hosts, len(blueprints), self.heads, slots)
+        self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints.values()])
         self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
         self.single_observation_space = _observation_space(self.layout)
         self.action_space = batch_space(self.single_action_space, num_hosts)
@@ -108,15 +122,17 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         hosts = [self.task.host(self.root, self.split, self.episode, index) for index in range(num_hosts)]
-        self.crew.start(hosts)
+        self.lessons = [self.task.lesson(self.root, self.split, self.episode, index) for index in range(num_hosts)]
+        self.crew.start(hosts, self.lessons)
         self.time = 0
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
-        self.potential_NS = np.full((num_hosts, num_slots), np.nan, dtype=np.float32)
+        self.potential_NSK = np.full((num_hosts, num_slots, len(self.layout.blueprint_names)), np.nan, dtype=np.float32)
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.crew.validate(self.state.alpha[None])
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
+        self.state.accuracy[:] = measured.accuracy_VM[0][:, None]
         self.best_loss_N = self.loss_N.copy()
         self._remember(np.ones(num_hosts, dtype=np.bool_))
         return self.observation(), {}
@@ -130,9 +146,11 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
         params_before_NS = self._params(before)
         self._act(np.asarray(actions, dtype=np.int64))
-        report = self.crew.train_epoch(self.orders())
+        report = self.crew.train_epoch(self.orders(), draws_NI3=self.draws())
         committed_N = self._validate(last=self.time + 1 == self.num_steps)
-        self.potential_NS = report.potential_MS
+        self.potential_NSK = report.potential_MSK
+        ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self._params(self.state), self.host_params)
+        self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         verdict = self.governor.judge(report.loss_M, self.loss_N, loss_before_N)
         self.time += 1
         signals = StepSignals(
@@ -176,31 +194,44 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
         allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
         self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
-        here_NS = np.eye(self.layout.num_slots, dtype=np.bool_)[slot_N]
-        germinated = here_NS & (self.op_N == Op.GERMINATE)[:, None]
-        pruned = here_NS & (self.op_N == Op.PRUNE)[:, None]
-        for host, slot in np.argwhere(pruned):
-            self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
-        for host, slot in np.argwhere(germinated):
-            name = (self.root, "seed_init", self.split, self.episode, int(host), self.time, int(slot))
-            self.crew.plant(int(host), int(slot), int(action_NH[host, Head.BLUEPRINT]), name)
-        ramps = np.array(list(TEMPOS.values()))[action_NH[:, Head.TEMPO]]
-        state = lifecycle.germinate(self.state, germinated, action_NH[:, Head.BLUEPRINT], ramps)
-        state = lifecycle.prune(state, pruned)
-        state = lifecycle.advance(state, here_NS & (self.op_N == Op.ADVANCE)[:, None])
-        state = lifecycle.fossilize(state, here_NS & (self.op_N == Op.FOSSILIZE)[:, None])
-        self.state = lifecycle.tick(state, self.slots)
-        self.crew.arrange(lifecycle.roles(self.state))
+        before, action_NH = self.state, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1)
+        self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
+        kind_N = action_NH[:, Head.BLUEPRINT]
+        gone = before.within(*lifecycle.LIVE) & ~self.state.within(*lifecycle.OCCUPIED)
+        for host, slot in np.argwhere(gone):
+            self.crew.clear(int(host), int(slot), int(before.blueprint[host, slot]))
+        germinates_N = self.op_N == Op.GERMINATE
+        felt = self.crew.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
+        for host in np.flatnonzero(germinates_N):
+            slot = int(slot_N[host])
+            name = (self.root, "seed_init", self.split, self.episode, int(host), self.time, slot)
+            blend = Blend(int(self.state.blend[host, slot]))
+            self.crew.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
+        self.crew.arrange(lifecycle.roles(self.state, self.slots))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """`[N]`: has every head that matters for the op a legal value?"""
         return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
     def orders(self) -> npt.NDArray[np.int64]:
-        """The order in which each host sees the training samples this epoch `[N, I]`."""
-        samples = len(self.task.data.train_y)
-        names = ((self.root, "data_order", self.split, self.episode, host, self.time) for host in range(self.num_envs))
-        return np.stack([stream(*name).permutation(samples) for name in names])
+        """The order in which each host sees its training samples this epoch `[N, I]`."""
+        every = np.arange(len(self.task.data.train_y))
+        count = self.task.epoch_samples // self.task.batch_size * self.task.batch_size or len(every)
+
+        def order(host: int) -> npt.NDArray[np.int64]:
+            samples = self.lessons[host].samples
+            name = (self.root, "data_order", self.split, self.episode, host)
+            return walk(every if samples is None else samples, self.time * count, count, lambda turn: stream(*name, turn))
+
+        return np.stack([order(host) for host in range(self.num_envs)])
+
+    def draws(self) -> npt.NDArray[np.uint8] | None:
+        """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
+        augmentation = self.task.augmentation
+        if augmentation is None:
+            return None
+        names = ((self.root, "augmentation", self.split, self.episode, host, self.time) for host in range(self.num_envs))
+        return np.stack([augmentation.draw(stream(*name), self.samples_per_epoch) for name in names])
 
     def _validate(self, *, last: bool) -> npt.NDArray[np.float32]:
         """Measures every host with and without each seed that is in; returns the committed accuracy on the last step."""
@@ -214,6 +245,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             contribution=np.where(in_NS, contribution, self.state.contribution).astype(np.float32),
             contribution_error=np.where(in_NS, measured.error_VM[rank_NS, host_N], self.state.contribution_error),
             measured=self.state.measured | in_NS,
+            accuracy=np.repeat(measured.accuracy_VM[0][:, None], in_NS.shape[1], axis=1),
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
@@ -228,7 +260,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             arrays = self.state.arrays().items()
             back = {name: np.where(rollback_N[:, None], getattr(kept["state"], name), array) for name, array in arrays}
             self.state = replace(self.state, **back)  # the step's signals keep the state that it led to
-            for name in ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N"):
+            for name in ("accuracy_NH", "potential_NSK", "loss_N", "best_loss_N"):
                 array = getattr(self, name)
                 mask = rollback_N.reshape(-1, *[1] * (array.ndim - 1))
                 setattr(self, name, np.where(mask, kept[name], array))
@@ -243,7 +275,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Snapshots of the healthy hosts: networks, optimisers and lifecycle."""
         self.crew.remember(healthy_N)
-        names = ("accuracy_NH", "potential_NS", "loss_N", "best_loss_N")
+        names = ("accuracy_NH", "potential_NSK", "loss_N", "best_loss_N")
         if healthy_N.all():
             self._kept: dict[str, Any] = {
                 "state": self.state.copy(),
@@ -259,7 +291,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def legal_slots(self) -> npt.NDArray[np.bool_]:
         """`[N, O, S]`: which operations may be done on which slots now."""
-        return legal_slots(self.state, self.slots, self.chosen_S)
+        return legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
 
     def observation(self) -> dict[str, Array]:
         """The observation of every host now, by the names of `Observation`."""
@@ -270,7 +302,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             loss_N=self.loss_N,
             chance_loss=math.log(self.task.data.num_classes),
             state=self.state,
-            potential_NS=self.potential_NS,
+            potential_NSK=self.potential_NSK,
             params_NS=self._params(self.state),
             host_params=self.host_params,
             max_seeds=self.slots.max_seeds or int(self.chosen_S.sum()),
@@ -280,7 +312,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         blueprints = np.where(self.state.blueprint < 0, len(self.layout.blueprint_names), self.state.blueprint)
         return {
             "features": np.nan_to_num(obs.host_features(view)),
-            "slots": np.nan_to_num(obs.slot_features(view)),
+            "slots": np.nan_to_num(obs.slot_features(view, self.layout.blueprint_names)),
             "blueprints": blueprints,
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),
@@ -289,7 +321,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     @property
     def samples_per_epoch(self) -> int:
         """Training samples that a host sees in an epoch: whole batches only."""
-        samples, batch = len(self.task.data.train_y), self.task.batch_size
+        samples, batch = self.task.epoch_samples or len(self.task.data.train_y), self.task.batch_size
         return samples // batch * batch if samples >= batch else samples
 
     def instances(self) -> list[str]:
@@ -302,9 +334,15 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
     def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
-        """Parameters of the seed in each slot `[N, S]`."""
+        """Parameters of the seed in each slot, its gate's included `[N, S]`."""
         slot = np.arange(self.layout.num_slots)[None]
-        return np.where(state.within(*lifecycle.OCCUPIED), self.seed_params_KS[state.blueprint, slot], 0)
+        gates = np.where(state.blend == Blend.GATE, self.gate_params_S, 0)
+        return np.where(state.within(*lifecycle.OCCUPIED), self.seed_params_KS[state.blueprint, slot] + gates, 0)
+
+
+def _params_of(blueprint: BlueprintConfig, slot: SlotSpec) -> int:
+    """Parameters of a seed; 0 in a slot where it cannot grow, which is then not in use."""
+    return 0 if blueprint.obstacle(slot) else blueprint.num_parameters(slot)
 
 
 def _observation_space(spec: EnvSpec) -> spaces.Dict:

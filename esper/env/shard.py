@@ -4,10 +4,11 @@ The environment hands out its hosts to shards and runs the shards side by side. 
 what comes back is one small array a call, copied once.
 """
 
-# M members, S slots, B batch, V variants, n samples, I samples of an epoch
+# M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.env.lessons import Lessons
 from esper.population.blueprints import BlueprintConfig
-from esper.population.layout import repeated, side_by_side
-from esper.population.network import GrowingNetwork, growth_potential, member_losses
-from esper.task.base import Data, Task
+from esper.population.evidence import Evidence, Probes
+from esper.population.network import GrowingNetwork
+from esper.population.potential import BATCHES, SAMPLES, PotentialSensor
+from esper.population.roles import Fossils, Incubation
+from esper.task.base import Data, Lesson, Task
 
 CPU_MEMBERS = 16
 """Hosts of a shard on a CPU. On 2 cores, two shards of 16 with one thread each trained as fast as one of 32 with two, and under
 foreign load many times as fast, since they wait for each other once an epoch and not in every operation."""
+FELT_BATCHES = 2
+"""Batches from which informed seeds get their first weights. More: less noise in them, and a longer wait at germination."""
 VALIDATION_BATCH = 512
 """Samples measured at once; a bound on memory, without effect on the result."""
 
@@ -66,8 +72,12 @@ class TrainReport:
 
     loss_M: npt.NDArray[np.float32]
     """Mean training loss of each member [nats]."""
-    potential_MS: npt.NDArray[np.float32]
-    """Growth potential of each slot, from the last batch."""
+    host_norm_M: npt.NDArray[np.float32]
+    """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
+    seed_norm_MS: npt.NDArray[np.float32]
+    """The same of each seed, NaN where none learnt."""
+    potential_MSK: npt.NDArray[np.float32]
+    """Growth potential of each slot and blueprint, from the last batches [nats per unit of learning rate]; see `potential`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +102,13 @@ class Shard:
         data: Data,
         task: Task,
         device: torch.device,
+        lessons: Sequence[Lesson] = (),
+        *,
+        incubation: Incubation = Incubation.straight_through,
+        fossils: Fossils = Fossils.learning,
     ) -> None:
         self.data, self.task, self.device = data, task, device
+        self.lessons = Lessons(data, lessons, task.augmentation, device)
         host_optimiser, seed_optimiser = task.optimisers
         self.members = len(hosts)
         self.network = GrowingNetwork(
@@ -101,38 +116,59 @@ class Shard:
             blueprints,
             host_optimiser=host_optimiser,
             seed_optimiser=seed_optimiser,
+            incubation=incubation,
+            fossils=fossils,
+            rate_M1=self.lessons.rate_M1,
             device=device,
         )
+        self.sensor = PotentialSensor(blueprints, self.network.slots, self.members, device)
 
-    def train_epoch(self, order_MI: npt.NDArray[np.int64], *, probe: bool = True) -> TrainReport:
+    def train_epoch(
+        self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None, probe: bool = True
+    ) -> TrainReport:
         """Trains every member on its own order of the training samples.
 
         Args:
             order_MI: sample indices; whole batches only are used.
-            probe: measure growth potential on the last batch; without it the potential is NaN.
+            draws_MI3: how each image is moved; see `Augmentation`. None for not at all.
+            probe: measure growth potential on the last batches; without it the potential is NaN.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
         batches = order_MI.shape[1] // batch
-        order = torch.from_numpy(order_MI[:, : batches * batch]).to(self.device).view(self.members, batches, batch)
+        order, draws = (
+            None if array is None else torch.from_numpy(array[:, : batches * batch]).to(self.device).unflatten(1, (batches, batch))
+            for array in (order_MI, draws_MI3)
+        )
+        assert order is not None
         losses = torch.zeros(self.members, device=self.device)
-        potential = torch.full((self.members, len(network.slots)), torch.nan, device=self.device)
+        felt: list[list[Evidence]] = []
         for step in range(batches):
             index_MB = order[:, step]
-            probes: list[Tensor] | None = [] if probe and step == batches - 1 else None
-            logits = network.forward(side_by_side(self.data.train_x[index_MB]), probes)
-            loss_M = member_losses(logits, self.data.train_y[index_MB])
-            loss_M.sum().backward()
+            probes = Probes(self.members, SAMPLES) if probe and step >= batches - BATCHES else None
+            x, y_MB = self.lessons.batch(index_MB, None if draws is None else draws[:, step])
+            losses += network.backward(x, y_MB, probes)
             network.step()
-            losses += loss_M.detach()
-            if probes:
-                columns: list[Tensor] = []
-                for features in probes:
-                    assert features.grad is not None
-                    columns.append(growth_potential(features.detach(), features.grad, self.members))
-                potential = torch.stack(columns, 1)
-        report = torch.cat([(losses / batches)[:, None], potential], 1).cpu().numpy()
-        return TrainReport(loss_M=report[:, 0], potential_MS=report[:, 1:])
+            if probes is not None:
+                felt.append(probes.evidence())
+        potential = self.sensor.measure(felt)
+        slots = len(network.slots)
+        report = torch.cat([(losses / batches)[:, None], network.take_norms(), potential.flatten(1)], 1).cpu().numpy()
+        return TrainReport(
+            loss_M=report[:, 0],
+            host_norm_M=report[:, 1],
+            seed_norm_MS=report[:, 2 : 2 + slots],
+            potential_MSK=report[:, 2 + slots :].reshape(potential.shape),
+        )
+
+    def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[Evidence]:
+        """What each slot feels of the first batches of an epoch to come; nothing is changed by it. See `train_epoch`."""
+        count = FELT_BATCHES * self.task.batch_size
+        index_MB, draws = (
+            None if array is None else torch.from_numpy(array[:, :count]).to(self.device) for array in (order_MI, draws_MI3)
+        )
+        assert index_MB is not None
+        return self.network.feel(*self.lessons.batch(index_MB, draws))
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measures every member under V settings of its alphas; nothing is changed by it, batch statistics included.
@@ -141,24 +177,53 @@ class Shard:
             alpha_VMS: blend weights; variant 0 is what the others are compared with.
             test: measure on the test part instead of the validation part.
         """
-        network = self.network
+        network, lessons = self.network, self.lessons
         network.train(False)
-        inputs = self.data.test_x if test else self.data.valid_x
-        targets = self.data.test_y if test else self.data.valid_y
-        variants, samples = len(alpha_VMS), len(targets)
-        sums = torch.zeros(4, variants, self.members, dtype=torch.float64, device=self.device)
-        for start in range(0, samples, VALIDATION_BATCH):
-            x, y = inputs[start : start + VALIDATION_BATCH], targets[start : start + VALIDATION_BATCH]
-            logits = network.variants(repeated(x, self.members), alpha_VMS)
-            loss = F.cross_entropy(logits.flatten(0, 2), y.repeat(variants * self.members), reduction="none")
-            right = (logits.argmax(-1) == y).double()
-            gain = right[:1] - right
-            parts = (right, loss.view(right.shape).double(), gain, gain.square())
-            sums += torch.stack([part.sum(-1) for part in parts])
-        right, loss, gain, square = (sums / samples).cpu().numpy()
-        error = 100.0 * np.sqrt(np.maximum(square - gain**2, 0.0) / samples)
-        return Measurement(
-            accuracy_VM=(100.0 * right).astype(np.float32),
-            loss_VM=loss.astype(np.float32),
-            error_VM=error.astype(np.float32),
-        )
+        variants, samples = len(alpha_VMS), lessons.num_measured(test=test)
+        sums = torch.zeros(len(Sums._fields), variants, self.members, dtype=torch.float64, device=self.device)
+        batch = max(1, VALIDATION_BATCH // self.data.positions)
+        for start in range(0, samples, batch):
+            x, y_BT, weight_MBT = lessons.measured(slice(start, start + batch), test=test, members=self.members)
+            logits = network.variants(x, alpha_VMS)
+            loss = F.cross_entropy(logits.flatten(0, 2), y_BT.flatten().repeat(variants * self.members), reduction="none")
+            shape = (variants, self.members, *y_BT.shape)
+            right = (logits.argmax(-1).view(shape) == y_BT).double()
+            sums += _sums(right, loss.view(shape).double(), weight_MBT)
+        return _measurement(Sums(*sums.cpu().numpy()))
+
+
+class Sums(NamedTuple):
+    """Sums over samples, each `[V, M]`, of which the targets of one sample (all positions of a sequence) count as one draw."""
+
+    count: npt.NDArray[np.float64]
+    """Targets."""
+    right: npt.NDArray[np.float64]
+    loss: npt.NDArray[np.float64]
+    gain: npt.NDArray[np.float64]
+    """Targets that only variant 0 has right, minus those that only this one has right."""
+    gain_square: npt.NDArray[np.float64]
+    gain_count: npt.NDArray[np.float64]
+    count_square: npt.NDArray[np.float64]
+
+
+def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Tensor:
+    """What a batch adds to each of `Sums`."""
+    if weight_MBT is None:
+        count_MB = torch.full_like(right_VMBT[0, :, :, 0], right_VMBT.shape[-1])
+    else:
+        right_VMBT, loss_VMBT, count_MB = right_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
+    right, loss, count = right_VMBT.sum(-1), loss_VMBT.sum(-1), count_MB.expand(right_VMBT.shape[:-1])
+    gain = right[:1] - right
+    parts = (count, right, loss, gain, gain.square(), gain * count, count.square())
+    return torch.stack([part.sum(-1) for part in parts])
+
+
+def _measurement(sums: Sums) -> Measurement:
+    """Means over targets, and the standard error of the mean gain g = sum G / sum n: sqrt(sum (G - g n)^2) / sum n over samples."""
+    gain = sums.gain / sums.count
+    square = sums.gain_square - 2 * gain * sums.gain_count + gain**2 * sums.count_square
+    return Measurement(
+        accuracy_VM=(100.0 * sums.right / sums.count).astype(np.float32),
+        loss_VM=(sums.loss / sums.count).astype(np.float32),
+        error_VM=(100.0 * np.sqrt(np.maximum(square, 0.0)) / sums.count).astype(np.float32),
+    )

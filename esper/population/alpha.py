@@ -1,38 +1,21 @@
-"""How a seed is blended into its host: alpha ramps and the blend itself.
+"""How a seed is blended into its host; `ramps` tells how alpha moves.
 
 Residual-delta blend. A seed is a branch delta(x), and its slot computes
 
     y = h + alpha * delta(x),        x = h,  or a detached copy of h while the seed is isolated,
 
 so that the host's own gradient dy/dh is 1 at every alpha. (A lerp of h and seed(h) has 1 - alpha there and freezes all that lies
-before the slot once alpha is 1.)
+before the slot once alpha is 1.) Two other blends, by a gate and by multiplication, are told at `blend`.
 """
 
 # B batch, M members, L members with a seed, C channels
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esper.population.layout import add_members, per_member, take_members
-
-
-def linear_ramp(
-    start: npt.NDArray[np.float32],
-    target: npt.NDArray[np.float32],
-    done: npt.NDArray[np.int64],
-    total: npt.NDArray[np.int64],
-) -> npt.NDArray[np.float32]:
-    """Alpha after `done` of `total` ticks of a linear ramp; exactly `target` from the last tick on.
-
-    alpha = start + (target - start) * done / total, elementwise over arrays of one shape; a ramp of 0 ticks is at its target.
-    """
-    share = np.minimum(done, total) / np.maximum(total, 1)
-    value = start + (target - start) * share.astype(np.float32)
-    return np.where(done >= total, target, value).astype(np.float32)
 
 
 class _Isolate(torch.autograd.Function):
@@ -50,6 +33,8 @@ class _Isolate(torch.autograd.Function):
 
 
 class _Blend(torch.autograd.Function):
+    """ADD for all live members; see `blend`."""
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int
@@ -65,6 +50,30 @@ class _Blend(torch.autograd.Function):
         return grad, part * per_member(pull_L, part), None, None, None, None
 
 
+class _MixedBlend(torch.autograd.Function):
+    """MULTIPLY for the members marked in `times_L`, ADD for the other live ones; see `blend`."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, times_L: Tensor, members: int
+    ) -> Tensor:
+        part, factor, times = take_members(h, live_L, members), torch.tanh(delta), per_member(times_L, delta)
+        ctx.save_for_backward(alpha_L, pull_L, live_L, times_L, part, factor)
+        ctx.members = members
+        effect = torch.where(times, part * factor, delta)
+        return add_members(h.clone(), live_L, effect * per_member(alpha_L, delta), members)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        alpha_L, pull_L, live_L, times_L, part, factor = ctx.saved_tensors
+        g = take_members(grad, live_L, ctx.members)
+        times = per_member(times_L, g)
+        direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
+        slope = torch.where(times, part * (1.0 - factor.square()), 1.0)
+        grad_h = add_members(grad.clone(), live_L, direct, ctx.members)
+        return grad_h, g * per_member(pull_L, g) * slope, None, None, None, None, None
+
+
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
     """The input of a seed: h itself, or a detached copy for members not marked open.
 
@@ -77,19 +86,37 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
     return _Isolate.apply(h, open_L)  # pyright: ignore[reportReturnType]
 
 
-def blend(h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int) -> Tensor:
-    """y = h + alpha * delta for the live members, y = h for the others; dy/dh = 1 and dy/ddelta = pull.
+def blend(
+    h: Tensor,
+    delta: Tensor,
+    alpha_L: Tensor,
+    pull_L: Tensor,
+    live_L: Tensor,
+    members: int,
+    times_L: Tensor | None = None,
+) -> Tensor:
+    """The output of a slot: y for the live members, h for the others.
+
+        ADD        y = h + alpha * delta                 dy/dh = 1                          dy/ddelta = pull
+        GATE       y = h + alpha * g * delta             dy/dh = 1                          dy/d(g delta) = pull
+        MULTIPLY   y = h * (1 + alpha * tanh(delta))     dy/dh = 1 + alpha * tanh(delta)    dy/ddelta = pull * h * sech(delta)^2
+
+    dy/dh is the direct part; the way through the seed's input comes on top where that is not isolated. GATE is ADD of the product
+    g(x) * delta(x), which the seed's module computes (see `gated`).
 
     `pull` is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and pull 1, the straight-through
     estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in. Where delta is finite, alpha 0
-    leaves h unchanged bit for bit; where it is not, the result is not either, so that a sick seed is seen at once.
+    leaves h and the host's gradient unchanged bit for bit; where it is NaN, so is the result, that a sick seed is seen at once.
 
     Args:
-        h: host features `[B, M*C, ...]`.
-        delta: output of the branches `[B, L*C, ...]`.
+        h: host features of M members, in any layout.
+        delta: output of the branches of the L live members.
         alpha_L: blend weight `[L]`.
         pull_L: weight of the seed's gradient `[L]`.
         live_L: the members with a seed `[L]`.
         members: M.
+        times_L: bool `[L]`; which of them multiply. None where none does.
     """
-    return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]
+    if times_L is None:
+        return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]
+    return _MixedBlend.apply(h, delta, alpha_L, pull_L, live_L, times_L, members)  # pyright: ignore[reportReturnType]

@@ -7,13 +7,17 @@ the program never changes its shape under the controller, and only live rows are
 # M members, L live members, P parameters of one member
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.population.blueprints import BlueprintConfig
+from esper.population.evidence import Evidence
 from esper.population.fusion import Fleet, FusionError, flatten_parameters
+from esper.population.gated import Gated
+from esper.population.hosts import SlotSpec
+from esper.population.informed import inform
 from esper.population.layout import join_members, split_members
 
 
@@ -42,48 +46,90 @@ class SGDConfig:
             raise ValueError(f"{where}.max_norm must be above 0, got {self.max_norm}: use inf for no clipping")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSettings:
+    """The settings of `SGDConfig` for each row on its own, each `[M, 1]`."""
+
+    learning_rate: Tensor
+    momentum: Tensor
+    weight_decay: Tensor
+    max_norm: Tensor
+
+    @classmethod
+    def of(cls, config_M: Sequence[SGDConfig], like: Tensor) -> "RowSettings":
+        """Those of one config a row, on the device and in the type of `like`."""
+        return cls(**{name: like.new_tensor([[getattr(config, name)] for config in config_M]) for name in cls.__slots__})
+
+    def faster(self, rate_M1: Tensor) -> "RowSettings":
+        """The same with each row's learning rate times a factor."""
+        return replace(self, learning_rate=self.learning_rate * rate_M1)
+
+
 class MemberSGD:
     """SGD with momentum on the rows of a flat tensor `[M, P]`, each row clipped by its own gradient norm.
 
     The same update as `clip_grad_norm_` and `torch.optim.SGD` on each member alone.
+
+    Args:
+        rate_M1: factor of each row's learning rate `[M, 1]`; None is 1 for all.
     """
 
-    def __init__(self, flat: Tensor, config: SGDConfig) -> None:
+    def __init__(self, flat: Tensor, config: SGDConfig, rate_M1: Tensor | None = None) -> None:
         self.flat, self.config = flat, config
         self.momentum = torch.zeros_like(flat, requires_grad=False)
+        self.settings = None if rate_M1 is None else RowSettings.of([config] * len(flat), flat.detach()).faster(rate_M1)
+        self._norms, self._steps = torch.zeros_like(self.momentum[:, :1]), 0
 
-    def step(self, active_M1: Tensor | None = None) -> None:
-        """One update from `flat.grad`, which is then dropped.
+    def step(self, active_M1: Tensor | None = None, settings: RowSettings | None = None) -> None:
+        """One update from `flat.grad`, which is then dropped. A row's numbers do not depend on whether others have settings.
 
         Args:
             active_M1: bool `[M, 1]`; other rows keep parameters and momentum as they are. None: every row moves, and a row
                 without gradient, momentum and weight decay stays where it is.
+            settings: of each row, in place of the config.
         """
-        grad, config = self.flat.grad, self.config
+        grad, use = self.flat.grad, settings or self.settings or self.config
         if grad is None:
             return
         with torch.no_grad():
             norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-            grad = grad * (config.max_norm / (norm + 1e-6)).clamp_(max=1.0)
-            if config.weight_decay:
-                grad.add_(self.flat, alpha=config.weight_decay)
+            self._norms.add_(norm)
+            self._steps += 1
+            grad = grad * (use.max_norm / (norm + 1e-6)).clamp_(max=1.0)
+            if isinstance(use, RowSettings) or use.weight_decay:
+                grad.add_(self.flat * use.weight_decay)
             if active_M1 is None:
-                self.momentum.mul_(config.momentum).add_(grad)
-                self.flat.sub_(self.momentum, alpha=config.learning_rate)
+                self.momentum.mul_(use.momentum).add_(grad)
+                self.flat.sub_(self.momentum * use.learning_rate)
             else:
-                self.momentum.copy_(torch.where(active_M1, self.momentum * config.momentum + grad, self.momentum))
-                self.flat.sub_(torch.where(active_M1, self.momentum * config.learning_rate, 0.0))
+                self.momentum.copy_(torch.where(active_M1, self.momentum * use.momentum + grad, self.momentum))
+                self.flat.sub_(torch.where(active_M1, self.momentum * use.learning_rate, 0.0))
         self.flat.grad = None
+
+    def take_norms(self) -> Tensor:
+        """Mean gradient norm of each row before clipping, over the steps since the last call `[M]`; NaN where there were none."""
+        mean = (self._norms / self._steps if self._steps else torch.full_like(self._norms, torch.nan)).squeeze(1)
+        self._norms.zero_()
+        self._steps = 0
+        return mean
 
 
 class SeedBank:
-    """All seeds of one blueprint in one slot."""
+    """All seeds of one blueprint in one slot, with a gate each where the bank is gated."""
 
     def __init__(
-        self, blueprint: BlueprintConfig, channels: int, members: int, optimiser: SGDConfig, device: torch.device | str
+        self,
+        blueprint: BlueprintConfig,
+        slot: SlotSpec,
+        members: int,
+        optimiser: SGDConfig,
+        device: torch.device | str,
+        *,
+        gated: bool = False,
+        rate_M1: Tensor | None = None,
     ) -> None:
-        self.blueprint, self.channels = blueprint, channels
-        branch = blueprint.branch(channels)
+        self.blueprint, self.slot, self.gated = blueprint, slot, gated
+        branch = seed_module(blueprint, slot, gated=gated)
         if any(True for _ in branch.buffers()):
             raise FusionError(
                 f"a branch of {type(blueprint).__name__} has buffers, which a bank does not keep: "
@@ -92,11 +138,17 @@ class SeedBank:
         self.fleet = Fleet([branch] * members, device)
         with torch.no_grad():
             self.fleet.flat.zero_()
-        self.optimiser = MemberSGD(self.fleet.flat, optimiser)
+        self.optimiser = MemberSGD(self.fleet.flat, optimiser, rate_M1)
 
-    def plant(self, member: int, generator: torch.Generator) -> None:
-        """Writes a newborn seed into a row: first weights from the generator, optimiser state from nothing."""
-        row = newborn(self.blueprint, self.channels, generator)
+    def plant(self, member: int, generator: torch.Generator, felt: Evidence | None = None) -> None:
+        """Writes a newborn seed into a row: first weights from the generator, optimiser state from nothing.
+
+        Args:
+            felt: what the slot of this member felt, `[1, n, ...]`: the first map's filters are made from it. None: all are drawn.
+        """
+        row = newborn(self.blueprint, self.slot, generator, gated=self.gated)
+        if felt is not None:
+            row = informed(self.blueprint, self.slot, row, felt)
         with torch.no_grad():
             self.fleet.flat[member] = row.to(self.fleet.flat.device)
             self.optimiser.momentum[member] = 0.0
@@ -107,20 +159,45 @@ class SeedBank:
             self.fleet.flat[list(members)] = 0.0
             self.optimiser.momentum[list(members)] = 0.0
 
-    def delta(self, live_L: Tensor, x: Tensor) -> Tensor:
-        """Outputs of the live members' branches for their features `[B, L*C, ...]`.
+    def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
+        """What the live members' seeds make of their features, in the layout of `x`: delta(x), or g(x) * delta(x) with a gate.
 
         One live row beside empty ones is computed twice: an ungrouped convolution may round in another way than a grouped one,
         and the numbers of a member must not depend on whether others hold a seed.
+
+        Args:
+            live_L: rows of the bank, in the order of the features.
+            x: features of L members.
+            taught_L1: bool `[L, 1]`; rows whose parameters get a gradient. None: all.
+            learns: without it, no parameter gets one.
         """
-        rows = self.fleet.flat if len(live_L) == self.fleet.members else self.fleet.flat.index_select(0, live_L)
+        flat = self.fleet.flat if learns else self.fleet.flat.detach()
+        rows = flat if len(live_L) == self.fleet.members else flat.index_select(0, live_L)
+        if taught_L1 is not None:
+            rows = torch.where(taught_L1, rows, rows.detach())
         if len(live_L) == 1 < self.fleet.members:
             return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
         return self.fleet.bind(rows)(x)
 
 
-def newborn(blueprint: BlueprintConfig, channels: int, generator: torch.Generator) -> Tensor:
-    """The parameters `[P]` of a new branch, drawn from the generator and from nothing else."""
+def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:
+    """The module of a seed: the blueprint's branch, with a gate where wanted."""
+    branch = blueprint.branch(slot)
+    return Gated(branch, slot.channels) if gated else branch
+
+
+def newborn(blueprint: BlueprintConfig, slot: SlotSpec, generator: torch.Generator, *, gated: bool = False) -> Tensor:
+    """The parameters `[P]` of a new seed, drawn from the generator and from nothing else; the branch first, then its gate."""
     with torch.random.fork_rng(devices=[]):
         torch.random.set_rng_state(generator.get_state())
-        return flatten_parameters(blueprint.branch(channels))
+        return flatten_parameters(seed_module(blueprint, slot, gated=gated))
+
+
+def informed(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor, felt: Evidence) -> Tensor:
+    """The same parameters `[P]` with a first map made from what the slot felt."""
+    with torch.random.fork_rng(devices=[]):
+        branch = blueprint.branch(slot)
+    size = sum(parameter.numel() for parameter in branch.parameters())
+    nn.utils.vector_to_parameters(row[:size], branch.parameters())
+    inform(branch, felt)
+    return torch.cat([flatten_parameters(branch), row[size:]])

@@ -1,27 +1,33 @@
 """The convolutional host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from esper.population.fusion import MaskedConv2d
-from esper.population.hosts import SlotSpec
+from esper.population.hosts import Host, SlotSpec, check_lesioned
+from esper.population.layers import MaskedConv2d
+
+SURFACES = ("pre", "post")
+"""Where slots may lie in a block: the row of a slot's name is the index here."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CNNConfig:
-    """Blocks of convolution, batch norm and ReLU; channels double from block to block; a slot after each block."""
+    """Blocks of convolution, batch norm and ReLU; channels double from block to block; slots after each block."""
 
     blocks: int = 3
-    """Number of blocks, and so of slots, at least 1."""
+    """Number of blocks, at least 1."""
     base_channels: int = 2
     """Channels of the first block, at least 1. More make a stronger host, which gains less by growing."""
     pools: int = 2
-    """The first this many blocks are followed by a 2x2 max-pooling, after the slot; from 0 to `blocks`."""
+    """The first this many blocks are followed by a 2x2 max-pooling; from 0 to `blocks`."""
     kernel: int = 3
     """Height and width of the convolutions [pixels], odd; 1 makes a host without spatial context."""
+    surfaces: list[str] = field(default_factory=lambda: ["pre"])
+    """Where the slots of a block lie: before its pooling (`pre`, row 0 of the names, whether it is pooled or not), after it
+    (`post`, row 1, pooled blocks only), or both."""
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -35,6 +41,13 @@ class CNNConfig:
             )
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"task.host.kernel must be odd and at least 1, got {self.kernel}: use 3 or 1")
+        if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
+            got = ",".join(self.surfaces)
+            raise ValueError(f"task.host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
+        if self.surfaces == ["post"] and not self.pools:
+            raise ValueError(
+                "task.host.surfaces=[post] leaves no slot where nothing is pooled: use [pre], or set task.host.pools"
+            )
 
     def build(self, in_channels: int, num_classes: int, lesioned: Sequence[bool]) -> "CNNHost":
         """A new host with random first weights from torch's global stream.
@@ -52,30 +65,27 @@ class GlobalMean(nn.Module):
         return x.mean((2, 3))
 
 
-class CNNHost(nn.Module):
+class CNNHost(Host):
     """`[B, in_channels, H, W]` to logits `[B, num_classes]`."""
 
-    segments: nn.ModuleList
-
     def __init__(self, config: CNNConfig, in_channels: int, num_classes: int, lesioned: Sequence[bool]) -> None:
-        super().__init__()
-        if len(lesioned) != config.blocks:
-            raise ValueError(f"lesioned must name {config.blocks} blocks, got {len(lesioned)}")
+        check_lesioned(lesioned, config.blocks, "blocks")
         widths = [config.base_channels * 2**block for block in range(config.blocks)]
-        self.slots = tuple(SlotSpec(f"r0c{block}", width) for block, width in enumerate(widths))
-        segments: list[nn.Module] = []
+        parts, segments, slots = list[nn.Module](), list[nn.Module](), list[SlotSpec]()
         for block, (before, width) in enumerate(zip([in_channels, *widths], widths, strict=False)):
-            pool: list[nn.Module] = [nn.MaxPool2d(2)] if 0 < block <= config.pools else []
             conv = MaskedConv2d(before, width, config.kernel, _mask(config.kernel, lesioned[block]), padding=config.kernel // 2)
-            segments.append(nn.Sequential(*pool, conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
-        pool = [nn.MaxPool2d(2)] if config.pools == config.blocks else []
-        segments.append(nn.Sequential(*pool, GlobalMean(), nn.Linear(widths[-1], num_classes)))
-        self.segments = nn.ModuleList(segments)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for segment in self.segments:
-            x = segment(x)
-        return x
+            parts += [conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            for row, surface in enumerate(SURFACES):
+                if surface == "post":
+                    if block >= config.pools:
+                        continue
+                    parts.append(nn.MaxPool2d(2))
+                if surface in config.surfaces:
+                    slots.append(SlotSpec(f"r{row}c{block}", width))
+                    segments.append(nn.Sequential(*parts))
+                    parts = []
+        segments.append(nn.Sequential(*parts, GlobalMean(), nn.Linear(widths[-1], num_classes)))
+        super().__init__(segments, slots)
 
 
 def _mask(kernel: int, lesioned: bool) -> Tensor:

@@ -5,167 +5,20 @@ stacked twin: the same layer for M members at once, with parameters and buffers 
 members lie in the features is told in `layout`. What lies between the leaf layers (activations, pooling, means over space) does
 not look across members and so needs no twin.
 
+A module with a layer that has no twin can still be a fleet of one, as it is: the way of `members_per_shard=1`.
+
 The mathematics of each member is unchanged; only sums inside a kernel may be taken in another order.
 """
 
-# M members, L chosen members, B batch, C channels of one member, P parameters of one member
+# M members, L chosen members, P parameters of one member
 
 import copy
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class FusionError(ValueError):
-    """A module cannot be fused; the message names the layer and the remedy."""
-
-
-class MaskedConv2d(nn.Conv2d):
-    """A convolution whose kernel is multiplied by a fixed 0/1 mask of the kernel's height and width."""
-
-    mask: Tensor
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, mask: Tensor, *, padding: int) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, padding=padding, bias=False)
-        self.register_buffer("mask", mask.clone())
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.conv2d(input, self.weight * self.mask, None, self.stride, self.padding, self.dilation, self.groups)
-
-
-class ChannelScale(nn.Module):
-    """Multiplies each channel by a learnt factor; born as zero (LayerScale, Touvron et al. 2021)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
-
-
-class StackedLayer(nn.Module):
-    """Base of all twins: parameters and buffers of M layers on a leading member axis.
-
-    While a `Fleet` holds the layer, its parameters are views of the fleet's flat tensor and are bound before each forward.
-    """
-
-    members: int
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = len(layers)
-        for name, _ in layers[0].named_parameters(recurse=False):
-            self.register_parameter(name, nn.Parameter(torch.stack([layer.get_parameter(name) for layer in layers])))
-        for name, _ in layers[0].named_buffers(recurse=False):
-            self.register_buffer(name, torch.stack([layer.get_buffer(name) for layer in layers]))
-
-
-class StackedConv2d(StackedLayer):
-    """Twin of `Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
-
-    mask: Tensor | None
-
-    def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
-        super().__init__(layers)
-        first = layers[0]
-        if first.padding_mode != "zeros" or isinstance(first.padding, str):
-            raise FusionError(
-                f"a convolution with padding={first.padding!r} and padding_mode={first.padding_mode!r} has no stacked "
-                "twin: give the padding as numbers with zeros, or set members_per_shard=1"
-            )
-        self.stride, self.padding, self.dilation, self.groups = (
-            first.stride,
-            first.padding,
-            first.dilation,
-            first.groups,
-        )
-        if not isinstance(first, MaskedConv2d):
-            self.mask = None
-        if first.bias is None:
-            self.bias = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
-        bias = None if self.bias is None else self.bias.flatten()
-        groups = self.members * self.groups
-        return F.conv2d(x, weight.flatten(0, 1), bias, self.stride, self.padding, self.dilation, groups)
-
-
-class StackedBatchNorm2d(StackedLayer):
-    """Twin of `BatchNorm2d`: statistics are per channel, so M layers are one wider layer. Running statistics `[M, C]`."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, layers: Sequence[nn.BatchNorm2d]) -> None:
-        super().__init__(layers)
-        first = layers[0]
-        if first.momentum is None or not (first.affine and first.track_running_stats):
-            raise FusionError(
-                "a BatchNorm2d without momentum, affine parameters or running statistics has no stacked twin: "
-                "use the defaults, or set members_per_shard=1"
-            )
-        self.momentum, self.eps = first.momentum, first.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.bias is not None
-        mean, var = self.running_mean.view(-1), self.running_var.view(-1)
-        weight, bias = self.weight.flatten(), self.bias.flatten()
-        return F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
-
-
-class StackedGroupNorm(StackedLayer):
-    """Twin of `GroupNorm`: M layers of G groups are one layer of M*G groups."""
-
-    def __init__(self, layers: Sequence[nn.GroupNorm]) -> None:
-        super().__init__(layers)
-        if not layers[0].affine:
-            raise FusionError(
-                "a GroupNorm without affine parameters has no stacked twin: use the defaults, or set members_per_shard=1"
-            )
-        self.num_groups, self.eps = layers[0].num_groups, layers[0].eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.bias is not None
-        return F.group_norm(x, self.members * self.num_groups, self.weight.flatten(), self.bias.flatten(), self.eps)
-
-
-class StackedLinear(StackedLayer):
-    """Twin of `Linear` on vectors: a batch of matrix products. `[B, M*I]` to `[B, M*O]`, weight `[M, O, I]`."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__(layers)
-        if layers[0].bias is None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
-            self.bias = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_MBI = x.view(x.shape[0], self.members, -1).transpose(0, 1)
-        weight_MIO = self.weight.transpose(1, 2)
-        y_MBO = torch.bmm(x_MBI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MBI, weight_MIO)
-        return y_MBO.transpose(0, 1).reshape(x.shape[0], -1)
-
-
-class StackedChannelScale(StackedLayer):
-    """Twin of `ChannelScale`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight.reshape(1, -1, *[1] * (x.dim() - 2))
-
-
-TWINS: dict[type[nn.Module], type[StackedLayer]] = {
-    nn.Conv2d: StackedConv2d,
-    MaskedConv2d: StackedConv2d,
-    nn.BatchNorm2d: StackedBatchNorm2d,
-    nn.GroupNorm: StackedGroupNorm,
-    nn.Linear: StackedLinear,
-    ChannelScale: StackedChannelScale,
-}
-"""Leaf layer to stacked twin; a new twin is one line here and one class above."""
+from esper.population.twins import TWINS, FusionError, StackedLayer
 
 MIXES_MEMBERS = (
     nn.Softmax,
@@ -174,19 +27,15 @@ MIXES_MEMBERS = (
     nn.LogSoftmax,
     nn.GLU,
     nn.ChannelShuffle,
-    nn.Flatten,
-    nn.LayerNorm,
+    nn.Unflatten,
     nn.RMSNorm,
     nn.InstanceNorm2d,
     nn.LocalResponseNorm,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.RReLU,
 )
-"""Layers without parameters that look across the features or draw from the global random stream."""
+"""Layers without parameters that look across the features."""
+
+DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+"""Layers that draw from the global random stream."""
 
 
 def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
@@ -196,18 +45,26 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
         modules: M modules; they are left as they are.
 
     Returns:
-        A module of the same structure with stacked leaf layers, for features `[B, M*C, ...]`.
+        A module of the same structure with stacked leaf layers, for features as `layout` tells.
 
     Raises:
-        FusionError: a layer has parameters or buffers and no stacked twin, or looks across the features; the message names it.
+        FusionError: a layer has parameters or buffers and no stacked twin, or looks across the features, or draws random
+            numbers; the message names it.
     """
     first = modules[0]
+    if not path:
+        _refuse_chance(first)
     name = path or type(first).__name__
     if not path and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
-        raise FusionError(f"{name} uses a parameter in two places, which cannot be stacked: give each place its own")
+        raise FusionError(
+            f"{name} uses a parameter in two places, which cannot be stacked: give each place its own, or set members_per_shard=1"
+        )
     twin = TWINS.get(type(first))
     if twin is not None:
-        return twin(modules)
+        try:
+            return twin(modules)
+        except FusionError as error:
+            raise FusionError(f"{name}: {error}") from error
     own = [*dict(first.named_parameters(recurse=False)), *dict(first.named_buffers(recurse=False))]
     if own or isinstance(first, MIXES_MEMBERS):
         raise FusionError(
@@ -223,28 +80,61 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
     return fused
 
 
+def _refuse_chance(module: nn.Module) -> None:
+    """Raises FusionError where a layer draws random numbers: torch has one stream for all, and a run could not be repeated."""
+    for path, layer in module.named_modules():
+        rate = getattr(layer, "dropout", 0.0)  # of recurrent layers and of attention
+        if (isinstance(layer, DRAWS) and getattr(layer, "p", 1.0) > 0) or (isinstance(rate, float) and rate > 0):
+            raise FusionError(
+                f"{path or 'it'} is a {type(layer).__name__}, which draws from torch's global random stream, so that hosts would "
+                "change each other's numbers: leave it out, or set its dropout to 0 where it has one"
+            )
+
+
 class Fleet:
     """M fused modules whose parameters are one flat tensor `[M, P]`, so that a member is a row.
 
     Copying, resetting or saving a member is copying a row, and an optimiser step for all of them is a handful of operations
     whatever the number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than leaves.
+
+    A fleet of one takes any module: where a layer has no stacked twin the module stays plain, its parameters are views of row 0,
+    and its buffers are shown with a leading axis of 1. It must read its parameters by their names when it computes, as modules
+    do, and change its buffers in place.
+
+    Raises:
+        FusionError: more than one module cannot be fused, or even one draws random numbers.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
         self.members = len(modules)
-        self.module = fuse(modules).to(device)
+        try:
+            self.module, self.stacked = fuse(modules).to(device), True
+        except FusionError:
+            _refuse_chance(modules[0])
+            if len(modules) > 1:
+                raise
+            self.module, self.stacked = copy.deepcopy(modules[0]).to(device), False
         self._template = copy.deepcopy(modules[0])
-        self._slots: list[tuple[StackedLayer, str, torch.Size]] = []
-        values: list[Tensor] = []
+        self._layers = [layer for layer in self.module.modules() if isinstance(layer, StackedLayer)]
+        places: dict[Tensor, list[tuple[nn.Module, str]]] = {}  # a plain module may use a parameter in several places
         for layer in self.module.modules():
-            if isinstance(layer, StackedLayer):
-                for name, parameter in list(layer.named_parameters(recurse=False)):
-                    self._slots.append((layer, name, parameter.shape))
-                    values.append(parameter.detach().flatten(1))
-                    delattr(layer, name)
-        self.flat = torch.cat(values, 1).contiguous().requires_grad_()
+            for name, parameter in layer.named_parameters(recurse=False):
+                places.setdefault(parameter, []).append((layer, name))
+        for layer, name in [place for several in places.values() for place in several]:
+            delattr(layer, name)
+        rows = [parameter.detach() if self.stacked else parameter.detach()[None] for parameter in places]
+        self._slots = [(several, row.shape) for several, row in zip(places.values(), rows, strict=True)]
+        values = [row.flatten(1) for row in rows]
+        none = torch.zeros(self.members, 0, device=device)
+        self.flat = torch.cat(values or [none], 1).contiguous().requires_grad_()
         self._sizes = [value.shape[1] for value in values]
-        self.buffers: dict[str, Tensor] = dict(self.module.named_buffers())
+        self.buffers = {name: buffer if self.stacked else buffer[None] for name, buffer in self.module.named_buffers()}
+        self._buffer_slots = [
+            (layer, name, buffer if self.stacked else buffer[None])
+            for layer in self.module.modules()
+            for name, buffer in layer.named_buffers(recurse=False)
+        ]
+        self._whole = True
 
     @property
     def num_parameters(self) -> int:
@@ -259,10 +149,43 @@ class Fleet:
             members: L, where it differs from M.
         """
         flat = self.flat if flat is None else flat
-        rows = flat.shape[0] if members is None else members
-        for (layer, name, shape), part in zip(self._slots, flat.split(self._sizes, 1), strict=True):
+        return self.lay(flat.split(self._sizes, 1), flat.shape[0] if members is None else members)
+
+    def bind_some(self, chosen_L: Tensor) -> nn.Module:
+        """The same for some members as they are now: copies of their parameters, without gradient, and of their buffers."""
+        return self.lay(self.flat.detach().index_select(0, chosen_L).split(self._sizes, 1), len(chosen_L), chosen_L)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The flat tensor cut into its parameters `[M, p]` each, in the order of a plain module's `parameters()`."""
+        return self.flat.split(self._sizes, 1)
+
+    def lay(self, parts: Sequence[Tensor], members: int | None = None, chosen_L: Tensor | None = None) -> nn.Module:
+        """Lays a tensor `[L, p]` for each parameter into the layers and returns the module, ready for one forward.
+
+        Args:
+            parts: the parameters.
+            members: L, where it differs from M.
+            chosen_L: the members whose buffers are laid as copies; None lays the buffers of all.
+        """
+        rows = self.members if members is None else members
+        if not self.stacked and rows != 1:
+            raise FusionError(
+                f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}"
+            )
+        if chosen_L is not None or not self._whole:
+            for layer, name, buffer in self._buffer_slots:
+                several = buffer if chosen_L is None else buffer.index_select(0, chosen_L)
+                layer.register_buffer(name, several if self.stacked else several[0])
+            self._whole = chosen_L is None
+        for layer in self._layers:
             layer.members = rows
-            layer.__dict__[name] = part.view(rows, *shape[1:])
+        for (several, shape), part in zip(self._slots, parts, strict=True):
+            if self.stacked:
+                layer, name = several[0]
+                layer.__dict__[name] = part.view(rows, *shape[1:])
+            else:
+                for layer, name in several:
+                    setattr(layer, name, part.view(shape[1:]))  # recurrent layers take note of what is set
         return self.module
 
     def member(self, index: int) -> nn.Module:
@@ -278,4 +201,4 @@ class Fleet:
 
 def flatten_parameters(module: nn.Module) -> Tensor:
     """The parameters of a plain module as one row `[P]`, in the order a `Fleet` of such modules uses."""
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()] or [torch.zeros(0)])

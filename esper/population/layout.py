@@ -12,9 +12,18 @@ type does where there are two (integers are tokens).
 # M members, L chosen members, B batch, V blocks of a batch, C channels of one member, T positions, D width of one member
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+
+class Layout(StrEnum):
+    """What features are, as told above."""
+
+    IMAGES = "images"
+    VECTORS = "vectors"
+    SEQUENCES = "sequences"
 
 
 def members_first(x: Tensor) -> bool:

@@ -1,13 +1,24 @@
-"""Hosts with slots and seeds, as one program: forward, counterfactual forward, isolation, blending.
+"""Hosts with slots and seeds, as one program: forward, backward, counterfactual forward, optimiser step, snapshots.
 
-Which member holds which seed at which alpha is data (`SlotPlan`), given anew each epoch; the parameters live in the host's
-fleet and in the banks.
+Which member holds which seed at which alpha is data (`Roles`), given anew each epoch; the parameters live in the host's fleet and
+in the banks. Seeds in training are behind the host: it computes what it would without them. How they learn is `incubation`:
+
+    straight_through   y = h + (d - sg(d)),  d = delta(sg(h)): the output is h, and the seed gets the gradient dL/dy of a host
+                       that does not contain it (see `alpha.blend`)
+    closed_loop        y = h, and the seed learns in a shadow pass in which its effect is in (see `shadow`)
+    none               no seed is ever behind: alpha is at its target from the first batch on
+
+where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
+
+Hosts and seeds are clipped and moved each within a budget of its own. A fossil is moved with the settings of the host's
+optimiser, or not at all (`fossils`).
 """
 
-# M members, L live members of a bank, S slots, B batch, C channels of one member, V counterfactual variants
+# M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,42 +26,47 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
-from esper.population.alpha import blend, isolate
-from esper.population.bank import MemberSGD, SeedBank, SGDConfig
-from esper.population.blueprints import BlueprintConfig
+from esper.population.bank import MemberSGD, RowSettings, SeedBank, SGDConfig
+from esper.population.blueprints import BlueprintConfig, is_informed
+from esper.population.evidence import Evidence, Probes
 from esper.population.fusion import Fleet
 from esper.population.hosts import slot_specs
-from esper.population.layout import by_member, join_blocks, join_members, split_members, take_block, take_members
-from esper.population.roles import Roles
+from esper.population.layout import by_member, join_blocks, take_block, take_members
+from esper.population.live import LiveSeeds, in_banks, live_seeds
+from esper.population.roles import Blend, Fossils, Incubation, Roles
+from esper.population.shadow import Shadow, shadow_of
+
+BankKey = tuple[int, int, bool]
+"""Slot, blueprint, and whether its seeds have gates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LiveSeeds:
-    """The seeds of one slot that take part in a forward, bank by bank."""
+class Learners:
+    """How the seeds of one slot are moved by an optimiser step."""
 
+    slot: int
     banks: tuple[tuple[SeedBank, Tensor], ...]
-    """The banks, each with its members."""
-    live_L: Tensor
-    """The members of all banks, one bank after another `[L]`."""
-    alpha_L: Tensor
-    """Blend weight of each."""
-    pull_L: Tensor
-    """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
-    open_L: Tensor | None
-    """May each seed's gradient reach the host? None where all may."""
+    """The banks, each with the members that learn in it."""
     learns_M1: Tensor
-    """bool `[M, 1]`: rows that the optimisers move."""
-
-    def delta(self, part: Tensor) -> Tensor:
-        """Outputs of the branches `[B, L*C, ...]` for the features of the live members."""
-        pieces = split_members(part, [len(members) for _, members in self.banks])
-        return join_members([bank.delta(members, piece) for (bank, members), piece in zip(self.banks, pieces, strict=True)])
+    """bool `[M, 1]`: all of these members; other rows keep their bits."""
+    settings: RowSettings | None
+    """Of each row, where they differ from the seeds' optimiser."""
 
 
 class GrowingNetwork:
-    """M hosts of one architecture, their seed banks, and their optimisers."""
+    """M hosts of one architecture, their seed banks, and their optimisers.
+
+    Args:
+        hosts: M hosts.
+        blueprints: what a seed may be, in the order of their indices.
+        host_optimiser: of the hosts, and of fossils where they learn.
+        seed_optimiser: of the other seeds.
+        incubation: how seeds learn that are behind the host.
+        fossils: do seeds learn that were kept?
+        rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
+        device: where it all lies.
+    """
 
     def __init__(
         self,
@@ -59,69 +75,162 @@ class GrowingNetwork:
         *,
         host_optimiser: SGDConfig,
         seed_optimiser: SGDConfig,
+        incubation: Incubation = Incubation.straight_through,
+        fossils: Fossils = Fossils.learning,
+        rate_M1: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.device = torch.device(device)
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
+        self.incubation, self.fossils = incubation, fossils
         self.host = Fleet(hosts, device)
-        self.optimiser = MemberSGD(self.host.flat, host_optimiser)
-        self._seed_optimiser = seed_optimiser
-        self.banks: dict[tuple[int, int], SeedBank] = {}
+        self.optimiser = MemberSGD(self.host.flat, host_optimiser, rate_M1)
+        self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
+        self.banks: dict[BankKey, SeedBank] = {}
         self.plan: list[LiveSeeds | None] = [None for _ in self.slots]
+        self.shadow: Shadow | None = None
+        self._learners: list[Learners] = []
         self._kept: dict[str, Tensor] = {}
 
-    def bank(self, slot: int, blueprint: int) -> SeedBank:
-        """The bank of a slot and a blueprint, made when it is first needed."""
-        if (slot, blueprint) not in self.banks:
-            made = SeedBank(
-                self.blueprints[blueprint], self.slots[slot].channels, self.members, self._seed_optimiser, self.device
+    def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
+        """The bank of a slot and a blueprint, made when it is first needed. Seeds with a gate have banks of their own."""
+        key = (slot, blueprint, gated)
+        if key not in self.banks:
+            self.banks[key] = SeedBank(
+                self.blueprints[blueprint],
+                self.slots[slot],
+                self.members,
+                self._optimisers[1],
+                self.device,
+                gated=gated,
+                rate_M1=self._rate_M1,
             )
-            self.banks[slot, blueprint] = made
-        return self.banks[slot, blueprint]
+        return self.banks[key]
+
+    def plant(
+        self,
+        member: int,
+        slot: int,
+        blueprint: int,
+        generator: torch.Generator,
+        blend: Blend = Blend.ADD,
+        felt: Sequence[Evidence] | None = None,
+    ) -> None:
+        """Puts a newborn seed there, with its gate if it blends by one.
+
+        Args:
+            felt: what each slot felt, for a blueprint that is informed by it.
+
+        Raises:
+            ValueError: it is informed, and there is nothing felt.
+        """
+        bank = self.bank(slot, blueprint, blend is Blend.GATE)
+        if not is_informed(bank.blueprint):
+            bank.plant(member, generator)
+            return
+        if felt is None:
+            raise ValueError("a seed with init=informed is planted from what its slot felt: give `felt`, or use init=default")
+        here = felt[slot].of_member(member)
+        bank.plant(member, generator, here.scaled() if blend is Blend.MULTIPLY else here)
+
+    def clear(self, member: int, slot: int, blueprint: int) -> None:
+        """Removes a seed, its gate included."""
+        for gated in (False, True):
+            if (slot, blueprint, gated) in self.banks:
+                self.banks[slot, blueprint, gated].clear([member])
 
     def arrange(self, roles: Roles) -> None:
         """Says which seeds take part until the next call; `roles` has a row for each member."""
+        closed = self.incubation is Incubation.closed_loop
+        learns_MS = roles.learns & (roles.blueprint >= 0)
+        if self.fossils is Fossils.frozen:
+            learns_MS &= ~roles.fossil
         pull_MS = np.where(roles.behind, np.float32(1.0), roles.alpha).astype(np.float32)
-        for slot in range(len(self.slots)):
-            blueprint_M = roles.blueprint[:, slot]
-            kinds = [int(kind) for kind in np.unique(blueprint_M) if kind >= 0]
-            members = [np.flatnonzero(blueprint_M == kind) for kind in kinds]
-            if not kinds:
-                self.plan[slot] = None
-                continue
-            live = np.concatenate(members)
-            all_open = bool(roles.open[live, slot].all())
-            self.plan[slot] = LiveSeeds(
-                banks=tuple((self.bank(slot, kind), self._tensor(rows)) for kind, rows in zip(kinds, members, strict=True)),
-                live_L=self._tensor(live),
-                alpha_L=self._tensor(roles.alpha[live, slot]),
-                pull_L=self._tensor(pull_MS[live, slot]),
-                open_L=None if all_open else self._tensor(roles.open[live, slot]),
-                learns_M1=self._tensor((roles.learns[:, slot] & (blueprint_M >= 0))[:, None]),
+        inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
+        find = [partial(self.bank, slot) for slot in range(len(self.slots))]
+        self.plan = [
+            live_seeds(
+                find[slot],
+                roles,
+                slot,
+                inside_MS[:, slot],
+                alpha_M=roles.alpha[:, slot],
+                pull_M=pull_MS[:, slot],
+                learns_M=learns_MS[:, slot],
+                open_M=roles.open[:, slot],
+                device=self.device,
             )
+            for slot in range(len(self.slots))
+        ]
+        self.shadow = shadow_of(find, roles, self.device) if closed else None
+        taught_S = np.flatnonzero(learns_MS.any(axis=0))
+        self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in taught_S]
+
+    def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
+        """How the marked seeds of a slot are moved."""
+        (host, seed), settings = self._optimisers, None
+        if host != seed and (roles.fossil[:, slot] & learns_M).any():
+            settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
+            settings = settings if self._rate_M1 is None else settings.faster(self._rate_M1)
+        return Learners(
+            slot=slot,
+            banks=tuple(
+                (self.bank(slot, kind, gated), self._tensor(rows)) for kind, gated, rows in in_banks(roles, slot, learns_M)
+            ),
+            learns_M1=self._tensor(learns_M[:, None]),
+            settings=settings,
+        )
 
     def train(self, mode: bool = True) -> None:
         self.host.module.train(mode)
 
-    def forward(self, x: Tensor, probes: list[Tensor] | None = None) -> Tensor:
-        """Logits `[M, B, classes]` of a batch `[B, M*C, H, W]`.
+    def forward(self, x: Tensor, probes: Probes | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
+        """Outputs `[M, B, K]` of a batch in the layout of its kind.
 
         Args:
-            probes: if given, the output of each slot is appended, with its gradient kept, to measure growth potential.
+            x: the batch.
+            probes: if given, they watch the features that leave each slot.
+            starts: if given, the features where the shadow pass starts are laid there.
         """
         segments = self._segments(self.host.bind())
-        for segment, seeds in zip(segments, [*self.plan, None], strict=True):
+        for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
             x = segment(x)
+            if starts is not None and self.shadow is not None:
+                self.shadow.start(slot, x, self.members, starts)
             if seeds is not None:
-                part = take_members(x, seeds.live_L, self.members)
-                delta = seeds.delta(part if seeds.open_L is None else isolate(part, seeds.open_L))
-                x = blend(x, delta, seeds.alpha_L, seeds.pull_L, seeds.live_L, self.members)
+                x = seeds.blended(x, self.members)
             if probes is not None and segment is not segments[-1]:
-                x.retain_grad()
-                probes.append(x)
+                probes.watch(x)
         return by_member(x, self.members)
+
+    def backward(self, x: Tensor, y_MB: Tensor, probes: Probes | None = None) -> Tensor:
+        """Lays down the gradients of one batch: of the hosts and their seeds, and of seeds that learn in a shadow pass.
+
+        Args:
+            x: the batch in the layout of its kind.
+            y_MB: classes of each member's samples, or of each of their positions.
+            probes: see `forward`.
+
+        Returns:
+            Mean cross entropy of each member in the main pass `[M]` [nats].
+        """
+        starts: dict[int, Tensor] = {}
+        loss_M = member_losses(self.forward(x, probes, starts), y_MB)
+        loss_M.sum().backward()
+        if self.shadow is not None:
+            member_losses(self.shadow.logits(self.host, starts), y_MB[self.shadow.members_L]).sum().backward()
+        return loss_M.detach()
+
+    def feel(self, x: Tensor, y_MB: Tensor) -> list[Evidence]:
+        """What each slot feels of a batch, by the statistics that are also used for measuring; nothing is changed by it."""
+        self.train(False)
+        probes = Probes(self.members)
+        member_losses(self.forward(x, probes), y_MB).sum().backward()
+        for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
+            fleet.flat.grad = None
+        return probes.evidence()
 
     @torch.no_grad()
     def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
@@ -146,7 +255,7 @@ class GrowingNetwork:
             for child, parent in enumerate(parents):
                 alpha_L = self._tensor(alpha_VMS[children.index(child), live, slot])
                 h, d = take_block(x, parent, blocks, self.members), take_block(delta, parent, blocks, len(live))
-                out.append(blend(h, d, alpha_L, alpha_L, seeds.live_L, self.members))
+                out.append(seeds.varied(h, d, alpha_L, self.members))
             x, block_V, blocks = join_blocks(out, self.members), children, len(out)
         logits_VM = by_member(x, self.members).unflatten(1, (blocks, -1)).transpose(0, 1)
         return logits_VM[block_V]
@@ -154,17 +263,30 @@ class GrowingNetwork:
     def step(self) -> None:
         """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
         self.optimiser.step()
-        for seeds in self.plan:
-            for bank, _ in () if seeds is None else seeds.banks:
-                bank.optimiser.step(seeds.learns_M1 if seeds else None)
+        for learners in self._learners:
+            for bank, _ in learners.banks:
+                bank.optimiser.step(learners.learns_M1, learners.settings)
+
+    def take_norms(self) -> Tensor:
+        """Mean gradient norms before clipping over the steps since the last call `[M, 1 + S]`: of the hosts, then of the seeds.
+
+        NaN where no seed learnt. A seed's gate is part of it.
+        """
+        norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
+        norms[:, 0] = self.optimiser.take_norms()
+        for learners in self._learners:
+            for bank, rows in learners.banks:
+                norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
+        return norms
 
     def rows(self) -> dict[str, Tensor]:
         """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""
         rows = {"host": self.host.flat.detach(), "host_momentum": self.optimiser.momentum}
         rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
-        for (slot, blueprint), bank in self.banks.items():
-            rows[f"seed/{slot}/{blueprint}"] = bank.fleet.flat.detach()
-            rows[f"seed_momentum/{slot}/{blueprint}"] = bank.optimiser.momentum
+        for (slot, blueprint, gated), bank in self.banks.items():
+            name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"
+            rows[f"seed/{name}"] = bank.fleet.flat.detach()
+            rows[f"seed_momentum/{name}"] = bank.optimiser.momentum
         return rows
 
     def remember(self, healthy_M: Tensor) -> None:
@@ -195,27 +317,8 @@ def _fan_out(block_V: list[int], alpha_VM: npt.NDArray[np.float32]) -> tuple[lis
     return children, [parent for parent, _ in known]
 
 
-def growth_potential(before: Tensor, grad: Tensor, members: int) -> Tensor:
-    """How much a newborn seed could do at a slot: the norm of the first gradient of a 3x3 convolution that is born as zero.
-
-    At y = h + W * h with W = 0 the gradient is dL/dW = sum over samples and places of dL/dy(p) h(p + d), and the steepest first
-    decrease of the loss per unit of weight is its norm (GradMax, Evci et al. 2022). It needs h and dL/dy only, which training
-    has at hand.
-
-    Args:
-        before: features h of the slot `[B, M*C, H, W]`.
-        grad: dL/dy there, the same shape; L is the sum over members of each member's mean loss.
-
-    Returns:
-        The norm for each member `[M]` [nats per unit of weight].
-    """
-    channels = before.shape[1] // members
-    shape = (members * channels, channels, 3, 3)
-    weight = conv2d_weight(before, shape, grad, padding=1, groups=members)  # pyright: ignore[reportArgumentType]
-    return weight.reshape(members, -1).norm(dim=1)
-
-
 def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    """Mean cross entropy of each member `[M]` [nats]."""
+    """Mean cross entropy of each member `[M]` [nats]; sequences come as `[M, B*T, K]` with targets `[M, B*T]` or `[M, B, T]`."""
     loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
-    return loss.view(targets_MB.shape).mean(1)
+    # A negative target (torch's ignore_index, such as that of padding) counts nowhere.
+    return loss.view(len(targets_MB), -1).sum(1) / (targets_MB >= 0).view(len(targets_MB), -1).sum(1)

@@ -3,7 +3,7 @@
 # N hosts (or M members of a shard), S slots
 
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,26 @@ class Blend(IntEnum):
     """y = h * (1 + alpha * tanh(delta))"""
     GATE = 2
     """y = h + alpha * g(x) * delta with a learnt gate g a sample"""
+
+
+class Incubation(StrEnum):
+    """How a seed learns while it is not yet in the host's output."""
+
+    straight_through = "straight_through"
+    """Behind the host, with the gradient that its output would get if it were fully in."""
+    closed_loop = "closed_loop"
+    """Behind the host, on a shadow pass of the rest of the network in which its effect is in and only the seed learns."""
+    none = "none"
+    """Not at all: it is in at once, which changes nothing at first, since a seed is born as the identity."""
+
+
+class Fossils(StrEnum):
+    """What a seed that was kept does from then on."""
+
+    frozen = "frozen"
+    """Its parameters stay as they were."""
+    learning = "learning"
+    """It goes on learning with the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

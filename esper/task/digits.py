@@ -17,64 +17,36 @@ A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 
 on other hosts than judged) and on 288 further hosts by 4.6: see experiments/2026-11-21_where_to_grow.
 """
 
+import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from esper.population.cnn import CNNConfig
-from esper.seeding import stream, torch_stream
-from esper.task.base import Data, Split, Task, TaskConfig
+from esper.population.mlp import MLPConfig
+from esper.seeding import stream
+from esper.task.data import Data
+from esper.task.images import ImagesConfig
+from esper.task.instances import Instances
 
 NUM_TRAIN, NUM_VALID = 1078, 359
 """Sizes of the parts; the other 360 images are the test part."""
 
 
-class Instances(StrEnum):
-    """Which hosts are drawn."""
-
-    lesioned = "lesioned"
-    healthy = "healthy"
-
-
 @dataclass(kw_only=True, slots=True)
-class DigitsConfig(TaskConfig):
+class DigitsConfig(ImagesConfig):
     """scikit-learn's digits, split 1,078 / 359 / 360 by a named stream, with lesioned or healthy convolutional hosts."""
 
     instances: Instances = Instances.lesioned
     """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
     kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "oxx"])
     """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
-    host: CNNConfig = field(default_factory=lambda: CNNConfig())
-    """The host's architecture."""
-    split_seed: int = 0
-    """Names the split of the images; the same for every run, so that runs can be compared."""
 
-    def __post_init__(self) -> None:
-        TaskConfig.__post_init__(self)
-        blocks = self.host.blocks
-        wrong = [kind for kind in self.kinds if len(kind) != blocks or set(kind) - {"o", "x"}]
-        if self.instances is Instances.lesioned and (wrong or not self.kinds):
-            raise ValueError(
-                f"task.kinds must name at least one kind with {blocks} letters o or x, one a block (task.host.blocks), "
-                f"got [{','.join(wrong)}]"
-            )
-
-    def build(self) -> "Digits":
-        return Digits(self)
-
-
-class Digits(Task):
-    """The task of `DigitsConfig`."""
-
-    def __init__(self, config: DigitsConfig) -> None:
-        super().__init__(config)
-        self.config = config
+    def load(self) -> Data:
         bunch: Any = load_digits()
-        order = stream(config.split_seed, "digits_split").permutation(len(bunch.target))
+        order = stream(self.split_seed, "digits_split").permutation(len(bunch.target))
         images = torch.from_numpy(bunch.images[order]).float().unsqueeze(1) / 16.0
         targets = torch.from_numpy(bunch.target[order]).long()
         train = images[:NUM_TRAIN]
@@ -82,7 +54,7 @@ class Digits(Task):
         parts = (NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID)
         train_x, valid_x, test_x = images.split(parts)
         train_y, valid_y, test_y = targets.split(parts)
-        self.data = Data(
+        return Data(
             train_x=train_x,
             train_y=train_y,
             valid_x=valid_x,
@@ -92,15 +64,20 @@ class Digits(Task):
             num_classes=10,
         )
 
-    def describe(self, root: int, split: Split, episode: int, index: int) -> str:
-        """The kind of this host's lesion, such as "xoo": the first block sees no neighbours."""
-        if self.config.instances is Instances.healthy:
-            return "o" * self.config.host.blocks
-        kinds = self.config.kinds
-        return kinds[stream(root, "instance", split, episode, index).integers(len(kinds))]
 
-    def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
-        lesioned = [letter == "x" for letter in self.describe(root, split, episode, index)]
-        with torch.random.fork_rng(devices=[]):
-            torch.random.set_rng_state(torch_stream(root, "host_init", split, episode, index).get_state())
-            return self.config.host.build(1, self.data.num_classes, lesioned)
+@dataclass(kw_only=True, slots=True)
+class DigitsMLPConfig(DigitsConfig):
+    """The same digits for hosts that take them as 64 numbers: layers without convolutions, lesioned or whole."""
+
+    instances: Instances = Instances.lesioned
+    """`lesioned` hosts have layers that see a fixed part of their inputs only; `healthy` hosts are whole."""
+    kinds: list[str] = field(default_factory=lambda: ["oo", "xo", "ox"])
+    """Kinds of lesion, each as likely as any other: one letter a hidden layer in forward order, x lesioned, o whole."""
+    host: MLPConfig = field(default_factory=lambda: MLPConfig())  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The host's architecture."""
+
+    def parts(self) -> int:
+        return self.host.layers
+
+    def make_host(self, shape: tuple[int, ...], num_classes: int, lesioned: list[bool]) -> nn.Module:
+        return self.host.build(math.prod(shape), num_classes, lesioned)

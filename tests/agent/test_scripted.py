@@ -15,6 +15,7 @@ from toy_worlds import blank, make_spec, random_observation
 from esper.agent import (
     AgentConfig,
     Decision,
+    GreedyPotentialConfig,
     Heuristic,
     HeuristicConfig,
     PPOConfig,
@@ -24,16 +25,17 @@ from esper.agent import (
     WaitConfig,
 )
 from esper.env.actions import RELEVANT, Head, Observation, Op, parameters_legal
-from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
+from esper.env.observation import HOST_FEATURES, slot_table
 
 SPEC = replace(
     make_spec(hosts=4, steps=10, slots=3, blueprints=3),
     feature_names=tuple(feature.name for feature in HOST_FEATURES),
-    slot_feature_names=tuple(feature.name for feature in SLOT_FEATURES),
+    slot_feature_names=tuple(feature.name for feature in slot_table([f"blueprint{i}" for i in range(3)])),
 )
 CONFIGS: list[AgentConfig] = [
     PPOConfig(hidden=8, slot_width=8),
     HeuristicConfig(),
+    GreedyPotentialConfig(at=1, threshold=0.0),
     RandomConfig(),
     WaitConfig(),
     ScheduleConfig(slot=1, blueprint="blueprint2", at=3),

@@ -22,6 +22,7 @@ def make_spec(*, hosts: int = 8, steps: int = 4, slots: int = 3, blueprints: int
         num_steps=steps,
         slot_names=tuple(f"slot{i}" for i in range(slots)),
         blueprint_names=tuple(f"blueprint{i}" for i in range(blueprints)),
+        seed_params=tuple((8 * (kind + 1),) * slots for kind in range(blueprints)),
         feature_names=FEATURES,
         slot_feature_names=SLOT_FEATURES,
     )

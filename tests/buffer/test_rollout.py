@@ -16,6 +16,7 @@ SPEC = EnvSpec(
     num_steps=3,
     slot_names=("first", "second"),
     blueprint_names=("norm", "conv"),
+    seed_params=((6, 12), (44, 168)),
     feature_names=("a", "b", "c"),
     slot_feature_names=("x",),
 )

@@ -28,7 +28,7 @@ def blow_up_classifier(env):
 
 def poison_seed(env):
     """NaN in every live seed of the sick host; without one, in the host."""
-    live = [(int(slot), int(env.state.blueprint[SICK, slot])) for slot in np.flatnonzero(env.state.blueprint[SICK] >= 0)]
+    live = [(int(slot), int(env.state.blueprint[SICK, slot]), False) for slot in np.flatnonzero(env.state.blueprint[SICK] >= 0)]
     for key in live:
         network(env).banks[key].fleet.flat.data[SICK, -1] = np.nan
     if not live:
@@ -227,10 +227,10 @@ def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
     env.reset(seed=0)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     env.step(wait)
-    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "best_loss_N", "potential_NS")]
+    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK")]
     poison_host(env)
     env.step(wait)
-    for name, row in zip(("accuracy_NH", "loss_N", "best_loss_N", "potential_NS"), kept, strict=True):
+    for name, row in zip(("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK"), kept, strict=True):
         assert np.array_equal(getattr(env, name)[SICK], row, equal_nan=True)
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == kept[0][0]

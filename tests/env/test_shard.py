@@ -117,18 +117,18 @@ def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(sh
 def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
     seen = []
     forward = shard.network.forward
-    shard.network.forward = lambda x, probes=None: (seen.append((x.clone(), probes is not None)), forward(x, probes))[1]
+    shard.network.forward = lambda x, *rest: (seen.append((x.clone(), rest[0] is not None)), forward(x, *rest))[1]
     shard.task.batch_size, whole = 40, shard.task.batch_size
     report = shard.train_epoch(orders)
     shard.task.batch_size = whole
-    assert [probed for _, probed in seen] == [False, True]  # 96 = 40 + 40 + a rest that is left out
+    assert [probed for _, probed in seen] == [True, True]  # 96 = 40 + 40 + a rest that is left out
     for step, (x, _) in enumerate(seen):
         assert x.shape == (40, 3, 8, 8)
         for host in range(3):
             chosen = shard.data.train_x[orders[host, 40 * step : 40 * step + 40]]
             assert x[:, host : host + 1].equal(chosen)
-    assert np.isfinite(report.potential_MS).all()
-    assert (report.potential_MS > 0).all()
+    assert np.isfinite(report.potential_MSK).all()
+    assert (report.potential_MSK > 0).all()
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
@@ -157,7 +157,7 @@ def test_probing_can_be_left_out_and_has_no_effect_on_training(small_task, order
         reports.append(shard.train_epoch(orders, probe=probe))
         weights.append(shard.network.host.flat.detach())
     assert weights[0].equal(weights[1])
-    assert np.isnan(reports[1].potential_MS).all()
+    assert np.isnan(reports[1].potential_MSK).all()
 
 
 def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
@@ -223,7 +223,7 @@ def test_seeds_reach_their_host_in_any_shard(small_task):
     held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in crew.shards]
     assert held == [[], [[False, True]], []]
     crew.clear(3, 1, 1)
-    assert not crew.shards[1].network.banks[1, 1].fleet.flat.any()
+    assert not crew.shards[1].network.banks[1, 1, False].fleet.flat.any()
     with pytest.raises(IndexError, match="no host 5"):
         crew.plant(5, 0, 0, (0, "seed_init"))
     crew.close()

@@ -92,7 +92,7 @@ def test_slots_where_nothing_can_be_done_are_masked_unless_all_are(make_env):
     single.reset()
     heads = single.action_space.nvec
     assert single.action_masks()[heads[0] : heads[0] + 3].tolist() == [False, True, False]
-    single.population.slots.min_training = 9
+    single.population.gates.min_training = 9
     single.step(np.array([Op.GERMINATE, 1, 0, 0, 0, 2, 0, 0]))
     assert single.action_masks()[heads[0] : heads[0] + 3].all()  # only WAIT is left
 

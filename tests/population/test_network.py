@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from esper.population.alpha import blend, isolate, linear_ramp
+from esper.population.alpha import blend, isolate
 from esper.population.bank import MemberSGD, SeedBank, SGDConfig, newborn
 from esper.population.blueprints import BlueprintConfig, ConvLightConfig, NormConfig
 from esper.population.fusion import FusionError, flatten_parameters
-from esper.population.network import growth_potential, member_losses
+from esper.population.hosts import SlotSpec
+from esper.population.network import member_losses
 
 
 def bits(tensor):
@@ -22,6 +23,7 @@ def bits(tensor):
 # ---- blend and isolate
 
 
+SLOT = SlotSpec("r0c0", 3)
 EVERYONE = torch.arange(3)
 
 
@@ -79,17 +81,6 @@ def test_isolate_is_the_identity_and_closes_the_gradient_of_some():
     y.backward(upstream)
     assert x.grad[:, [0, 1, 4, 5]].equal(upstream[:, [0, 1, 4, 5]])
     assert not x.grad[:, 2:4].any()
-
-
-def test_ramps_end_exactly_at_their_target():
-    for total in range(13):
-        done, start = np.arange(20), np.full(20, 0.1, np.float32)
-        target = np.full(20, 0.7, np.float32)
-        alpha = linear_ramp(start, target, done, np.full(20, total))
-        assert alpha.dtype == np.float32
-        assert (alpha[total:] == np.float32(0.7)).all()
-        np.testing.assert_allclose(alpha[:total], 0.1 + 0.6 * done[:total] / max(total, 1), rtol=1e-6)
-        assert (np.diff(alpha) >= 0).all()
 
 
 # ---- isolation in a network
@@ -307,26 +298,26 @@ def test_a_seed_that_takes_no_part_keeps_its_bits(grown, weight_decay, rest):
 
 
 def test_planting_writes_one_row_from_its_generator_alone():
-    bank = SeedBank(ConvLightConfig(), 3, 4, SGDConfig(), "cpu")
+    bank = SeedBank(ConvLightConfig(), SLOT, 4, SGDConfig(), "cpu")
     assert not bank.fleet.flat.any()
     bank.optimiser.momentum[:] = 7.0
     torch.manual_seed(123)
     state = torch.random.get_rng_state()
     bank.plant(2, torch.Generator().manual_seed(5))
     assert torch.random.get_rng_state().equal(state)
-    assert bank.fleet.flat[2].equal(newborn(ConvLightConfig(), 3, torch.Generator().manual_seed(5)))
+    assert bank.fleet.flat[2].equal(newborn(ConvLightConfig(), SLOT, torch.Generator().manual_seed(5)))
     assert not bank.fleet.flat[[0, 1, 3]].any()
     assert not bank.optimiser.momentum[2].any()
     assert (bank.optimiser.momentum[[0, 1, 3]] == 7.0).all()
-    other = newborn(ConvLightConfig(), 3, torch.Generator().manual_seed(6))
+    other = newborn(ConvLightConfig(), SLOT, torch.Generator().manual_seed(6))
     assert not bank.fleet.flat[2].equal(other)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        assert flatten_parameters(ConvLightConfig().branch(3)).equal(bank.fleet.flat[2])
+        assert flatten_parameters(ConvLightConfig().branch(SLOT)).equal(bank.fleet.flat[2])
 
 
 def test_clearing_empties_parameters_and_momentum_of_these_rows():
-    bank = SeedBank(NormConfig(), 3, 4, SGDConfig(), "cpu")
+    bank = SeedBank(NormConfig(), SLOT, 4, SGDConfig(), "cpu")
     for member in range(4):
         bank.plant(member, torch.Generator().manual_seed(member))
     bank.optimiser.momentum[:] = 1.0
@@ -337,11 +328,11 @@ def test_clearing_empties_parameters_and_momentum_of_these_rows():
 
 def test_a_branch_with_buffers_is_refused():
     class WithBatchNorm(BlueprintConfig):
-        def branch(self, channels):
-            return nn.Sequential(nn.BatchNorm2d(channels))
+        def branch(self, slot):
+            return nn.Sequential(nn.BatchNorm2d(slot.channels))
 
     with pytest.raises(FusionError, match="WithBatchNorm has buffers"):
-        SeedBank(WithBatchNorm(), 3, 2, SGDConfig(), "cpu")
+        SeedBank(WithBatchNorm(), SLOT, 2, SGDConfig(), "cpu")
 
 
 # ---- snapshots
@@ -510,29 +501,7 @@ def test_measuring_changes_nothing(grown):
 # ---- what is measured in training
 
 
-def test_growth_potential_is_the_first_gradient_of_a_convolution_born_as_nothing(float64):
-    h, target = torch.randn(5, 6, 4, 4), torch.randn(5, 6, 4, 4)
-    wanted = []
-    for part, goal in zip(h.chunk(2, 1), target.chunk(2, 1), strict=True):
-        conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
-        nn.init.zeros_(conv.weight)
-        (part + conv(part) - goal).square().sum().backward()
-        wanted.append(conv.weight.grad.norm())
-    grad = 2 * (h - target)
-    assert torch.allclose(growth_potential(h, grad, 2), torch.stack(wanted))
-
-
 def test_the_loss_of_a_member_is_its_mean_cross_entropy():
     logits, targets = torch.randn(3, 8, 10), torch.randint(10, (3, 8))
     wanted = [nn.functional.cross_entropy(*pair) for pair in zip(logits, targets, strict=True)]
     assert torch.allclose(member_losses(logits, targets), torch.stack(wanted))
-
-
-def test_probes_hold_each_slot_s_output_and_its_gradient(grown):
-    population = grown(3)
-    population.network.train()
-    x, y = one_batch(population)
-    probes = []
-    member_losses(population.network.forward(x, probes), y).sum().backward()
-    assert [probe.shape[1] for probe in probes] == [9, 18, 36]
-    assert all(probe.grad is not None and probe.grad.any() for probe in probes)

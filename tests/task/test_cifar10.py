@@ -41,8 +41,9 @@ def test_images_and_classes_are_those_of_the_files(folder):
     assert data.num_classes == 10
     records = raw(folder)
     seen = []
-    for x, y in zip(torch.cat([data.train_x, data.valid_x]), torch.cat([data.train_y, data.valid_y]), strict=True):
-        record = records[round((x[0, 0, 0].item() * STD[0] + MEAN[0]) * 255)]
+    for raw_x, y in zip(torch.cat([data.train_x, data.valid_x]), torch.cat([data.train_y, data.valid_y]), strict=True):
+        assert raw_x.dtype == torch.uint8
+        record, x = records[int(raw_x[0, 0, 0])], data.inputs(raw_x)
         seen.append(record[1])
         assert y == record[0]
         for place in [(0, 5, 9), (1, 0, 31), (2, 31, 0), (2, 17, 23)]:
@@ -50,7 +51,7 @@ def test_images_and_classes_are_those_of_the_files(folder):
     assert sorted(seen) == list(range(100))  # every image once, in one part
     test = (folder / TEST_FILE).read_bytes()
     assert data.test_y.tolist() == [test[start] for start in range(0, len(test), RECORD)]
-    assert data.test_x[3, 1, 2, 4].item() == pytest.approx(pixel(test[3 * RECORD :], 1, 2, 4), abs=1e-4)
+    assert data.inputs(data.test_x)[3, 1, 2, 4].item() == pytest.approx(pixel(test[3 * RECORD :], 1, 2, 4), abs=1e-4)
 
 
 def test_the_split_is_named_by_its_seed(folder):
@@ -65,7 +66,7 @@ def test_hosts_are_named_and_whole(folder):
     one, two, other = (task.host(0, Split.TRAINING, 0, index) for index in (1, 1, 2))
     assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     assert not one.segments[0][0].weight.equal(other.segments[0][0].weight)
-    assert one(task.data.valid_x).shape == (10, 10)
+    assert one(task.data.inputs(task.data.valid_x)).shape == (10, 10)
     assert task.describe(0, Split.TRAINING, 0, 0) == "ooo"
     assert [spec.channels for spec in one.slots] == [8, 16, 32]
 

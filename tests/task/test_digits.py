@@ -1,5 +1,6 @@
 """Digits: one split for all runs, named instances, honest lesions."""
 
+import hashlib
 from collections import Counter
 
 import pytest
@@ -9,7 +10,10 @@ from sklearn.datasets import load_digits
 from esper.population.bank import SGDConfig
 from esper.population.cnn import CNNConfig
 from esper.task.base import Split, Task, TaskConfig
-from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig, Instances
+from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig
+from esper.task.images import ImagesConfig
+from esper.task.instances import Instances
+from esper.task.text import TextConfig
 
 PARTS = ("train", "valid", "test")
 
@@ -23,6 +27,25 @@ def images(data, part):
     """Each image as a hashable row."""
     x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
     return [(*row.tolist(), int(target)) for row, target in zip(x.flatten(1), y, strict=True)]
+
+
+def digest(tensors, unit):
+    """SHA-256 of numbers in whole units: last bits may differ from machine to machine."""
+    whole = [(tensor.detach().double() / unit).round().long().numpy().tobytes() for tensor in tensors]
+    return hashlib.sha256(b"".join(whole)).hexdigest()
+
+
+def test_the_numbers_are_those_of_the_first_version(digits):
+    low, high = digits.data.train_x.min(), digits.data.train_x.max()
+    pixels = [(getattr(digits.data, f"{part}_x") - low) / (high - low) for part in PARTS]
+    targets = [getattr(digits.data, f"{part}_y") for part in PARTS]
+    assert digest(pixels, 1 / 16) == "573237929c8658f6e1f1bb39cad86e618a5e3456cb63e29501b9681cad463f3f"
+    assert digest(targets, 1) == "e66c1a29b02ba3231c174fccbf7ae7b10eb2ddbe3bff4920164cac572c9bf326"
+    names = [(7, split, episode, index) for split in Split for episode in range(2) for index in range(4)]
+    weights = [parameter for name in names for parameter in digits.host(*name).parameters()]
+    assert digest(weights, 1e-4) == "57188a394ff8d4f643e43014c537dc2a8c57da3fb17d762b9e7aca3f0b9c9936"
+    drawn = "oxx xoo ooo xoo oxx xoo oxx oxx xoo ooo xoo xoo ooo oxx ooo xoo"
+    assert " ".join(digits.describe(*name) for name in names) == drawn
 
 
 def test_sizes_and_classes(digits):
@@ -138,10 +161,12 @@ def test_each_rule_of_the_config_fires(kind, fields, rule):
 def test_a_task_that_is_not_finished_says_what_it_lacks():
     with pytest.raises(TypeError, match=r"define build\(\)"):
         TaskConfig().build()
-    with pytest.raises(TypeError, match="define host"):
+    with pytest.raises(TypeError, match="define make_host"):
         Task(TaskConfig()).host(0, Split.TRAINING, 0, 0)
-    with pytest.raises(TypeError, match="define describe"):
-        Task(TaskConfig()).describe(0, Split.TRAINING, 0, 0)
+    with pytest.raises(TypeError, match=r"define load\(\)"):
+        ImagesConfig().build()
+    with pytest.raises(TypeError, match=r"define load\(\)"):
+        TextConfig().build()
 
 
 def test_data_moves_as_a_whole(digits):

@@ -1,6 +1,28 @@
 """What a seed may be."""
 
-from esper.population.blueprints.base import BlueprintConfig, num_groups
-from esper.population.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
+from esper.population.blueprints.attention import AttentionConfig, FlexAttentionConfig
+from esper.population.blueprints.base import BlueprintConfig, Init, MapConfig, is_informed, num_groups
+from esper.population.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, ConvSmallConfig, DepthwiseConfig
+from esper.population.blueprints.dense import LoraConfig, LoraLargeConfig, MLPSeedConfig, MLPSmallSeedConfig
+from esper.population.blueprints.plain import NoopConfig, NormConfig
+from esper.population.blueprints.registry import BLUEPRINTS, check_blueprints
 
-__all__ = ["BlueprintConfig", "ConvHeavyConfig", "ConvLightConfig", "DepthwiseConfig", "NormConfig", "num_groups"]
+__all__ = [
+    "BLUEPRINTS",
+    "AttentionConfig",
+    "BlueprintConfig",
+    "BottleneckConfig",
+    "ConvHeavyConfig",
+    "ConvLightConfig",
+    "ConvSmallConfig",
+    "DepthwiseConfig",
+    "FlexAttentionConfig",
+    "LoraConfig",
+    "LoraLargeConfig",
+    "MLPSeedConfig",
+    "MLPSmallSeedConfig",
+    "NoopConfig",
+    "NormConfig",
+    "check_blueprints",
+    "num_groups",
+]

@@ -1,0 +1,76 @@
+"""What the slots of a host feel: features h, and the gradient dL/dh of the host's loss, of some samples.
+
+Training has both at hand for a moment; this is where they are kept for those who ask what a seed could do there (`potential`,
+`informed`).
+"""
+
+# M members, n samples a member
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.population.layout import members_first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What one slot felt of some samples, by member."""
+
+    features: Tensor
+    """h `[M, n, ...]`"""
+    grad: Tensor
+    """dL/dh `[M, n, ...]`, where L is each member's mean loss over these samples [nats]."""
+
+    @staticmethod
+    def joined(batches: Sequence["Evidence"]) -> "Evidence":
+        """The samples of several batches of equal size, one batch after another."""
+        h, grad = ([getattr(batch, name) for batch in batches] for name in ("features", "grad"))
+        return Evidence(features=torch.cat(h, 1), grad=torch.cat(grad, 1) / len(batches))
+
+    def of_member(self, member: int) -> "Evidence":
+        """What one member felt, still with a leading axis `[1, n, ...]`."""
+        return Evidence(features=self.features[member : member + 1], grad=self.grad[member : member + 1])
+
+    def scaled(self) -> "Evidence":
+        """The same for a delta that multiplies, y = h (1 + tanh(delta)): its gradient at birth is h dL/dy."""
+        return Evidence(features=self.features, grad=self.features * self.grad)
+
+
+class Probes:
+    """Watches the features of slots in a forward pass, and their gradients in the backward pass that follows."""
+
+    def __init__(self, members: int, count: int | None = None) -> None:
+        """Will keep the first `count` samples of each member, or all of them."""
+        self.members, self.count = members, count
+        self._features: list[Tensor] = []
+        self._grads: dict[int, Tensor] = {}
+
+    def watch(self, x: Tensor) -> None:
+        """Keeps the features of the next slot, and their gradient when it comes. `x` is not changed."""
+        slot = len(self._features)
+        self._features.append(samples_of(x.detach(), self.members, self.count))
+        scale = x.numel() / self._features[-1].numel()  # the mean loss of fewer samples has larger gradients
+
+        def feel(grad: Tensor) -> None:
+            self._grads[slot] = scale * samples_of(grad, self.members, self.count)
+
+        if not x.requires_grad:  # nothing that learns lies before this slot
+            x.requires_grad_()
+        x.register_hook(feel)
+
+    def evidence(self) -> list[Evidence]:
+        """What each slot felt, once the backward pass is done."""
+        return [Evidence(features=h, grad=self._grads[slot]) for slot, h in enumerate(self._features)]
+
+
+def samples_of(x: Tensor, members: int, count: int | None = None) -> Tensor:
+    """The first samples of each member `[M, n, ...]`, all of them where there are fewer or no count is given, as a copy.
+
+    Undoes `side_by_side`.
+    """
+    if members_first(x):
+        return x.view(members, -1, *x.shape[1:])[:, :count].contiguous()
+    return x[:count].unflatten(1, (members, -1)).transpose(0, 1).contiguous()

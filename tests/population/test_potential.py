@@ -1,0 +1,217 @@
+"""Growth potential: against seeds that were really inserted, for every blueprint, host and layout."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esper.population.bank import SGDConfig
+from esper.population.blueprints import BlueprintConfig
+from esper.population.blueprints.registry import BLUEPRINTS
+from esper.population.cnn import CNNConfig
+from esper.population.evidence import Evidence, Probes, samples_of
+from esper.population.layout import side_by_side
+from esper.population.mlp import MLPConfig
+from esper.population.network import GrowingNetwork, member_losses
+from esper.population.potential import Dormant, PotentialSensor, layer_gradient
+from esper.population.transformer import TransformerConfig
+
+MEMBERS, SAMPLES, CLASSES = 3, 6, 5
+HOSTS = {
+    "images": lambda: CNNConfig(base_channels=3).build(2, CLASSES, [False, True, False]),
+    "vectors": lambda: MLPConfig(width=8).build(2 * 64, CLASSES, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build(CLASSES, [False]),
+}
+
+
+def batch(layout, seed=0):
+    """Samples `[M, n, ...]` and their targets, one for each output."""
+    generator = torch.Generator().manual_seed(seed)
+    if layout == "sequences":
+        x = torch.randint(CLASSES, (MEMBERS, SAMPLES, 6), generator=generator)
+        return x, torch.randint(CLASSES, (MEMBERS, SAMPLES * 6), generator=generator)
+    x = torch.randn(MEMBERS, SAMPLES, 2, 8, 8, generator=generator)
+    return x, torch.randint(CLASSES, (MEMBERS, SAMPLES), generator=generator)
+
+
+def network_of(layout, blueprints=()):
+    torch.manual_seed(1)
+    hosts = [HOSTS[layout]() for _ in range(MEMBERS)]
+    return hosts, GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
+
+
+def blueprints_of(slot):
+    made = {name: kind() for name, kind in BLUEPRINTS.items()}
+    return {name: one for name, one in made.items() if one.plantable and one.obstacle(slot) is None}
+
+
+def inserted(host, slot, branch, x, y):
+    """Squared norm of the gradient of all the branch's parameters, with the branch in the slot of a plain host."""
+    host, branch = copy.deepcopy(host).train(), copy.deepcopy(branch)
+    for index, segment in enumerate(host.segments):
+        x = segment(x)
+        if index == slot:
+            x = x + branch(x)
+    nn.functional.cross_entropy(x.flatten(0, -2), y.flatten()).backward()
+    return sum(parameter.grad.square().sum() for parameter in branch.parameters())
+
+
+@pytest.mark.parametrize("layout", HOSTS)
+def test_is_the_gradient_of_a_seed_that_is_really_inserted(float64, layout):
+    hosts, network = network_of(layout)
+    x, y = batch(layout)
+    network.train()
+    probes = Probes(MEMBERS)
+    member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+    for slot, felt in enumerate(probes.evidence()):
+        spec = network.slots[slot]
+        named = blueprints_of(spec)
+        assert len(named) >= 5 - (layout == "vectors")
+        for name, blueprint in named.items():
+            dormant = Dormant(blueprint, spec, "cpu")
+            torch.manual_seed(0)
+            branch = blueprint.branch(spec)
+            nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
+            wanted = torch.stack([inserted(hosts[m], slot, branch, x[m], y[m]) for m in range(MEMBERS)])
+            assert (wanted > 0).all(), name
+            torch.testing.assert_close(dormant.potential(felt), wanted, rtol=1e-9, atol=0, msg=name)
+
+
+def test_is_the_first_fall_of_the_loss_per_unit_of_learning_rate(float64):
+    hosts, network = network_of("images")
+    x, y = batch("images")
+    network.train()
+    probes = Probes(MEMBERS)
+    member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+    dormant = Dormant(BLUEPRINTS["conv_light"](), network.slots[2], "cpu")
+    potential = dormant.potential(probes.evidence()[2])  # no pooling follows, whose ties would be kinks of the loss
+    branch = BLUEPRINTS["conv_light"]().branch(network.slots[2])
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
+    host, rate = hosts[0].train(), 1e-5
+
+    def loss():
+        h = host.segments[2](host.segments[1](host.segments[0](x[0])))
+        return nn.functional.cross_entropy(host.segments[3](h + branch(h)), y[0])
+
+    before = loss()
+    before.backward()
+    with torch.no_grad():
+        for parameter in branch.parameters():
+            parameter -= rate * parameter.grad
+        assert (before - loss()).item() / rate == pytest.approx(potential[0].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", HOSTS)
+def test_fewer_samples_are_a_mean_over_those_and_batches_are_averaged(float64, layout):
+    """Statistics of the batch aside (a host in eval mode), the first samples alone would have felt the same."""
+    _, network = network_of(layout)
+    network.train(False)
+
+    def felt(x, y, count=None):
+        probes = Probes(MEMBERS, count)
+        member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+        return probes.evidence()
+
+    x, y = batch(layout)
+    first = felt(x[:, :2], y.view(MEMBERS, SAMPLES, -1)[:, :2].flatten(1))
+    for cut, whole in zip(felt(x, y, 2), first, strict=True):
+        torch.testing.assert_close(cut.features, whole.features)
+        torch.testing.assert_close(cut.grad, whole.grad)
+    halves = [felt(x[:, part], y.view(MEMBERS, SAMPLES, -1)[:, part].flatten(1)) for part in (slice(0, 3), slice(3, 6))]
+    for whole, *parts in zip(felt(x, y), *halves, strict=True):
+        torch.testing.assert_close(Evidence.joined(parts).grad, whole.grad)
+
+
+def test_the_gradients_of_groups_of_samples_average_to_that_of_all(float64):
+    _, network = network_of("images")
+    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[0]
+    for name, blueprint in blueprints_of(network.slots[0]).items():
+        dormant = Dormant(blueprint, network.slots[0], "cpu")
+        torch.testing.assert_close(dormant.gradients(felt, 3).mean(1), dormant.gradients(felt)[:, 0], msg=name)
+
+
+def test_feeling_changes_nothing():
+    _, network = network_of("images")
+    before = {name: row.clone() for name, row in network.rows().items()}
+    x, y = batch("images")
+    assert all(felt.grad.any() for felt in network.feel(side_by_side(x), y))
+    assert network.host.flat.grad is None
+    assert all(row.equal(before[name]) for name, row in network.rows().items())
+
+
+def test_a_member_s_potential_depends_on_no_other_and_comes_again():
+    _, network = network_of("images")
+    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[2]
+    for blueprint in blueprints_of(network.slots[2]).values():
+        together = Dormant(blueprint, network.slots[2], "cpu").potential(felt)
+        alone = [Dormant(blueprint, network.slots[2], "cpu").potential(felt.of_member(m)) for m in range(MEMBERS)]
+        torch.testing.assert_close(torch.cat(alone), together)
+
+
+def test_what_cannot_be_planted_is_not_known_and_without_batches_nothing_is():
+    _, network = network_of("images")
+    chosen = [BLUEPRINTS[name]() for name in ("noop", "norm", "lora")]
+    sensor = PotentialSensor(chosen, network.slots, MEMBERS, "cpu")
+    x, y = batch("images")
+    known = sensor.measure([network.feel(side_by_side(x), y)])
+    assert known.shape == (MEMBERS, 3, 3)
+    assert known.isfinite().numpy().tolist() == np.broadcast_to([False, True, False], (MEMBERS, 3, 3)).tolist()
+    assert sensor.measure([]).shape == known.shape
+    assert sensor.measure([]).isnan().all()
+
+
+LAYERS = {
+    "pointwise": (nn.Conv2d(3, 4, 1), (3, 5, 5)),
+    "convolution": (nn.Conv2d(3, 4, 3, padding=1, stride=2), (3, 5, 5)),
+    "grouped": (nn.Conv2d(4, 4, 1, groups=2, bias=False), (4, 2, 2)),
+    "linear": (nn.Linear(3, 2), (3,)),
+    "linear on sequences": (nn.Linear(3, 2, bias=False), (7, 3)),
+    "norm": (nn.GroupNorm(1, 4), (4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_s_gradient_by_group_is_that_of_each_group_alone(float64, name):
+    layer, shape = LAYERS[name]
+    layer = copy.deepcopy(layer).double()
+    x = torch.randn(6, *shape)
+    dy = torch.randn_like(layer(x))
+    grads = layer_gradient(layer, x, dy, 3)
+    for group in range(3):
+        part = slice(2 * group, 2 * group + 2)
+        wanted = torch.autograd.grad(layer(x[part]), list(layer.parameters()), dy[part])
+        for grad, one in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(grad[group].reshape(one.shape), one)
+
+
+@pytest.mark.parametrize("layout", HOSTS)
+def test_samples_by_member_undo_side_by_side(layout):
+    x = torch.randn(MEMBERS, 4, *{"images": (2, 3, 3), "vectors": (5,), "sequences": (7, 5)}[layout])
+    assert samples_of(side_by_side(x), MEMBERS).equal(x)
+    assert samples_of(side_by_side(x), MEMBERS, 2).equal(x[:, :2])
+
+
+def test_a_blueprint_of_somebody_else_is_measured_too(float64):
+    """A last map that is no plain matrix: the gradient is had layer by layer, group by group."""
+
+    class Odd(BlueprintConfig):
+        layouts = BLUEPRINTS["conv_light"].layouts
+
+        def branch(self, slot):
+            last = nn.Conv2d(slot.channels, slot.channels, 3, padding=1)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            return nn.Sequential(nn.Conv2d(slot.channels, slot.channels, 1), nn.Tanh(), last)
+
+    hosts, network = network_of("images")
+    x, y = batch("images")
+    network.train()
+    probes = Probes(MEMBERS)
+    member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+    dormant = Dormant(Odd(), network.slots[0], "cpu")
+    branch = Odd().branch(network.slots[0])
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
+    wanted = torch.stack([inserted(hosts[m], 0, branch, x[m], y[m]) for m in range(MEMBERS)])
+    torch.testing.assert_close(dormant.potential(probes.evidence()[0]), wanted, rtol=1e-9, atol=0)
