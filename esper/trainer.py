@@ -185,7 +185,8 @@ class Trainer:
         """What the run is compared by."""
         choices = to_plain(self.config)["choices"]
         named = {name: choices[name] for name in ("task", "slots", "gates", "reward", "agent", "governor")}
-        return {"seed": self.config.seed, "hosts": self.config.hosts, "steps": self.config.steps, **named}
+        data = self.env.task.data.fingerprint()
+        return {"seed": self.config.seed, "hosts": self.config.hosts, "steps": self.config.steps, **named, "data": data}
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary at the end."""

@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from esper.telemetry import read_records
 from esper.trainer import Trainer
 
 TINY = ["hosts=3", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
+TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 CIFAR = [name for name in GROUPS["task"] if name.startswith("cifar10_")]
 register()
@@ -69,7 +71,14 @@ def test_fashion_mnist_with_varied_images(tmp_path):
     for name, size in zip(FILES[::2], (60, 20), strict=True):
         (tmp_path / name).write_bytes(idx(rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)))
         (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
-    words = ["task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6", "task.crop_padding=4", "task.flip=true"]
+    words = [
+        "task=fashion_mnist",
+        f"task.root={tmp_path}",
+        *SMALL,
+        "task.valid_samples=6",
+        "task.crop_padding=4",
+        "task.flip=true",
+    ]
     fine(trained(tmp_path, *words))
 
 
@@ -94,7 +103,9 @@ SIZES |= {"deep_multichannel": 99922, "impaired": 77, "minimal": 164, "deep_impa
 
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_their_hosts_are_as_large_as_those_of_prior_art(name, size):
-    host = GROUPS["task"][f"cifar10_{name}"]().make_host((3, 32, 32), 10, [False] * (5 if "scale" in name or "deep" in name else 3))
+    host = GROUPS["task"][f"cifar10_{name}"]().make_host(
+        (3, 32, 32), 10, [False] * (5 if "scale" in name or "deep" in name else 3)
+    )
     assert sum(parameter.numel() for parameter in host.parameters()) == size
 
 
@@ -123,7 +134,7 @@ def test_tinystories(tmp_path):
 
 
 def test_every_task_is_trained_here():
-    source = open(__file__).read()
+    source = Path(__file__).read_text()
     assert not [name for name in GROUPS["task"] if name not in CIFAR and name not in source]
 
 

@@ -65,8 +65,7 @@ class Crew:
         self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None, probe: bool = True
     ) -> TrainReport:
         """See `Shard.train_epoch`."""
-        draws_of = (lambda rows: None) if draws_NI3 is None else draws_NI3.__getitem__
-        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], draws_MI3=draws_of(rows), probe=probe))
+        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], draws_MI3=_part(draws_NI3, rows), probe=probe))
         return TrainReport(
             loss_M=np.concatenate([report.loss_M for report in reports]),
             host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
@@ -87,8 +86,7 @@ class Crew:
         self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
     ) -> dict[Shard, list[Evidence]]:
         """See `Shard.feel`; what is felt, by shard."""
-        draws_of = (lambda rows: None) if draws_NI3 is None else draws_NI3.__getitem__
-        felt = self._each(lambda shard, rows: shard.feel(order_NI[rows], draws_MI3=draws_of(rows)))
+        felt = self._each(lambda shard, rows: shard.feel(order_NI[rows], draws_MI3=_part(draws_NI3, rows)))
         return dict(zip(self.shards, felt, strict=True))
 
     def arrange(self, roles: Roles) -> None:
@@ -144,6 +142,11 @@ class Crew:
         """Does the work for every shard with its rows of the hosts, side by side."""
         rows = [rows for _, rows in self.places]
         return list(self._pool.map(work, self.shards, rows))
+
+
+def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:
+    """These rows, where there is an array."""
+    return None if array is None else array[rows]
 
 
 def available_cores() -> int:

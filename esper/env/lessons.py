@@ -54,7 +54,7 @@ class Lessons:
         return side_by_side(self.data.inputs(x)), y.flatten(1)
 
     def measured(self, samples: slice, *, test: bool, members: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs of these samples for every member, their targets `[B, T]`, and what each counts `[M, B, T]`; None: all the same."""
+        """Inputs of these samples for every member, their targets `[B, T]`, and what each counts `[M, B, T]` (None: as all)."""
         inputs, targets = (self.data.test_x, self.data.test_y) if test else (self.data.valid_x, self.data.valid_y)
         y_BT = targets[samples].view(len(targets[samples]), -1)
         weight = None

@@ -136,8 +136,9 @@ class Shard:
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
         batches = order_MI.shape[1] // batch
+        whole = slice(batches * batch)
         order, draws = (
-            None if array is None else torch.from_numpy(array[:, : batches * batch]).to(self.device).unflatten(1, (batches, batch))
+            None if array is None else torch.from_numpy(array[:, whole]).to(self.device).unflatten(1, (batches, batch))
             for array in (order_MI, draws_MI3)
         )
         assert order is not None
@@ -195,15 +196,15 @@ class Shard:
 class Sums(NamedTuple):
     """Sums over samples, each `[V, M]`, of which the targets of one sample (all positions of a sequence) count as one draw."""
 
-    count: npt.NDArray[np.float64]
-    """Targets."""
+    targets: npt.NDArray[np.float64]
+    """How many there are."""
     right: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
     gain: npt.NDArray[np.float64]
     """Targets that only variant 0 has right, minus those that only this one has right."""
     gain_square: npt.NDArray[np.float64]
-    gain_count: npt.NDArray[np.float64]
-    count_square: npt.NDArray[np.float64]
+    gain_targets: npt.NDArray[np.float64]
+    targets_square: npt.NDArray[np.float64]
 
 
 def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Tensor:
@@ -219,11 +220,11 @@ def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> T
 
 
 def _measurement(sums: Sums) -> Measurement:
-    """Means over targets, and the standard error of the mean gain g = sum G / sum n: sqrt(sum (G - g n)^2) / sum n over samples."""
-    gain = sums.gain / sums.count
-    square = sums.gain_square - 2 * gain * sums.gain_count + gain**2 * sums.count_square
+    """Means over targets, and the standard error of the mean gain g = sum G / sum n: sqrt(sum (G - g n)^2) / sum n."""
+    gain = sums.gain / sums.targets
+    square = sums.gain_square - 2 * gain * sums.gain_targets + gain**2 * sums.targets_square
     return Measurement(
-        accuracy_VM=(100.0 * sums.right / sums.count).astype(np.float32),
-        loss_VM=(sums.loss / sums.count).astype(np.float32),
-        error_VM=(100.0 * np.sqrt(np.maximum(square, 0.0)) / sums.count).astype(np.float32),
+        accuracy_VM=(100.0 * sums.right / sums.targets).astype(np.float32),
+        loss_VM=(sums.loss / sums.targets).astype(np.float32),
+        error_VM=(100.0 * np.sqrt(np.maximum(square, 0.0)) / sums.targets).astype(np.float32),
     )

@@ -144,7 +144,7 @@ class SeedBank:
         """Writes a newborn seed into a row: first weights from the generator, optimiser state from nothing.
 
         Args:
-            felt: what the slot of this member felt, `[1, n, ...]`: the first map's filters are made from it. None: all are drawn.
+            felt: what the slot of this member felt, `[1, n, ...]`: filters are made from it, see `informed`. None: all weights are drawn.
         """
         row = newborn(self.blueprint, self.slot, generator, gated=self.gated)
         if felt is not None:
@@ -194,10 +194,10 @@ def newborn(blueprint: BlueprintConfig, slot: SlotSpec, generator: torch.Generat
 
 
 def informed(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor, felt: Evidence) -> Tensor:
-    """The same parameters `[P]` with a first map made from what the slot felt."""
+    """The same parameters `[P]` with filters made from what the slot felt, see `inform`."""
     with torch.random.fork_rng(devices=[]):
         branch = blueprint.branch(slot)
     size = sum(parameter.numel() for parameter in branch.parameters())
-    nn.utils.vector_to_parameters(row[:size], branch.parameters())
+    nn.utils.vector_to_parameters(row[:size].clone(), branch.parameters())
     inform(branch, felt)
     return torch.cat([flatten_parameters(branch), row[size:]])

@@ -1,30 +1,32 @@
 """First weights from the gradient a seed would receive.
 
-A branch delta = W2 act(W1 h) is born with W2 = 0, and then only W2 has a gradient: sum over samples and places of
-dL/dy(p) act(W1 h)(p)^T. How large it is depends on what W1 shows it. Leave the activation out, and it is G W1^T with
+A branch ends in W2 act(norm(W1 a)), where a is its input or what its earlier layers make of it, and is born with W2 = 0. At first
+only W2 has a gradient: the sum over samples and places of dL/dy(p) act(norm(W1 a))(p)^T. How large it is depends on what W1, the map
+that feeds the last one, shows it. Leave norm and activation out, and it is G W1^T with
 
-    G = sum over samples and places of dL/dy(p) h(p + d)^T      one row an output channel, one column an input channel and offset d
+    G = sum over samples and places of dL/dy(p) a(p + d)^T      a row for each output channel, a column for each input channel and
+                                                                offset d within the kernel
 
-Among filters that are orthogonal and of one norm c, its squared norm is largest, c^2 times the sum of the largest squared singular
-values of G, where the filters are the right singular vectors of G to them (Ky Fan). So these become the first map's filters:
+Among filters that are orthogonal and of one norm c its squared norm is largest, c^2 times the sum of the largest squared singular
+values of G, where the filters are the right singular vectors of G to them (Ky Fan 1949). So these become the filters of W1:
 
-* Each filter has the root mean square norm of those it replaces, so that the map keeps the norm of its default draw.
-* A singular vector has no sign. Of v and -v the one is taken behind which the rectified response, with its mean over each sample
-  taken off as a norm would, has the larger gradient.
+* They share the norm of those they replace, so that W1 keeps the norm of its default draw.
+* A singular vector has no sign. Of v and -v that one is taken behind which a ReLU leaves the larger gradient; for images the
+  response's mean over places is taken off before, as a norm would.
 * G has no more directions than output channels. Filters beyond them repeat the first ones with the other sign (what a ReLU cuts off
   on one side it shows on the other), and what is left after that keeps its default draw.
 * A convolution in groups (depthwise: each channel alone) has a G for each group, of the group's inputs.
+* A host that feels nothing there, or is sick, leaves the default draw as it is.
 
-The seed stays exactly the identity at birth: the last map is zero as ever. What comes before the first map (a layer norm) is part of
-h; what comes behind it (norms, further convolutions) keeps its default draw.
+The seed is exactly the identity at birth, since the last map is zero as ever. All other layers keep their default draw.
 
-GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125) solves the same problem for new neurons of a layer between two layers:
-there the *fan-in* weights are zero and the fan-out is given by singular vectors. Ours are whole branches whose last map must be zero,
-so it is the fan-in that is given. TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816) sets both ends, by singular
-vectors whitened by the covariance of h and of what the layer cannot do yet; we do not whiten, and change nothing of the function.
+GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125) solves the same problem for new neurons between two layers of a network,
+where the fan-in is zero and the fan-out is given by singular vectors. In our branches the last map is zero and the fan-in is given,
+so that the branch as a whole can be inserted, moved and removed. TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816)
+sets both ends, and whitens G by the covariance of the inputs; we change nothing of the function, and do not whiten.
 """
 
-# n samples, O outputs, G groups of inputs, F filters of a group, D numbers of a filter
+# n samples, X samples and places, O outputs, G groups of inputs, R directions, F filters of a group, D numbers of a filter
 
 import torch
 import torch.nn.functional as F
@@ -37,34 +39,34 @@ Map = nn.Linear | nn.Conv2d
 
 
 def inform(branch: nn.Module, felt: Evidence) -> None:
-    """Sets the filters of a newborn branch's first map, in place, from what its slot felt.
+    """Sets the filters of the map that feeds the last one of a newborn branch, in place, from what its slot felt.
 
     Args:
         branch: the branch of one member, born as nothing.
         felt: of that member alone, `[1, n, ...]`.
     """
-    first = first_map(branch)
-    h, grad = (part.flatten(0, 1).to(first.weight.device, first.weight.dtype) for part in (felt.features, felt.grad))
+    feeding = feeding_map(branch)
+    h, grad = (part.flatten(0, 1).to(feeding.weight.device, feeding.weight.dtype) for part in (felt.features, felt.grad))
     given: list[Tensor] = []
-    hook = first.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    hook = feeding.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     with torch.no_grad():
         branch(h)
         hook.remove()
-        first.weight.copy_(informed_filters(first, given[0], grad))
+        feeding.weight.copy_(informed_filters(feeding, given[0], grad))
 
 
-def first_map(branch: nn.Module) -> Map:
-    """The map of a branch that sees its features first.
+def feeding_map(branch: nn.Module) -> Map:
+    """The linear map or convolution before the last one.
 
     Raises:
-        ValueError: there is none whose outputs lie where its inputs lie.
+        ValueError: there is none, or its outputs do not lie where the branch's outputs lie.
     """
-    first = next((layer for layer in branch.modules() if isinstance(layer, Map)), None)
-    if first is None:
-        raise ValueError(f"a {type(branch).__name__} has no linear or convolutional map to inform: use init=default")
-    if isinstance(first, nn.Conv2d) and not _keeps_places(first):
-        raise ValueError(f"the first convolution of a {type(branch).__name__} moves places: use init=default, or stride 1")
-    return first
+    maps = [layer for layer in branch.modules() if isinstance(layer, Map)]
+    if len(maps) < 2:
+        raise ValueError(f"a {type(branch).__name__} has no map before its last one to inform: use init=default")
+    if isinstance(maps[-2], nn.Conv2d) and not _keeps_places(maps[-2]):
+        raise ValueError(f"the last convolutions of a {type(branch).__name__} move places: use init=default, or stride 1")
+    return maps[-2]
 
 
 def _keeps_places(layer: nn.Conv2d) -> bool:
@@ -73,7 +75,7 @@ def _keeps_places(layer: nn.Conv2d) -> bool:
 
 
 def informed_filters(layer: Map, given: Tensor, grad: Tensor) -> Tensor:
-    """New weights of a first map, of the shape of the old.
+    """New weights of a feeding map, of the shape of the old.
 
     Args:
         layer: the map with its default draw.
@@ -84,13 +86,14 @@ def informed_filters(layer: Map, given: Tensor, grad: Tensor) -> Tensor:
     old_GFD = layer.weight.view(groups, -1, layer.weight[0].numel())
     inputs = given.chunk(groups, 1) if isinstance(layer, nn.Conv2d) else (given,)
     new = list[Tensor]()
-    for felt_OD, old_FD, part in zip(first_gradients(layer, given, grad), old_GFD, inputs, strict=True):
+    for felt_OD, old_FD, part in zip(input_gradients(layer, given, grad), old_GFD, inputs, strict=True):
         best_RD = directions(felt_OD)
-        new.append(_filters(best_RD * _signs(layer, best_RD, part, grad)[:, None], old_FD))
+        signed_RD = best_RD * _signs(layer, best_RD, part, grad)[:, None] if len(best_RD) else best_RD
+        new.append(_filters(signed_RD, old_FD))
     return torch.stack(new).view_as(layer.weight)
 
 
-def first_gradients(layer: Map, given: Tensor, grad: Tensor) -> Tensor:
+def input_gradients(layer: Map, given: Tensor, grad: Tensor) -> Tensor:
     """G of each group of inputs `[G, O, D]`."""
     if isinstance(layer, nn.Linear):
         return (grad.flatten(0, -2).T @ given.flatten(0, -2))[None]
@@ -100,7 +103,12 @@ def first_gradients(layer: Map, given: Tensor, grad: Tensor) -> Tensor:
 
 
 def directions(felt_OD: Tensor) -> Tensor:
-    """Right singular vectors of G, largest first, as rows; those of singular values that are nothing but rounding are left out."""
+    """Right singular vectors of G, largest first, as rows, without those whose singular values are nothing but rounding.
+
+    A host that is dead there, or sick, gives none.
+    """
+    if not felt_OD.isfinite().all() or not felt_OD.any():
+        return felt_OD[:0]
     _, strength, rows = torch.linalg.svd(felt_OD.double(), full_matrices=False)
     return rows[strength > strength[0] * 1e-6].to(felt_OD.dtype)
 
@@ -118,7 +126,7 @@ def _signs(layer: Map, filter_RD: Tensor, given: Tensor, grad: Tensor) -> Tensor
     if isinstance(layer, nn.Linear):
         response_XR, grad_XO = (given @ filter_RD.T).flatten(0, -2), grad.flatten(0, -2)
     else:
-        kernel = filter_RD.view(len(filter_RD), -1, *layer.kernel_size)
+        kernel = filter_RD.view(len(filter_RD), given.shape[1], *layer.kernel_size)
         response = F.conv2d(given, kernel, padding=layer.padding)
         response = response - response.mean((2, 3), keepdim=True)
         response_XR, grad_XO = (part.movedim(1, -1).flatten(0, -2) for part in (response, grad))

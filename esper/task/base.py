@@ -66,9 +66,7 @@ class TaskConfig:
         raise TypeError(f"{type(self).__name__} does not say how to load its data: define build()")
 
 
-def check_kinds(
-    instances: Instances, kinds: Sequence[str], parts: int, what: str = "block (task.host.blocks)"
-) -> None:
+def check_kinds(instances: Instances, kinds: Sequence[str], parts: int, what: str = "block (task.host.blocks)") -> None:
     """Raises ValueError where lesioned hosts are asked for and the kinds of lesion do not fit their parts."""
     wrong = [kind for kind in kinds if len(kind) != parts or set(kind) - {"o", "x"}]
     if instances is Instances.lesioned and (wrong or not kinds):

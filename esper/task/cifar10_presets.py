@@ -8,7 +8,9 @@ from esper.task.cifar10 import Cifar10Config
 BOTH = ("pre", "post")
 
 
-def _host(blocks: int, base_channels: int, *, kernel: int = 3, pools: int | None = None, surfaces: tuple[str, ...] = BOTH) -> CNNConfig:
+def _host(
+    blocks: int, base_channels: int, *, kernel: int = 3, pools: int | None = None, surfaces: tuple[str, ...] = BOTH
+) -> CNNConfig:
     """Every block pooled, unless said otherwise."""
     return CNNConfig(
         blocks=blocks,

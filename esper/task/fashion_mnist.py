@@ -27,7 +27,7 @@ SIDE = 28
 
 @dataclass(kw_only=True, slots=True)
 class FashionMnistConfig(AugmentedConfig):
-    """Fashion-MNIST, split 54,000 / 6,000 / 10,000, with lesioned or healthy convolutional hosts; an epoch is a part of the data."""
+    """Fashion-MNIST, split 54,000 / 6,000 / 10,000, with lesioned or healthy convolutional hosts; an epoch is a part of it."""
 
     root: str = "/usr/share/datasets/fashion-mnist"
     """Folder with the four IDX files, gzipped or plain; the default is where Debian's dataset-fashion-mnist puts them."""
@@ -37,10 +37,10 @@ class FashionMnistConfig(AugmentedConfig):
     """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
     batch_size: int = 64
     """Samples in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
-    epoch_samples: int = 1024
+    epoch_samples: int = 512
     """Training samples a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its
     samples goes on over the epochs."""
-    valid_samples: int = 500
+    valid_samples: int = 250
     """Validation samples every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
     host: CNNConfig = field(default_factory=lambda: CNNConfig(pools=3))
     """The host's architecture."""

@@ -65,7 +65,7 @@ class AugmentedConfig(ImagesConfig):
     """Fields of image tasks whose training images may be varied."""
 
     crop_padding: int = 0
-    """Black pixels around a training image, out of which a window of its size is cut at random, from 0 to 127; 0 leaves it out."""
+    """Black pixels around a training image, out of which a window of its size is cut at random, from 0 to 127; 0: none."""
     flip: bool = False
     """Mirror every other training image, at random."""
 

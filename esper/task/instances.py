@@ -1,7 +1,7 @@
 """What differs from host to host, drawn from named streams: its lesion, its labels, its share of the data, its learning rate.
 
-An instance says what, a lesson says it in arrays that a shard can stack. Each property has a stream of its own, so that drawing one
-more changes none of the others, and the split is part of every name: held-out hosts have other instances than those trained on.
+An instance says what, a lesson says it in arrays that a shard can stack. Each property has a stream of its own, so that drawing
+one more changes none of the others. The split is part of every name: held-out hosts have other instances than those trained on.
 """
 
 # n training samples, K classes, T positions of a sequence
@@ -51,7 +51,7 @@ class Name:
 
     def choose(self, purpose: str, values: Sequence[Value]) -> Value:
         """One of the values, each as likely as any other."""
-        return values[self.stream(purpose).integers(len(values))]
+        return values[int(self.stream(purpose).integers(len(values)))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """A language model of Python, byte by byte, on the interpreter's own standard library: real text that is on every machine.
 
-The texts are the modules at the top of the standard library and the topics of `help()`. They differ between versions of Python, so
-a run records a hash of its data.
+The texts are the modules at the top of the standard library and the topics of `help()`. They differ between versions of Python,
+so a run records a hash of its data.
 """
 
 import importlib
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from esper.population.bank import SGDConfig
-from esper.population.transformer import TransformerConfig
 from esper.population.transformer import TransformerConfig
 from esper.seeding import stream
 from esper.task.data import Data, TaskError
@@ -35,8 +34,8 @@ class PythonTextConfig(TextConfig):
     batch_size: int = 16
     """Blocks in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
     epoch_samples: int = 512
-    """Blocks a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its blocks goes
-    on over the epochs."""
+    """Blocks a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its blocks
+    goes on over the epochs."""
     valid_samples: int = 128
     """Blocks every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
     instances: Instances = Instances.lesioned
@@ -62,9 +61,7 @@ class PythonTextConfig(TextConfig):
             part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
             part.append(texts[name])
         context = self.host.context
-        valid, test, train = (
-            blocks([np.frombuffer(text, np.uint8) for text in part], context, context, 0) for part in parts
-        )
+        valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, context, 0) for part in parts)
         shuffled = stream(self.split_seed, "python_text_valid").permutation(len(valid[0]))
         return text_data([train, (valid[0][shuffled], valid[1][shuffled]), test], VOCABULARY)
 

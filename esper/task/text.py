@@ -5,6 +5,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -60,11 +62,13 @@ class Text(Task):
         return self.config.host.build(self.data.num_classes, [letter == "x" for letter in instance.lesion])
 
 
-def blocks(texts: Iterable[Sequence[int]], context: int, stride: int, filler: int) -> tuple[Tensor, Tensor]:
+def blocks(
+    texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, stride: int, filler: int
+) -> tuple[Tensor, Tensor]:
     """Cuts texts into tokens `[n, T]` and next tokens `[n, T]`, T = context, a block every `stride` tokens of each text.
 
-    The last block of a text is filled up; what is filled has the target `IGNORED`, so that it counts nowhere. A text of fewer than
-    two tokens has nothing to predict and is left out; so is a block of which every prediction lies in the block before it.
+    The last block of a text is filled up; what is filled has the target `IGNORED`, so that it counts nowhere. A text of fewer
+    than two tokens has nothing to predict and is left out; so is a block of which every prediction lies in the block before it.
 
     Raises:
         ValueError: no text has two tokens.

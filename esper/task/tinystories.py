@@ -1,8 +1,8 @@
 """TinyStories: short stories in the words of a small child, from the two text files that the data set is published as.
 
-A file holds one story after another, each followed by a line `<|endoftext|>`. The tokenizer is a `tokenizer.json`, such as GPT-2's.
-The published validation file is cut into validation and test stories. Written for machines with a GPU, and not measured here: the
-data is in no package, so that the loader is tested on files made by the tests.
+A file holds one story after another, each followed by a line `<|endoftext|>`. The tokenizer is a `tokenizer.json`, such as that
+of GPT-2. The published validation file is cut into validation and test stories. Written for machines with a GPU, and not measured
+here: the data is in no package, so that the loader is tested on files made by the tests.
 """
 
 import importlib
@@ -38,8 +38,8 @@ class TinyStoriesConfig(TextConfig):
     batch_size: int = 32
     """Blocks in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
     epoch_samples: int = 2048
-    """Blocks a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its blocks goes
-    on over the epochs."""
+    """Blocks a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its blocks
+    goes on over the epochs."""
     valid_samples: int = 256
     """Blocks every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
     host: TransformerConfig = field(
@@ -100,7 +100,7 @@ def _tokenizer(path: Path) -> Any:
         ) from error
     if not path.is_file():
         raise TaskError(
-            f"task=tinystories needs {path}, which is not there: download tokenizer.json from huggingface.co/openai-community/gpt2, "
+            f"task=tinystories needs {path}, which is not there: download it from huggingface.co/openai-community/gpt2 "
             "and set task.root to its folder"
         )
     try:

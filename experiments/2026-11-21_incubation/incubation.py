@@ -21,12 +21,13 @@ from esper.stats.intervals import mean_interval
 from esper.task.base import Split
 from esper.trainer import build_env
 
+BOTH = ("conv_light", "conv_heavy")
 TASKS = {
-    "digits": (["task=digits"], 64),
-    "digits_1x1": (["task=digits", "task.instances=healthy", "task.host.kernel=1", "task.host.base_channels=4"], 64),
-    "mnist5k": (["task=mnist5k"], 24),
+    "digits": (["task=digits"], 48, BOTH),
+    "digits_1x1": (["task=digits", "task.instances=healthy", "task.host.kernel=1", "task.host.base_channels=4"], 48, BOTH),
+    "mnist5k": (["task=mnist5k"], 12, BOTH[:1]),
 }
-"""Overrides and hosts."""
+"""Overrides, hosts, and blueprints."""
 ARMS = {
     "never": None,
     "none": ["slots.incubation=none"],
@@ -37,7 +38,7 @@ ARMS = {
     },
 }
 """Overrides of each arm; None plants nothing."""
-BLUEPRINTS, AT, SLOT = ("conv_light", "conv_heavy"), 2, 1
+AT, SLOT = 2, 1
 RESULTS = Path(__file__).parent / "results.json"
 
 
@@ -53,7 +54,7 @@ def accuracies(words: list[str], hosts: int, blueprint: str | None) -> list[floa
 
 
 def table(task: str, scores: dict[str, dict[str, list[float]]]) -> None:
-    for blueprint in BLUEPRINTS:
+    for blueprint in TASKS[task][2]:
         print(f"\n{task}, {blueprint} in slot {SLOT} from epoch {AT} on")
         rows = {"never": scores["never"]["-"]} | {arm: by[blueprint] for arm, by in scores.items() if blueprint in by}
         for arm, values in rows.items():
@@ -73,14 +74,14 @@ def main() -> None:
     register()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for task in sys.argv[1:] or TASKS:
-        words, hosts = TASKS[task]
+        words, hosts, blueprints = TASKS[task]
         scores: dict[str, dict[str, list[float]]] = {}
         for arm, extra in ARMS.items():
             begun = time.perf_counter()
             if extra is None:
                 scores[arm] = {"-": accuracies(words, hosts, None)}
             else:
-                scores[arm] = {blueprint: accuracies(words + extra, hosts, blueprint) for blueprint in BLUEPRINTS}
+                scores[arm] = {blueprint: accuracies(words + extra, hosts, blueprint) for blueprint in blueprints}
             print(task, arm, f"{time.perf_counter() - begun:.0f} s", flush=True)
         results[task] = scores
         RESULTS.write_text(json.dumps(results) + "\n")

@@ -24,7 +24,8 @@ from esper.agent import (
     State,
     WaitConfig,
 )
-from esper.env.actions import RELEVANT, Head, Observation, Op, parameters_legal
+from esper.agent.distribution import segments
+from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal
 from esper.env.observation import HOST_FEATURES, slot_table
 
 SPEC = replace(
@@ -100,6 +101,18 @@ def test_no_controller_touches_a_global_stream_and_hosts_are_independent(config:
     assert np.array_equal(few.action, whole.action[4:6])
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numpy_before)
+
+
+def test_a_parameter_that_nobody_thinks_of_has_its_usual_value_where_that_is_legal() -> None:
+    observation = see(legal={Op.GERMINATE: [1]})
+    observation.legal_values[:] = True
+    usual = {head: value for head, value in PINNED.items() if RELEVANT[Op.GERMINATE, head]}
+    config = ScheduleConfig(slot=1, blueprint="blueprint2")
+    action = decide(config, observation).action
+    assert {head: int(action[0, head]) for head in usual} == usual
+    target = segments(SPEC.head_sizes)[Head.ALPHA_TARGET]
+    observation.legal_values[:, target] = [False, True, False]
+    assert decide(config, observation).action[:, Head.ALPHA_TARGET].tolist() == [1] * 4
 
 
 # ---- by chance

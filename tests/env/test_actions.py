@@ -320,3 +320,15 @@ def test_every_controller_works_with_all_heads_free(make_env, agent, incubation)
     if isinstance(agent, ScheduleConfig | HeuristicConfig):
         assert episode.fossilized > 0, "seeds are blended in fully, so that they can be kept"
     assert episode.signals.after.within(*OCCUPIED).any() == (not isinstance(agent, WaitConfig))
+
+
+def test_an_episode_counts_what_became_of_seeds_and_not_who_decided_it(make_env):
+    schedule = ScheduleConfig(slot=1, blueprint="conv_light")
+    kept = make_env(3, 8, slots=EveryBlockConfig(auto_advance=[*BY_ITSELF, "fossilized"]))
+    kept.reset(seed=0)
+    episode = play(kept, schedule.build(kept.layout, seed=0))
+    assert (episode.fossilized, episode.pruned, episode.ops[Op.FOSSILIZE], episode.ops[Op.GERMINATE]) == (3, 0, 0, 3)
+    removed = make_env(3, 5, slots=EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0, prune_after=2))
+    removed.reset(seed=0)
+    episode = play(removed, schedule.build(removed.layout, seed=0))
+    assert (episode.fossilized, episode.pruned, episode.ops[Op.PRUNE]) == (0, 3, 0)

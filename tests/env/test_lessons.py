@@ -180,7 +180,7 @@ def test_the_size_of_validation_batches_has_no_effect_on_texts_and_classes(monke
 
 def test_what_all_members_share_takes_no_table():
     task = digits()
-    _, lessons, _, shard = taught(task)
+    _, _, _, shard = taught(task)
     assert (shard.lessons.labels_M, shard.lessons.classes_MK, shard.lessons.rate_M1) == (None, None, None)
     noisy = digits(label_noise=[0.0, 0.4])
     _, _, _, shard = taught(noisy)

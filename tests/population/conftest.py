@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class VectorHost(nn.Module):
         super().__init__()
         widths = (5, 6, 4, 8)
         self.slots = tuple(SlotSpec(f"r0c{i}", width, Layout.VECTORS) for i, width in enumerate(widths[1:]))
-        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in zip(widths, widths[1:], strict=False)]
+        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
         self.segments = nn.ModuleList([*layers, nn.Linear(8, WORDS)])
 
 
@@ -276,9 +277,7 @@ class Grown:
         """Samples of each member, their classes, and all samples side by side as the network takes them."""
         generator = torch.Generator().manual_seed(seed)
         if self.layout is Layout.SEQUENCES:
-            xs, ys = (
-                [torch.randint(WORDS, (samples, 6), generator=generator) for _ in range(members)] for _ in range(2)
-            )
+            xs, ys = ([torch.randint(WORDS, (samples, 6), generator=generator) for _ in range(members)] for _ in range(2))
         else:
             shape = (samples, 1, 8, 8) if self.layout is Layout.IMAGES else (samples, 5)
             xs = [torch.randn(shape, generator=generator) for _ in range(members)]

@@ -7,7 +7,6 @@ import torch
 from esper.population.bank import SGDConfig
 from esper.population.fusion import flatten_parameters
 from esper.population.layout import Layout
-from esper.population.network import member_losses
 from esper.population.roles import Blend, Fossils, Incubation
 
 each_incubation = pytest.mark.parametrize("incubation", list(Incubation))

@@ -173,3 +173,5 @@ def test_data_moves_as_a_whole(digits):
     moved = digits.data.to(torch.device("cpu"))
     assert moved.num_classes == 10
     assert all(getattr(moved, f"{part}_x").equal(getattr(digits.data, f"{part}_x")) for part in PARTS)
+    assert moved.fingerprint() == digits.data.fingerprint() == DigitsConfig().build().data.fingerprint()
+    assert moved.fingerprint() != DigitsConfig(split_seed=1).build().data.fingerprint()

@@ -19,9 +19,7 @@ HOSTS = 60
 @pytest.fixture(scope="module")
 def mixed():
     """A task whose hosts differ in everything."""
-    return DigitsConfig(
-        label_noise=[0.0, 0.3], data_share=[1.0, 0.1], classes=[0, 2, 5], rate_factor=[1.0, 0.25, 4.0]
-    ).build()
+    return DigitsConfig(label_noise=[0.0, 0.3], data_share=[1.0, 0.1], classes=[0, 2, 5], rate_factor=[1.0, 0.25, 4.0]).build()
 
 
 def drawn(task, split=Split.TRAINING, episode=0):
@@ -38,7 +36,12 @@ def test_an_instance_is_its_name(mixed):
 @pytest.mark.parametrize("split", Split)
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("lesion", ["ooo", "xoo", "oxx"]), ("label_noise", [0.0, 0.3]), ("data_share", [1.0, 0.1]), ("rate_factor", [1.0, 0.25, 4.0])],
+    [
+        ("lesion", ["ooo", "xoo", "oxx"]),
+        ("label_noise", [0.0, 0.3]),
+        ("data_share", [1.0, 0.1]),
+        ("rate_factor", [1.0, 0.25, 4.0]),
+    ],
 )
 def test_every_value_is_about_as_likely_as_any_other(mixed, split, field, values):
     count = Counter(getattr(one, field) for episode in range(10) for one in drawn(mixed, split, episode))
@@ -53,14 +56,16 @@ def test_properties_are_drawn_apart(mixed):
     assert [one.lesion for one in drawn(mixed)] == [one.lesion for one in drawn(plain)]
     noisy = DigitsConfig(label_noise=[0.0, 0.3]).build()
     assert [one.label_noise for one in drawn(mixed)] == [one.label_noise for one in drawn(noisy)]
-    assert noisy.host(0, Split.TRAINING, 0, 3).segments[0][0].weight.equal(plain.host(0, Split.TRAINING, 0, 3).segments[0][0].weight)
+    assert (
+        noisy.host(0, Split.TRAINING, 0, 3).segments[0][0].weight.equal(plain.host(0, Split.TRAINING, 0, 3).segments[0][0].weight)
+    )
 
 
 def test_which_classes_are_drawn_for_each_host(mixed):
     few = [one.classes for one in drawn(mixed) if one.classes is not None]
     assert {len(classes) for classes in few} == {2, 5}
     assert len({classes for classes in few if len(classes) == 2}) > 5
-    assert all(list(classes) == sorted(set(classes)) and 0 <= classes[0] and classes[-1] < 10 for classes in few)
+    assert all(list(classes) == sorted(set(classes)) and classes[0] >= 0 and classes[-1] < 10 for classes in few)
 
 
 def test_names_say_what_is_not_ordinary():
@@ -77,7 +82,7 @@ def test_what_all_have_costs_nothing(mixed):
 
 def test_instances_do_not_move_the_digits_of_the_default():
     healthy = DigitsConfig(instances=Instances.healthy).build()
-    assert {one for one in drawn(healthy)} == {Instance(lesion="ooo")}
+    assert set(drawn(healthy)) == {Instance(lesion="ooo")}
 
 
 # ---- lessons: any instance, any data

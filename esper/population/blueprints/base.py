@@ -42,7 +42,7 @@ class BlueprintConfig:
 
 
 class Init(StrEnum):
-    """First weights of a seed's first map."""
+    """First weights of a seed."""
 
     default = "default"
     informed = "informed"
@@ -50,11 +50,11 @@ class Init(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class MapConfig(BlueprintConfig):
-    """A seed whose features go through a linear map or a convolution first."""
+    """A seed whose last map is fed by a linear map or a convolution."""
 
     init: Init = Init.default
-    """First weights of the first map: `default` draws them as PyTorch does; `informed` makes its filters from the gradient the seed
-    would receive where it is planted, so that its last map, born as zero, starts with a large gradient; see `population/informed`."""
+    """First weights: `default` draws them as PyTorch does; `informed` makes the filters before the last map from the gradient that
+    the seed would receive where it is planted, so that the last map, born as zero, starts with a large gradient."""
 
 
 def is_informed(blueprint: BlueprintConfig) -> bool:

@@ -1,0 +1,88 @@
+"""Every blueprint lives in hosts of its layout, from planting to the end, and noop never is."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.env.actions import Head, Op
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard import DeviceConfig
+from esper.governor import WatchdogConfig
+from esper.population.blueprints import BLUEPRINTS, ConvLightConfig
+from esper.population.cnn import CNNConfig
+from esper.population.lifecycle import EveryBlockConfig
+from esper.population.mlp import MLPConfig
+from esper.population.transformer import TransformerConfig
+from esper.reward import ShapedConfig
+from esper.task.data import Data
+
+WORDS = 7
+
+
+def with_hosts(task, layout):
+    """The task with other hosts, and with made-up tokens where these want them."""
+    copy = type("SmallTask", (type(task),), {"make_host": lambda self, instance: MAKERS[layout]()})(task.config)
+    copy.data = task.data if layout != "sequences" else tokens()
+    return copy
+
+
+def tokens():
+    """Sequences of chance, of which each token returns three places later."""
+    parts = {}
+    for part, samples in (("train", 96), ("valid", 40), ("test", 40)):
+        words = torch.randint(WORDS, (samples, 3), generator=torch.Generator().manual_seed(samples)).repeat(1, 4)
+        parts |= {f"{part}_x": words[:, :-1], f"{part}_y": words[:, 1:]}
+    return Data(**parts, num_classes=WORDS)
+
+
+MAKERS = {
+    "images": lambda: CNNConfig(base_channels=4, surfaces=["pre", "post"]).build(1, 10, [False] * 3),
+    "vectors": lambda: MLPConfig(width=8).build(64, 10, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, context=11).build(WORDS, [False, True]),
+}
+
+
+def env_of(task, blueprints, *, hosts, steps):
+    return GrowthEnv(
+        task=task,
+        slots=EveryBlockConfig(),
+        blueprints=blueprints,
+        reward=ShapedConfig().build(gamma=0.9),
+        governor=WatchdogConfig().build(num_classes=10),
+        devices={"cpu": DeviceConfig()},
+        num_hosts=hosts,
+        num_steps=steps,
+    )
+
+
+@pytest.mark.parametrize("layout", MAKERS)
+def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task, layout):
+    blueprints = {name: kind() for name, kind in BLUEPRINTS.items() if layout in kind.layouts}
+    names = list(blueprints)
+    env = env_of(with_hosts(small_task, layout), blueprints, hosts=len(names), steps=5)
+    observation, _ = env.reset()
+    offered = observation["legal_values"][:, : len(names)].astype(bool)
+    assert (offered == [name != "noop" for name in names]).all()
+    action = np.zeros((len(names), len(Head)), dtype=np.int64)
+    action[:, Head.OP], action[:, Head.SLOT], action[:, Head.BLUEPRINT] = Op.GERMINATE, 1, np.arange(len(names))
+    for head in list(Head)[Head.BLUEPRINT + 1 :]:
+        first = sum(env.layout.head_sizes[Head.BLUEPRINT : head])
+        action[:, head] = observation["legal_values"][0, first : first + env.layout.head_sizes[head]].argmax()
+    env.step(action)
+    assert env.refused_N.tolist() == [name == "noop" for name in names]
+    wait = np.zeros_like(action)
+    for _ in range(3):
+        observation, reward, *_ = env.step(wait)
+        assert np.isfinite(reward).all()
+    assert all(np.isfinite(part).all() for part in observation.values())
+    for index, name in enumerate(names):
+        if name != "noop":
+            bank = env.crew.shards[0].network.bank(1, index)
+            assert bank.fleet.flat[index].count_nonzero() > 0.5 * bank.fleet.flat.shape[1], "it has learnt"
+    env.close()
+
+
+def test_a_blueprint_that_suits_not_every_slot_is_refused_when_the_environment_is_built(small_task):
+    task = with_hosts(small_task, "sequences")
+    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of SmallTask: it grows in images"):
+        env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)

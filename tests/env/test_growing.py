@@ -1,0 +1,106 @@
+"""Growth potential in the observation, seeds informed at germination, and the controller that follows potential, in a real environment."""
+
+# N hosts, S slots, K blueprints
+
+import numpy as np
+import pytest
+
+from esper.agent import GreedyPotentialConfig
+from esper.env.actions import Op
+from esper.env.growth_env import as_observation
+from esper.env.observation import best_potential, log_potential, potential_seen
+from esper.episode import play
+from esper.population.blueprints import ConvLightConfig, Init, NormConfig
+
+
+def column(env, name):
+    return env.layout.slot_feature_names.index(name)
+
+
+def test_potential_is_unknown_before_training_and_seen_by_blueprint_after(make_env, plan_actions):
+    env = make_env(2, 4)
+    before = as_observation(env.reset(seed=1)[0])
+    names = [f"potential_of_{name}" for name in ("norm", "conv_light")]
+    assert env.layout.slot_feature_names[-2:] == tuple(names)
+    for name in ("potential", "potential_relative", "potential_measured", *names):
+        assert not before.slots[..., column(env, name)].any()
+    after = as_observation(env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[0])
+    assert env.potential_NSK.shape == (2, 3, 2)
+    assert after.slots[..., column(env, "potential_measured")].all()
+    for kind, name in enumerate(names):
+        seen = after.slots[..., column(env, name)]
+        np.testing.assert_allclose(seen, log_potential(env.potential_NSK[..., kind]), rtol=1e-6)
+        np.testing.assert_allclose(potential_seen(seen), env.potential_NSK[..., kind], rtol=1e-4)
+    np.testing.assert_allclose(after.slots[..., column(env, "potential")], log_potential(env.potential_NSK.max(2)), rtol=1e-6)
+    relative = np.log1p(1e6 * env.potential_NSK.max(2))
+    relative -= relative.mean(1, keepdims=True)
+    np.testing.assert_allclose(after.slots[..., column(env, "potential_relative")], relative, atol=1e-4)
+
+
+def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
+    potential = np.array([[[np.nan, 2.0], [np.nan, np.nan], [np.inf, 0.0]]], np.float32)
+    assert best_potential(potential).tolist()[0][0] == 2.0
+    assert np.isnan(best_potential(potential)[0, 1])
+    assert log_potential(np.array([0.0, np.inf], np.float32)).tolist() == pytest.approx([0, np.log1p(1e12) / 10])
+
+
+def seeds(env):
+    """Parameters of every seed, host by host `[N, P]`; each host has one."""
+    return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard in env.crew.shards for member in range(shard.members)])
+
+
+def _rows(shard):
+    return [row for name, row in shard.network.rows().items() if name.startswith("seed/")]
+
+
+def informed_env(make_env, init, **others):
+    return make_env(3, 6, blueprints={"norm": NormConfig(), "conv_light": ConvLightConfig(init=init)}, **others)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_informed_seed_differs_in_its_filters_only_and_its_host_is_left_alone(make_env, plan_actions, after):
+    born, hosts = {}, {}
+    for init in Init:
+        env = informed_env(make_env, init)
+        env.reset(seed=1)
+        for _ in range(after):
+            env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
+        env._act(plan_actions(*[(Op.GERMINATE, 1, 1)] * 3))
+        born[init] = seeds(env)
+        hosts[init] = [row.clone() for shard in env.crew.shards for name, row in shard.network.rows().items() if "seed" not in name]
+        assert all(shard.network.host.flat.grad is None for shard in env.crew.shards)
+    assert all(one.equal(other) for one, other in zip(*hosts.values(), strict=True))
+    filters = 4 * 4 * 9  # slot 1 has 4 channels
+    assert (born[Init.default] == born[Init.informed])[:, filters:].all()
+    assert (born[Init.default] != born[Init.informed])[:, :filters].all()
+    np.testing.assert_allclose(*[np.linalg.norm(rows[:, :filters], axis=1) for rows in born.values()], rtol=1e-5)
+
+
+def test_an_informed_seed_depends_on_its_own_host_only(make_env, plan_actions):
+    born = []
+    for members in (1, 3):
+        env = informed_env(make_env, Init.informed, members_per_shard=members)
+        env.reset(seed=2)
+        env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
+        env._act(plan_actions(*[(Op.GERMINATE, 0, 1)] * 3))
+        born.append(seeds(env))
+    np.testing.assert_allclose(born[0], born[1], rtol=1e-2, atol=1e-3)
+
+
+def test_the_controller_plants_where_potential_is_largest_and_lives_to_the_end(make_env):
+    env = make_env(4, 14)
+    env.reset(seed=3)
+    controller = GreedyPotentialConfig(at=2, threshold=0.0, errors=0.0).build(env.layout, seed=0)
+    steps = []
+
+    def look(transition):
+        op, slot, blueprint = transition.decision.action[:, :3].T
+        for host in np.flatnonzero(op == Op.GERMINATE):
+            seen = transition.observation.slots[host][:, -2:]
+            legal = transition.observation.legal_slots[host, Op.GERMINATE]
+            steps.append(seen[slot[host], blueprint[host]] == seen[legal].max())
+
+    episode = play(env, controller, record=look)
+    assert len(steps) >= 4
+    assert all(steps[:4])
+    assert episode.ops[Op.FOSSILIZE] + episode.ops[Op.PRUNE] > 0
