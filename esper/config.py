@@ -273,7 +273,8 @@ def ready(config: Config) -> None:
         raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has 0 to {len(slots) - 1}")
     if isinstance(config.agent, ScheduleConfig) and not chosen_S[config.agent.slot]:
         use = ", ".join(f"{number} ({slot.name})" for number, slot in enumerate(slots) if chosen_S[number])
-        raise ConfigError(f"agent.slot={config.agent.slot} is not in use with slots={option('slots', config.slots)}: there are {use}")
+        slots_option = option("slots", config.slots)
+        raise ConfigError(f"agent.slot={config.agent.slot} is not in use with slots={slots_option}: there are {use}")
 
 
 # --- what a checkpoint holds of a config ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -245,6 +246,18 @@ def test_what_does_not_compose_gets_a_sentence(words: str, word: str) -> None:
 def test_every_rule_fires(words: str, word: str) -> None:
     assert word in str(refusal(words))
     assert "\n" not in str(refusal(words))
+
+
+def test_gates_that_outlast_the_episode_are_doubted() -> None:
+    with pytest.warns(UserWarning, match=r"no seed can be fossilized: with these gates that takes 22 host epochs.* steps=21"):
+        check(["gates=strict", "steps=21"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(["gates=strict", "steps=22"])
+        check([])
+        check(["agent.heads.tempo=free"])
+    with pytest.warns(UserWarning, match="takes 10 host epochs"):
+        check(["agent.heads.tempo=slow", "steps=9"])
 
 
 def config_classes() -> Iterator[type]:

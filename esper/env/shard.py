@@ -20,7 +20,7 @@ from esper.env.lessons import Lessons
 from esper.population.blueprints import BlueprintConfig
 from esper.population.evidence import Evidence, Probes
 from esper.population.network import GrowingNetwork
-from esper.population.potential import BATCHES, SAMPLES, PotentialSensor
+from esper.population.potential import BATCHES, SAMPLES, SPOTS, PotentialSensor
 from esper.population.roles import Fossils, Incubation
 from esper.task.base import Data, Lesson, Task
 
@@ -146,7 +146,7 @@ class Shard:
         felt: list[list[Evidence]] = []
         for step in range(batches):
             index_MB = order[:, step]
-            probes = Probes(self.members, SAMPLES) if probe and step >= batches - BATCHES else None
+            probes = Probes(self.members, SAMPLES, SPOTS) if probe and step >= batches - BATCHES else None
             x, y_MB = self.lessons.batch(index_MB, None if draws is None else draws[:, step])
             losses += network.backward(x, y_MB, probes)
             network.step()

@@ -42,24 +42,38 @@ class Evidence:
 class Probes:
     """Watches the features of slots in a forward pass, and their gradients in the backward pass that follows."""
 
-    def __init__(self, members: int, count: int | None = None) -> None:
-        """Will keep the first `count` samples of each member, or all of them."""
-        self.members, self.count = members, count
+    def __init__(self, members: int, count: int | None = None, spots: int = 0) -> None:
+        """Will keep the first samples of each member.
+
+        Args:
+            count: how many, at least; None for all.
+            spots: vectors (samples times places or positions) for each feature of a slot, at least: a slot of few places keeps
+                more samples for it.
+        """
+        self.members, self.count, self.spots = members, count, spots
         self._features: list[Tensor] = []
         self._grads: dict[int, Tensor] = {}
 
     def watch(self, x: Tensor) -> None:
         """Keeps the features of the next slot, and their gradient when it comes. `x` is not changed."""
-        slot = len(self._features)
-        self._features.append(samples_of(x.detach(), self.members, self.count))
+        slot, count = len(self._features), self._enough(x)
+        self._features.append(samples_of(x.detach(), self.members, count))
         scale = x.numel() / self._features[-1].numel()  # the mean loss of fewer samples has larger gradients
 
         def feel(grad: Tensor) -> None:
-            self._grads[slot] = scale * samples_of(grad, self.members, self.count)
+            self._grads[slot] = scale * samples_of(grad, self.members, count)
 
         if not x.requires_grad:  # nothing that learns lies before this slot
             x.requires_grad_()
         x.register_hook(feel)
+
+    def _enough(self, x: Tensor) -> int | None:
+        """Samples to keep of these features."""
+        if self.count is None:
+            return None
+        places = x[0].numel() // x.shape[-1] if members_first(x) else x[0, 0].numel()
+        width = x.shape[-1] if members_first(x) else x.shape[1] // self.members
+        return max(self.count, -(-self.spots * (width + 1) // places))
 
     def evidence(self) -> list[Evidence]:
         """What each slot felt, once the backward pass is done."""

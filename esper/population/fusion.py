@@ -38,11 +38,12 @@ DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, 
 """Layers that draw from the global random stream."""
 
 
-def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
+def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) -> nn.Module:
     """Makes one module that computes all of `modules`, which must have the same architecture.
 
     Args:
         modules: M modules; they are left as they are.
+        tied: the caller ties what was one parameter in two places; without it that is refused.
 
     Returns:
         A module of the same structure with stacked leaf layers, for features as `layout` tells.
@@ -55,10 +56,8 @@ def fuse(modules: Sequence[nn.Module], path: str = "") -> nn.Module:
     if not path:
         _refuse_chance(first)
     name = path or type(first).__name__
-    if not path and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
-        raise FusionError(
-            f"{name} uses a parameter in two places, which cannot be stacked: give each place its own, or set members_per_shard=1"
-        )
+    if not path and not tied and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
+        raise FusionError(f"{name} uses a parameter in two places: a Fleet ties them, a fused module alone cannot")
     twin = TWINS.get(type(first))
     if twin is not None:
         try:
@@ -108,7 +107,7 @@ class Fleet:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
         self.members = len(modules)
         try:
-            self.module, self.stacked = fuse(modules).to(device), True
+            self.module, self.stacked = fuse(modules, tied=True).to(device), True
         except FusionError:
             _refuse_chance(modules[0])
             if len(modules) > 1:
@@ -116,15 +115,17 @@ class Fleet:
             self.module, self.stacked = copy.deepcopy(modules[0]).to(device), False
         self._template = copy.deepcopy(modules[0])
         self._layers = [layer for layer in self.module.modules() if isinstance(layer, StackedLayer)]
-        places: dict[Tensor, list[tuple[nn.Module, str]]] = {}  # a plain module may use a parameter in several places
+        places: dict[int, list[tuple[nn.Module, str]]] = {}  # a parameter may be used in several places
+        rows: dict[int, Tensor] = {}
         for layer in self.module.modules():
             for name, parameter in layer.named_parameters(recurse=False):
-                places.setdefault(parameter, []).append((layer, name))
+                origin = layer.origin[name] if isinstance(layer, StackedLayer) else id(parameter)
+                rows[origin] = parameter.detach() if self.stacked else parameter.detach()[None]
+                places.setdefault(origin, []).append((layer, name))
         for layer, name in [place for several in places.values() for place in several]:
             delattr(layer, name)
-        rows = [parameter.detach() if self.stacked else parameter.detach()[None] for parameter in places]
-        self._slots = [(several, row.shape) for several, row in zip(places.values(), rows, strict=True)]
-        values = [row.flatten(1) for row in rows]
+        self._slots = [(several, rows[origin].shape) for origin, several in places.items()]
+        values = [rows[origin].flatten(1) for origin in places]
         none = torch.zeros(self.members, 0, device=device)
         self.flat = torch.cat(values or [none], 1).contiguous().requires_grad_()
         self._sizes = [value.shape[1] for value in values]
@@ -169,9 +170,7 @@ class Fleet:
         """
         rows = self.members if members is None else members
         if not self.stacked and rows != 1:
-            raise FusionError(
-                f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}"
-            )
+            raise FusionError(f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}")
         if chosen_L is not None or not self._whole:
             for layer, name, buffer in self._buffer_slots:
                 several = buffer if chosen_L is None else buffer.index_select(0, chosen_L)
@@ -180,11 +179,10 @@ class Fleet:
         for layer in self._layers:
             layer.members = rows
         for (several, shape), part in zip(self._slots, parts, strict=True):
-            if self.stacked:
-                layer, name = several[0]
-                layer.__dict__[name] = part.view(rows, *shape[1:])
-            else:
-                for layer, name in several:
+            for layer, name in several:
+                if self.stacked:
+                    layer.__dict__[name] = part.view(rows, *shape[1:])
+                else:
                     setattr(layer, name, part.view(shape[1:]))  # recurrent layers take note of what is set
         return self.module
 

@@ -14,7 +14,8 @@ values of G, where the filters are the right singular vectors of G to them (Ky F
 * A singular vector has no sign. Of v and -v that one is taken behind which a ReLU leaves the larger gradient; for images the
   response's mean over places is taken off before, as a norm would.
 * G has no more directions than output channels. Filters beyond them repeat the first ones with the other sign (what a ReLU cuts off
-  on one side it shows on the other), and what is left after that keeps its default draw.
+  on one side it shows on the other), and what is left after that keeps its default draw. Where filters are that many they show all
+  directions anyhow, and little is won.
 * A convolution in groups (depthwise: each channel alone) has a G for each group, of the group's inputs.
 * A host that feels nothing there, or is sick, leaves the default draw as it is.
 

@@ -5,23 +5,30 @@ gradient of its loss L with respect to the branch's weights w is
 
     dL/dw = sum over samples and places of dL/dy(p) . d delta(h)(p) / dw
 
-which needs h and dL/dy only, and training has both at hand. The growth potential is the squared norm of that gradient: by how
-much the loss falls at first [nats per unit of the seed's learning rate] when the seed takes a step of plain gradient descent,
-L(w - r * dL/dw) = L(w) - r * |dL/dw|^2 + O(r^2). Nothing is inserted, and the host is not touched.
+which needs h and dL/dy only, and training has both at hand: nothing is inserted, and the host is not touched. A step of plain
+gradient descent at rate r would lower the loss by r |dL/dw|^2 + O(r^2).
 
-The idea that a new unit is worth its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125). Here
-it is a sensor: for each host, slot and blueprint, of seeds with one fixed draw of first weights for each slot and blueprint, the
-same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can be compared.
+Much of that the host can do without a seed. A linear map of h at the same place is what its own next layer applies anyhow, and early
+in training a host has more to gain from its own weights than from any seed. So only what is beyond such a map counts: dL/dy is taken
+less its least squares fit by h and a constant, over the samples and places of each member. The **growth potential** is
+
+    the squared norm of dL/dw with dL/dy - fit in the place of dL/dy     [nats per unit of the seed's learning rate]
+
+It needs no more than that one projection a slot, since the fit could as well be taken off the features that the last map sees. That
+a new unit is worth its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125), to count only what the
+host cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Here both make a sensor: for each host,
+slot and blueprint, of seeds with one fixed draw of first weights for each slot and blueprint, the same for all hosts, at all times and
+in all runs, so that the numbers of two hosts or two epochs can be compared. What it is worth: experiments/2026-11-21_growth_potential.
 
 Of a branch that is born as nothing by a last map of zeros only that map has a gradient, so the rest of the branch is run forward
 only. Features h are those behind whatever the slot holds: for an occupied slot the potential says what one more seed on top would
-bring. It is measured for an additive seed; what another blend would make of the delta is not in it.
+bring. It is measured for an additive seed with default first weights; what another blend or informed weights make of it is not in it.
 
 Noise adds to a squared norm: of n samples whose gradients have the covariance V it is too high by trace(V) / n, at any slot. So
 the gradient is averaged over samples of several batches first, and squared then.
 """
 
-# M members, S slots, K blueprints, n samples a member, C channels, P parameters of one member
+# M members, S slots, K blueprints, n samples a member, X samples and places, C channels, D channels and a constant, P parameters
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -40,7 +47,25 @@ from esper.seeding import torch_stream
 BATCHES = 4
 """Batches at the end of an epoch from which potential is measured. More: steadier, and of weights longer ago."""
 SAMPLES = 4
-"""Samples of each of them. Four times 8 keep the cost within a twentieth of a step: see benchmarks/README.md."""
+"""Samples of each of them, at least. Sixteen in all cost about a twentieth of a step: see benchmarks/README.md."""
+SPOTS = 2
+"""Vectors for each feature of a slot in each batch, at least, so that the fit leaves something."""
+
+
+def beyond(felt: Evidence) -> Evidence:
+    """The same with dL/dy less its least squares fit by h and a constant, by member, over samples and places.
+
+    A ridge of 1e-6 of each feature's square takes care of features that repeat each other; those that are dead fit nothing.
+    """
+    h, grad = (x.movedim(2, -1) if x.dim() == 5 else x for x in (felt.features, felt.grad))
+    h_MXC, grad_MXC = h.flatten(1, -2), grad.flatten(1, -2)
+    h_MXD = torch.cat([h_MXC, torch.ones_like(h_MXC[:, :, :1])], 2)
+    gram_MDD = h_MXD.mT @ h_MXD
+    square_MD = gram_MDD.diagonal(dim1=1, dim2=2)
+    ridge_MD = 1e-6 * square_MD + (square_MD == 0)
+    fit_MDC, _ = torch.linalg.solve_ex(gram_MDD + torch.diag_embed(ridge_MD), h_MXD.mT @ grad_MXC)
+    left = (grad_MXC - h_MXD @ fit_MDC).view(grad.shape)
+    return Evidence(features=felt.features, grad=left.movedim(-1, 2).contiguous() if felt.grad.dim() == 5 else left)
 
 
 class Watched(nn.Module):
@@ -102,7 +127,7 @@ class Dormant:
         return groups * whole.unflatten(0, (members, groups)) if groups > 1 else whole[:, None]
 
     def potential(self, felt: Evidence) -> Tensor:
-        """Squared norm of the first gradient of each member `[M]` [nats per unit of learning rate]."""
+        """Squared norm of the first gradient of each member `[M]` [nats per unit of learning rate]; see `beyond` for `felt`."""
         return torch.linalg.vecdot(*[self.gradients(felt)[:, 0]] * 2)
 
 
@@ -181,7 +206,7 @@ class PotentialSensor:
             return nowhere.view(-1, 1, 1).repeat(1, len(self.dormant), len(self.dormant[0]))
         slots: list[Tensor] = []
         for felt, row in zip(zip(*batches, strict=True), self.dormant, strict=True):
-            whole = Evidence.joined(felt)
+            whole = beyond(Evidence.joined(felt))
             slots.append(torch.stack([nowhere if one is None else one.potential(whole) for one in row], 1))
         return torch.stack(slots, 1)
 

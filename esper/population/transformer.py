@@ -33,6 +33,9 @@ class TransformerConfig:
     surfaces: list[str] = field(default_factory=lambda: list(SURFACES))
     """Where in those layers the slots lie: after `attention` (row 0 of the names), after the `mlp` (row 1), or both."""
 
+    tied: bool = False
+    """Does the head use the token table as its weights? That saves vocabulary times width parameters, and they serve two ends."""
+
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context"):
             if getattr(self, name) < 1:
@@ -76,15 +79,15 @@ class TransformerHost(Host):
     """Tokens `[B, T]` to logits of each next token `[B, T, vocab]`.
 
     First weights as in GPT-2: normal with standard deviation 0.02, and 0.02 / sqrt(2 * layers) for the maps that write to the
-    residual stream, so that its size does not grow with depth; the first loss is the logarithm of the vocabulary. The head has
-    weights of its own: tying it to the token table would put one parameter in two places, which the stacked program cannot hold,
-    and saves little where tokens are bytes.
+    residual stream, so that its size does not grow with depth; the first loss is the logarithm of the vocabulary, with a head of
+    its own or a tied one.
     """
 
     def __init__(self, config: TransformerConfig, vocab: int, lesioned: Sequence[bool]) -> None:
         check_lesioned(lesioned, config.layers, "layers")
         d, slots, segments = config.width, list[SlotSpec](), list[nn.Module]()
-        parts: list[nn.Module] = [nn.Embedding(vocab, d), Positions(config.context, d)]
+        table = nn.Embedding(vocab, d)
+        parts: list[nn.Module] = [table, Positions(config.context, d)]
         for layer in range(config.layers):
             attend = (nn.Linear(d, 3 * d), CausalAttention(config.heads, lesioned=lesioned[layer]), nn.Linear(d, d))
             think = (nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
@@ -94,7 +97,10 @@ class TransformerHost(Host):
                     slots.append(SlotSpec(f"r{row}c{layer}", d, Layout.SEQUENCES))
                     segments.append(nn.Sequential(*parts))
                     parts = []
-        segments.append(nn.Sequential(*parts, nn.LayerNorm(d), nn.Linear(d, vocab, bias=False)))
+        head = nn.Linear(d, vocab, bias=False)
+        if config.tied:
+            head.weight = table.weight
+        segments.append(nn.Sequential(*parts, nn.LayerNorm(d), head))
         super().__init__(segments, slots)
         self._initialise(config.layers)
 

@@ -39,12 +39,15 @@ class StackedLayer(nn.Module):
     """
 
     members: int
+    origin: dict[str, int]
+    """Which parameter of the first module each parameter was made from: a `Fleet` ties those that were one."""
     weight: Tensor
     bias: Tensor | None
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = len(layers)
+        self.origin = {name: id(parameter) for name, parameter in layers[0].named_parameters(recurse=False)}
         for name, _ in layers[0].named_parameters(recurse=False):
             self.register_parameter(name, nn.Parameter(torch.stack([layer.get_parameter(name) for layer in layers])))
         for name, _ in layers[0].named_buffers(recurse=False):

@@ -44,7 +44,7 @@ class TinyStoriesConfig(TextConfig):
     """Blocks every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
     host: TransformerConfig = field(
         default_factory=lambda: TransformerConfig(
-            layers=6, width=384, heads=6, context=256, slot_layers=[1, 3, 5], surfaces=["mlp"]
+            layers=6, width=384, heads=6, context=256, slot_layers=[1, 3, 5], surfaces=["mlp"], tied=True
         )
     )
     """The host's architecture."""

@@ -57,12 +57,13 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
         reward: RewardConfig | None = None,
         governor: GovernorConfig | None = None,
         members_per_shard: int = 0,
+        blueprints: dict[str, BlueprintConfig] | None = None,
         **others: Any,
     ) -> GrowthEnv:
         env = GrowthEnv(
             task=small_task,
             slots=slots or EveryBlockConfig(),
-            blueprints=BLUEPRINTS,
+            blueprints=blueprints or BLUEPRINTS,
             reward=(reward or ShapedConfig()).build(gamma=GAMMA),
             governor=(governor or WatchdogConfig()).build(num_classes=10),
             devices={"cpu": DeviceConfig(members_per_shard=members_per_shard)},

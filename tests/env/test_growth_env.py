@@ -9,7 +9,9 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from esper.env.actions import PINNED, Head, Op
 from esper.env.growth_env import as_observation
+from esper.population.gated import gate_parameters
 from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, Stage
+from esper.population.roles import Blend
 from esper.reward import SparseConfig
 from esper.task.base import Split
 
@@ -298,6 +300,17 @@ def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
     off = env.crew.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]
     assert signals.after.contribution[0, 1] == pytest.approx(signals.accuracy_N[0] - off, abs=1e-4)
     assert signals.host_params == sum(p.numel() for p in env.task.host(1, Split.TRAINING, 0, 0).parameters())
+
+
+def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
+    env = make_env(1, 4)
+    env.reset()
+    env.step(plan_actions((Op.GERMINATE, 1, 1)))
+    bare = env._params(env.state)
+    env.state.blend[0, 1] = Blend.GATE
+    channels = env.task.host(0, env.split, 0, 0).slots[1].channels
+    assert (env._params(env.state) - bare).tolist() == [[0, gate_parameters(channels), 0]]
+    assert bare[0, 1] > 0
 
 
 def test_the_observation_says_what_is(make_env, plan_actions):

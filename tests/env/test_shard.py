@@ -13,7 +13,7 @@ from esper.population import lifecycle
 from esper.population.blueprints import ConvLightConfig, NormConfig
 from esper.population.layout import side_by_side
 from esper.population.lifecycle import Stage
-from esper.population.roles import Roles
+from esper.population.roles import Blend, Fossils, Incubation, Roles
 from esper.task.base import Split
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig())
@@ -158,6 +158,46 @@ def test_probing_can_be_left_out_and_has_no_effect_on_training(small_task, order
         weights.append(shard.network.host.flat.detach())
     assert weights[0].equal(weights[1])
     assert np.isnan(reports[1].potential_MSK).all()
+
+
+@pytest.mark.parametrize("incubation", list(Incubation))
+def test_a_report_has_the_norms_of_what_learnt(small_task, orders, incubation):
+    hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, incubation=incubation)
+    assert np.isnan(shard.train_epoch(orders).seed_norm_MS).all()
+    shard.network.plant(1, 2, 1, torch.Generator().manual_seed(0))
+    here = np.zeros((3, 3), dtype=bool)
+    here[1, 2] = True
+    behind = here & (incubation is not Incubation.none)
+    shard.network.arrange(
+        Roles(
+            blueprint=np.where(here, 1, -1),
+            blend=np.zeros((3, 3), dtype=np.int64),
+            alpha=np.where(here & ~behind, 1.0, 0.0).astype(np.float32),
+            behind=behind,
+            open=here & ~behind,
+            learns=here,
+            fossil=np.zeros_like(here),
+        )
+    )
+    report = shard.train_epoch(orders)
+    assert report.host_norm_M.shape == (3,)
+    assert (report.host_norm_M > 0).all()
+    assert (np.isnan(report.seed_norm_MS) == ~here).all()
+    assert report.seed_norm_MS[1, 2] > 0
+
+
+def test_incubation_and_fossils_reach_every_shard(small_task):
+    growth = {"incubation": Incubation.closed_loop, "fossils": Fossils.frozen}
+    crew = Crew(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=1)}, 2, **growth)
+    crew.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
+    for shard in crew.shards:
+        assert (shard.network.incubation, shard.network.fossils) == tuple(growth.values())
+    crew.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
+    assert [list(shard.network.banks) for shard in crew.shards] == [[], [(0, 1, True)]]
+    crew.clear(1, 0, 1)
+    assert not crew.shards[1].network.banks[0, 1, True].fleet.flat.any()
+    crew.close()
 
 
 def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):

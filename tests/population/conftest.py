@@ -1,7 +1,7 @@
 """What the tests of this folder share: an independent reference of one growing host, in plain PyTorch."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -205,6 +205,7 @@ class Grown:
         incubation: Incubation = Incubation.straight_through,
         fossils: Fossils = Fossils.learning,
         layout: Layout = Layout.IMAGES,
+        blueprints: Sequence[BlueprintConfig] = (),
         host_sgd: SGDConfig | None = None,
         seed_sgd: SGDConfig | None = None,
     ) -> None:
@@ -212,7 +213,8 @@ class Grown:
         generator = torch.Generator().manual_seed(members)
         torch.manual_seed(members)
         self.layout = layout
-        self.blueprints = IMAGE_BLUEPRINTS if layout is Layout.IMAGES else (WideConfig(), WideConfig(factor=3))
+        usual = IMAGE_BLUEPRINTS if layout is Layout.IMAGES else (WideConfig(), WideConfig(factor=3))
+        self.blueprints = tuple(blueprints) or usual
         hosts = [make_host(layout, member) for member in range(members)]
         self.network = GrowingNetwork(
             hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, fossils=fossils

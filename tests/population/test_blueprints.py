@@ -156,6 +156,19 @@ def test_fused_branches_are_branches_one_by_one(float64, name, slot, members):
     assert torch.allclose(fleet.flat.grad, gradient, atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_channel_attention_is_never_shut_for_good(seed):
+    """With one hidden unit and features behind a ReLU, half of all draws would be shut by another ReLU."""
+    slot = SlotSpec("r0c0", 3)
+    torch.manual_seed(seed)
+    branch = AttentionConfig().branch(slot)
+    with torch.no_grad():
+        for parameter in last_affine(branch).parameters():
+            parameter.add_(1.0)
+    branch(samples(slot, 16).relu()).square().sum().backward()
+    assert all(parameter.grad.abs().max() > 1e-4 for parameter in branch.parameters())
+
+
 @pytest.mark.parametrize("name", ["attention", "flex_attention", "flex_attention_1"])
 def test_no_position_sees_a_later_one_nor_beyond_its_window(name):
     slot = SlotSpec("r0c0", 12, Layout.SEQUENCES)

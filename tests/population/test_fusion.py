@@ -278,10 +278,14 @@ def test_a_layer_used_twice_is_used_twice_when_fused_or_refused():
     assert torch.allclose(fused(x), wanted, atol=1e-6)
 
 
-def test_a_parameter_in_two_places_is_refused():
+def test_a_parameter_in_two_places_is_refused_by_fuse_and_tied_by_a_fleet():
     def make():
         conv = nn.Conv2d(2, 2, 1)
         return nn.Sequential(conv, nn.ReLU(), nn.Sequential(conv))
 
     with pytest.raises(FusionError, match="in two places"):
-        Fleet([make() for _ in range(2)])
+        fuse([make() for _ in range(2)])
+    fleet, x = Fleet([make() for _ in range(2)]), torch.randn(3, 4, 5, 5)
+    alone = [fleet.member(index)(part) for index, part in enumerate(x.chunk(2, 1))]
+    assert fleet.num_parameters == 6
+    assert torch.allclose(fleet.bind()(x), torch.cat(alone, 1), atol=1e-6)

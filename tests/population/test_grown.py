@@ -1,11 +1,17 @@
 """Fused equals one by one: training with seeds of every blend, in every stage, under every way of incubation."""
 
+import sys
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from esper.population.bank import SGDConfig
+from esper.population.blueprints import BLUEPRINTS
 from esper.population.fusion import flatten_parameters
+from esper.population.hosts import SlotSpec
 from esper.population.layout import Layout
 from esper.population.roles import Blend, Fossils, Incubation
 
@@ -65,6 +71,15 @@ def test_the_same_with_every_seed_at_one_stage(float64, grown, members, layout, 
 def test_the_same_in_the_other_layouts(float64, grown, members, layout, fossils, incubation):
     population = grown(members, blends=tuple(Blend), incubation=incubation, fossils=fossils, layout=layout)
     assert_trained_alike(population, 4, atol=1e-9)
+
+
+@pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
+@pytest.mark.parametrize(
+    ("layout", "name"), [(layout, name) for name, kind in BLUEPRINTS.items() for layout in kind.layouts if kind.plantable]
+)
+def test_the_same_with_seeds_of_every_blueprint(float64, grown, layout, name, incubation):
+    population = grown(6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=[BLUEPRINTS[name]()])
+    assert_trained_alike(population, 3, atol=1e-8)
 
 
 @pytest.mark.parametrize("fossils", list(Fossils))
@@ -182,3 +197,24 @@ def test_without_incubation_a_newborn_seed_changes_nothing_at_first_and_learns_a
     assert torch.allclose(gradient, bare_gradient, atol=1e-6)
     for member, slot in np.argwhere(population.blueprint >= 0):
         assert population.bank_of(member, slot).fleet.flat.grad[member].any()
+
+
+class OutsideHost(nn.Module):
+    """A host of layers without twins, one of them with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = tuple(SlotSpec(f"r0c{i}", 6, Layout.VECTORS) for i in range(3))
+        widths = (5, 6, 6, 6)
+        layers = [nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.PReLU()) for a, b in pairwise(widths)]
+        self.segments = nn.ModuleList([*layers, nn.Linear(6, 10)])
+
+
+@each_incubation
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_host_without_twins_grows_alone(float64, grown, monkeypatch, incubation, behind):
+    monkeypatch.setattr(sys.modules[grown.__module__], "make_host", lambda layout, member: OutsideHost())
+    population = grown(1, blends=tuple(Blend), incubation=incubation, layout=Layout.VECTORS)
+    assert not population.network.host.stacked
+    population.only(alpha=0.5, behind=behind and incubation is not Incubation.none)
+    assert_trained_alike(population, 3, atol=1e-9)

@@ -13,11 +13,11 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.one, self.two, self.act = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.PReLU()
         self.two.weight = self.one.weight
 
     def forward(self, x):
-        return self.two(torch.tanh(self.one(x)))
+        return self.two(self.act(self.one(x)))
 
 
 class Recurrent(nn.Module):

@@ -15,7 +15,7 @@ from esper.population.evidence import Evidence, Probes, samples_of
 from esper.population.layout import side_by_side
 from esper.population.mlp import MLPConfig
 from esper.population.network import GrowingNetwork, member_losses
-from esper.population.potential import Dormant, PotentialSensor, layer_gradient
+from esper.population.potential import Dormant, PotentialSensor, beyond, layer_gradient
 from esper.population.transformer import TransformerConfig
 
 MEMBERS, SAMPLES, CLASSES = 3, 6, 5
@@ -215,3 +215,53 @@ def test_a_blueprint_of_somebody_else_is_measured_too(float64):
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
     wanted = torch.stack([inserted(hosts[m], 0, branch, x[m], y[m]) for m in range(MEMBERS)])
     torch.testing.assert_close(dormant.potential(probes.evidence()[0]), wanted, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("layout", HOSTS)
+def test_what_a_linear_map_of_the_same_place_could_do_does_not_count(float64, layout):
+    """The gradient that is left has no product with any feature of its place, nor a mean; the rest of it is untouched."""
+    _, network = network_of(layout)
+    x, y = (torch.cat([batch(layout, seed)[part] for seed in range(5)], 1) for part in (0, 1))
+    for felt in network.feel(side_by_side(x), y):
+        left = beyond(felt)
+        for member in range(MEMBERS):
+            h, grad, rest = (
+                (one[member].movedim(1, -1) if one.dim() == 5 else one[member]).flatten(0, -2)
+                for one in (felt.features, felt.grad, left.grad)
+            )
+            wide = torch.cat([h, torch.ones(len(h), 1)], 1)
+            wanted = grad - wide @ torch.linalg.lstsq(wide, grad, driver="gelsd").solution
+            scale = grad.abs().max().item()
+            torch.testing.assert_close(rest, wanted, rtol=0, atol=2e-2 * scale)
+            assert (wide.T @ rest).norm() < 1e-3 * (wide.T @ grad).norm()
+            assert rest.norm() > 0.1 * grad.norm()
+        assert left.features is felt.features
+
+
+def test_the_sensor_measures_what_is_beyond_and_slots_of_few_places_keep_more_samples(float64):
+    _, network = network_of("images")
+    x, y = batch("images")
+    sensor = PotentialSensor([BLUEPRINTS["conv_light"]()], network.slots, MEMBERS, "cpu")
+    felt = network.feel(side_by_side(x), y)
+    potential = sensor.measure([felt])
+    for slot, one in enumerate(felt):
+        wanted = Dormant(BLUEPRINTS["conv_light"](), network.slots[slot], "cpu").potential(beyond(one))
+        torch.testing.assert_close(potential[:, slot, 0], wanted)
+        assert (beyond(one).grad.norm() < one.grad.norm()).all()
+    probes = Probes(MEMBERS, 1, spots=1)
+    member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+    kept = [one.features.shape[1] for one in probes.evidence()]
+    assert kept == [1, 1, 4]  # 3, 6 and 12 channels on 64, 16 and 4 places
+
+
+def test_a_sick_host_does_not_stop_the_others():
+    _, network = network_of("images")
+    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[0]
+    dormant = Dormant(BLUEPRINTS["conv_light"](), network.slots[0], "cpu")
+    healthy = dormant.potential(beyond(felt))
+    sick = Evidence(features=felt.features.clone(), grad=felt.grad.clone())
+    sick.features[0], sick.grad[1] = float("nan"), 0.0
+    potential = dormant.potential(beyond(sick))
+    assert not potential[0].isfinite()
+    assert potential[1] == 0
+    assert potential[2] == pytest.approx(healthy[2].item(), rel=1e-5)

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from esper.population.bank import SGDConfig
+from esper.population.blueprints import BLUEPRINTS
+from esper.population.cnn import CNNConfig
 from esper.population.layout import Layout
+from esper.population.network import GrowingNetwork
 from esper.population.roles import Blend, Fossils, Incubation
 
 each_layout = pytest.mark.parametrize("layout", list(Layout))
@@ -86,3 +90,19 @@ def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
     for name, row in network.rows().items():
         assert bits(row[[1, 2]]).equal(bits(wanted[name][[1, 2]])), name
         assert name.startswith("buffer") or not row[0].any() or not row[0].equal(wanted[name][0]), name
+
+
+def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
+    """64 of the digits' hosts, every image blueprint in all three slots with and without gate, and a snapshot of it all."""
+    blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
+    hosts = [CNNConfig().build(1, 10, [False] * 3) for _ in range(64)]
+    network = GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
+    assert not network.banks
+    for slot in range(3):
+        for kind in range(len(blueprints)):
+            for gated in (False, True):
+                network.bank(slot, kind, gated)
+    network.remember(torch.ones(64, dtype=torch.bool))
+    rows = network.rows()
+    assert len(rows) > 12 * len(blueprints)
+    assert 2 * sum(row.nbytes for row in rows.values()) < 32e6

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from esper.population.fusion import Fleet
+from esper.population.fusion import Fleet, flatten_parameters
 from esper.population.hosts import slot_specs
 from esper.population.layout import Layout, by_member, side_by_side
 from esper.population.network import member_losses
@@ -55,23 +55,43 @@ def test_what_lies_before_a_slot_is_what_its_name_says():
 
 @pytest.mark.parametrize("layers", [1, 2, 6])
 @pytest.mark.parametrize(("vocab", "width"), [(17, 12), (256, 32), (256, 96)])
-def test_the_first_loss_is_the_logarithm_of_the_vocabulary_at_any_depth(layers, vocab, width):
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_first_loss_is_the_logarithm_of_the_vocabulary_at_any_depth(layers, vocab, width, tied):
     torch.manual_seed(layers)
-    host = TransformerConfig(layers=layers, width=width, heads=3 if width == 12 else 4).build(vocab, [False] * layers)
+    heads = 3 if width == 12 else 4
+    host = TransformerConfig(layers=layers, width=width, heads=heads, tied=tied).build(vocab, [False] * layers)
     tokens = torch.randint(vocab, (8, 65))
     with torch.no_grad():
         loss = F.cross_entropy(host(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert abs(loss.item() - math.log(vocab)) < 0.05
 
 
+@pytest.mark.parametrize("layers", [1, 4, 16])
+def test_the_residual_stream_is_of_one_size_at_any_depth(layers):
+    """With writes that are not scaled by the depth, its size would grow from 0.08 to 0.32."""
+    torch.manual_seed(layers)
+    host = TransformerConfig(layers=layers, width=256).build(64, [False] * layers)
+    with torch.no_grad():
+        x = start = host.segments[0][:2](torch.randint(64, (4, 64)))
+        for segment in [host.segments[0][2:], *list(host.segments)[1:-1]]:
+            x = segment(x)
+        written = (x - start).square().mean().sqrt()
+    assert 0.07 < written < 0.1
+
+
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("members", [1, 3, 8])
-def test_a_fused_host_is_its_hosts_in_losses_and_gradients(float64, members):
-    hosts = [SMALL.build(17, [m % 2 == 0, m % 3 == 1]) for m in range(members)]
+def test_a_fused_host_is_its_hosts_in_losses_and_gradients(float64, members, tied):
+    config = TransformerConfig(width=12, heads=3, context=9, tied=tied)
+    hosts = [config.build(17, [m % 2 == 0, m % 3 == 1]) for m in range(members)]
     with torch.no_grad():
         for host in hosts:
             for parameter in host.parameters():
                 parameter.normal_(std=0.3)
     fleet, tokens = Fleet(hosts), torch.randint(17, (members, 4, 10))
+    assert fleet.stacked
+    assert fleet.num_parameters == sum(parameter.numel() for parameter in hosts[0].parameters())
+    assert flatten_parameters(fleet.member(members - 1)).equal(flatten_parameters(hosts[-1]))
     x, y = tokens[:, :, :-1], tokens[:, :, 1:].flatten(1)
     losses = member_losses(by_member(fleet.bind()(side_by_side(x)), members), y)
     wanted = torch.stack([F.cross_entropy(host(a).flatten(0, 1), b) for host, a, b in zip(hosts, x, y, strict=True)])
@@ -82,6 +102,13 @@ def test_a_fused_host_is_its_hosts_in_losses_and_gradients(float64, members):
     wanted.sum().backward()
     for row, host in zip(fleet.flat.grad, hosts, strict=True):
         assert torch.allclose(row, torch.cat([parameter.grad.flatten() for parameter in host.parameters()]), atol=1e-11)
+
+
+def test_a_tied_host_is_as_large_as_the_language_model_that_others_measured():
+    config = TransformerConfig(layers=6, width=384, heads=6, context=256, tied=True)
+    with torch.device("meta"):
+        host = config.build(50257, [False] * 6)
+    assert sum(parameter.numel() for parameter in host.parameters()) == 30_044_544
 
 
 def test_a_lesion_outlasts_training():
