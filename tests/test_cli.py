@@ -72,7 +72,10 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["task=cifar10_baseline"], "task.root"),
         (["slots.where=[r9c9]"], "r9c9 is not a slot"),
         (["agent=schedule", "agent.slot=3"], "agent.slot=3 is not a slot"),
-        (["agent=schedule", "agent.slot=0", "slots.where=[r0c1]"], "agent.slot=0 is not in use with slots=one_seed: there are 1 (r0"),
+        (
+            ["agent=schedule", "agent.slot=0", "slots.where=[r0c1]"],
+            "agent.slot=0 is not in use with slots=one_seed: there are 1 ",
+        ),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
         (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),

@@ -26,7 +26,7 @@ class GreedyPotentialConfig(AgentConfig):
     at: int = 3
     """Plants after this many host epochs at the earliest, at least 1, since potential is measured in training. Higher: clearer
     what the host lacks, and less time for the seed."""
-    threshold: float = 0.005
+    threshold: float = 0.03
     """Plants only what has a larger growth potential [nats per unit of learning rate], at least 0. Higher leaves more hosts as
     they are."""
     per_parameter: bool = False

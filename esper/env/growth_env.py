@@ -73,9 +73,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
         self.test_at_end, self.episode = test_at_end, -1
-        self.crew = Crew(
-            task, tuple(blueprints.values()), devices, num_hosts, incubation=slots.incubation, fossils=slots.fossils
-        )
+        self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts, incubation=slots.incubation, fossils=slots.fossils)
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
         self.host_params = sum(parameter.numel() for parameter in example.parameters())

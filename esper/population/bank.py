@@ -144,7 +144,7 @@ class SeedBank:
         """Writes a newborn seed into a row: first weights from the generator, optimiser state from nothing.
 
         Args:
-            felt: what the slot of this member felt, `[1, n, ...]`: filters are made from it, see `informed`. None: all weights are drawn.
+            felt: what the slot of this member felt, `[1, n, ...]`: filters are made from it. None: all weights are drawn.
         """
         row = newborn(self.blueprint, self.slot, generator, gated=self.gated)
         if felt is not None:

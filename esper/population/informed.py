@@ -1,30 +1,32 @@
 """First weights from the gradient a seed would receive.
 
-A branch ends in W2 act(norm(W1 a)), where a is its input or what its earlier layers make of it, and is born with W2 = 0. At first
-only W2 has a gradient: the sum over samples and places of dL/dy(p) act(norm(W1 a))(p)^T. How large it is depends on what W1, the map
-that feeds the last one, shows it. Leave norm and activation out, and it is G W1^T with
+A branch ends in W2 act(norm(W1 a)), where a is its input or what its earlier layers make of it, and is born with W2 = 0. At
+first only W2 has a gradient: the sum over samples and places of dL/dy(p) act(norm(W1 a))(p)^T. How large it is depends on
+what W1, the map that feeds the last one, shows it. Leave norm and activation out, and it is G W1^T with
 
     G = sum over samples and places of dL/dy(p) a(p + d)^T      a row for each output channel, a column for each input channel and
                                                                 offset d within the kernel
 
-Among filters that are orthogonal and of one norm c its squared norm is largest, c^2 times the sum of the largest squared singular
-values of G, where the filters are the right singular vectors of G to them (Ky Fan 1949). So these become the filters of W1:
+Among filters that are orthogonal and of one norm c its squared norm is largest, c^2 times the sum of the largest squared
+singular values of G, where the filters are the right singular vectors of G to them (Ky Fan 1949). So these become the filters
+of W1:
 
 * They share the norm of those they replace, so that W1 keeps the norm of its default draw.
 * A singular vector has no sign. Of v and -v that one is taken behind which a ReLU leaves the larger gradient; for images the
   response's mean over places is taken off before, as a norm would.
-* G has no more directions than output channels. Filters beyond them repeat the first ones with the other sign (what a ReLU cuts off
-  on one side it shows on the other), and what is left after that keeps its default draw. Where filters are that many they show all
-  directions anyhow, and little is won.
+* G has no more directions than output channels. Filters beyond them repeat the first ones with the other sign (what a ReLU
+  cuts off on one side it shows on the other), and what is left after that keeps its default draw. Where filters are that many
+  they show all directions anyhow, and little is won.
 * A convolution in groups (depthwise: each channel alone) has a G for each group, of the group's inputs.
 * A host that feels nothing there, or is sick, leaves the default draw as it is.
 
 The seed is exactly the identity at birth, since the last map is zero as ever. All other layers keep their default draw.
 
-GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125) solves the same problem for new neurons between two layers of a network,
-where the fan-in is zero and the fan-out is given by singular vectors. In our branches the last map is zero and the fan-in is given,
-so that the branch as a whole can be inserted, moved and removed. TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816)
-sets both ends, and whitens G by the covariance of the inputs; we change nothing of the function, and do not whiten.
+GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125) solves the same problem for new neurons between two layers of a
+network, where the fan-in is zero and the fan-out is given by singular vectors. In our branches the last map is zero and the
+fan-in is given, so that the branch as a whole can be inserted, moved and removed. TINY (Verbockhaven et al. 2024,
+https://arxiv.org/abs/2405.19816) sets both ends, and whitens G by the covariance of the inputs; we change nothing of the
+function, and do not whiten.
 """
 
 # n samples, X samples and places, O outputs, G groups of inputs, R directions, F filters of a group, D numbers of a filter

@@ -8,21 +8,24 @@ gradient of its loss L with respect to the branch's weights w is
 which needs h and dL/dy only, and training has both at hand: nothing is inserted, and the host is not touched. A step of plain
 gradient descent at rate r would lower the loss by r |dL/dw|^2 + O(r^2).
 
-Much of that the host can do without a seed. A linear map of h at the same place is what its own next layer applies anyhow, and early
-in training a host has more to gain from its own weights than from any seed. So only what is beyond such a map counts: dL/dy is taken
-less its least squares fit by h and a constant, over the samples and places of each member. The **growth potential** is
+Much of that the host can do without a seed. A linear map of h at the same place is what its own next layer applies anyhow,
+and early in training a host has more to gain from its own weights than from any seed. So only what is beyond such a map
+counts: dL/dy is taken less its least squares fit by h and a constant, over the samples and places of each member. The
+**growth potential** is
 
     the squared norm of dL/dw with dL/dy - fit in the place of dL/dy     [nats per unit of the seed's learning rate]
 
-It needs no more than that one projection a slot, since the fit could as well be taken off the features that the last map sees. That
-a new unit is worth its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125), to count only what the
-host cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Here both make a sensor: for each host,
-slot and blueprint, of seeds with one fixed draw of first weights for each slot and blueprint, the same for all hosts, at all times and
-in all runs, so that the numbers of two hosts or two epochs can be compared. What it is worth: experiments/2026-11-21_growth_potential.
+It needs no more than that one projection a slot, since the fit could as well be taken off the features that the last map
+sees. That a new unit is worth its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125), to
+count only what the host cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Here both
+make a sensor: for each host, slot and blueprint, of seeds with one fixed draw of first weights for each slot and blueprint,
+the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can be compared. What it
+is worth: experiments/2026-11-21_growth_potential.
 
-Of a branch that is born as nothing by a last map of zeros only that map has a gradient, so the rest of the branch is run forward
-only. Features h are those behind whatever the slot holds: for an occupied slot the potential says what one more seed on top would
-bring. It is measured for an additive seed with default first weights; what another blend or informed weights make of it is not in it.
+Of a branch that is born as nothing by a last map of zeros only that map has a gradient, so the rest of the branch is run
+forward only. Features h are those behind whatever the slot holds: for an occupied slot the potential says what one more seed
+on top would bring. It is measured for an additive seed with default first weights; what another blend or informed weights
+make of it is not in it.
 
 Noise adds to a squared norm: of n samples whose gradients have the covariance V it is too high by trace(V) / n, at any slot. So
 the gradient is averaged over samples of several batches first, and squared then.

@@ -2,6 +2,9 @@
 
 The texts are the modules at the top of the standard library and the topics of `help()`. They differ between versions of Python,
 so a run records a hash of its data.
+
+Bare hosts reach 40.2 % of the bytes of the test in 20 epochs, and 36.7 % where no layer sees what was before (24 hosts, standard
+error 0.4); with seeds it has not been measured: experiments/2026-11-21_tasks has the command.
 """
 
 import importlib

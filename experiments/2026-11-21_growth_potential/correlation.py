@@ -23,7 +23,7 @@ from esper.env.growth_env import GrowthEnv
 from esper.episode import play
 from esper.overrides import check
 from esper.population.evidence import Evidence
-from esper.population.potential import PotentialSensor
+from esper.population.potential import PotentialSensor, beyond
 from esper.task.base import Split
 from esper.trainer import build_env
 
@@ -46,23 +46,23 @@ def potentials(env: GrowthEnv, after: int) -> dict[str, np.ndarray]:
         env.step(np.zeros((env.num_envs, len(Head)), dtype=np.int64))
     shard_room.SAMPLES = usual
     rows: dict[str, np.ndarray] = {}
-    for name, (count, apart) in {
-        "4 x 4 samples": (4, False),
-        "4 x 8 samples": (8, False),
-        "4 x 32 samples": (32, False),
-        "4 x 8 samples, noise taken off": (8, True),
-        "4 x 32 samples, noise taken off": (32, True),
+    for name, (count, fit, apart) in {
+        "sensor": (4, True, False),
+        "sensor, 8 times the samples": (32, True, False),
+        "whole gradient": (4, False, False),
+        "whole gradient, 8 times the samples": (32, False, False),
+        "whole gradient, noise taken off, 8 times the samples": (32, False, True),
     }.items():
-        rows[name] = np.concatenate(
-            [_estimate(one.sensor, felt[index], count, apart=apart) for index, one in enumerate(env.crew.shards)]
-        )
+        parts = [_estimate(one.sensor, felt[i], count, fit=fit, apart=apart) for i, one in enumerate(env.crew.shards)]
+        rows[name] = np.concatenate(parts)
     return rows
 
 
-def _estimate(sensor: PotentialSensor, batches: list[list[Evidence]], count: int, *, apart: bool) -> np.ndarray:
+def _estimate(sensor: PotentialSensor, batches: list[list[Evidence]], count: int, *, fit: bool, apart: bool) -> np.ndarray:
     slots = []
     for slot, row in enumerate(sensor.dormant):
         whole = Evidence.joined([_first(batch[slot], count) for batch in batches])
+        whole = beyond(whole) if fit else whole
         columns = []
         for dormant in row:
             grads = dormant.gradients(whole, len(batches))
@@ -99,6 +99,9 @@ def gains(env: GrowthEnv, episode: int, after: int) -> tuple[np.ndarray, np.ndar
 
 
 def rank(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's rank correlation; 0 where one of both is the same everywhere."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
     return float(spearmanr(a.ravel(), b.ravel()).statistic)
 
 
@@ -113,9 +116,9 @@ def judge(score: np.ndarray, gain: np.ndarray) -> dict[str, float]:
     across = [rank(score[:, s, k], gain[:, s, k]) for s in range(num_slots) for k in range(kinds)]
     return {
         "all pairs": rank(score, gain),
-        "within a host, over slots and blueprints": float(np.nanmean(within)),
-        "within a host and blueprint, over slots": float(np.nanmean(slots)),
-        "over hosts, in a slot and blueprint": float(np.nanmean(across)),
+        "within a host, over slots and blueprints": float(np.mean(within)),
+        "within a host and blueprint, over slots": float(np.mean(slots)),
+        "over hosts, in a slot and blueprint": float(np.mean(across)),
         "largest marks the best slot [%]": float(100 * (score_slot.argmax(1) == by_slot.argmax(1)).mean()),
         "gain where it is largest [pp]": float(chosen.mean()),
         "standard error of that": float(chosen.std(ddof=1) / hosts**0.5),
@@ -127,7 +130,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--episodes", type=int, default=2)
     parser.add_argument("--after", type=int, default=3, help="host epochs before potential is measured and seeds are planted")
+    parser.add_argument("--again", action="store_true", help="take the gains from gains.npz of an earlier run")
     given = parser.parse_args()
+    here = Path(__file__).parent
     torch.set_num_threads(1)
     register()
     env = build_env(check([]), split=Split.TRAINING, hosts=given.hosts, test_at_end=True)
@@ -138,16 +143,17 @@ def main() -> None:
         kinds += env.instances()
         for name, score in potentials(env, given.after).items():
             scores.setdefault(name, []).append(score)
-        alone, gain = gains(env, episode, given.after)
-        gained.append(gain)
-        print(f"episode {episode}: {alone.mean():.1f} % alone, gains up to {gain.mean(0).max():.1f} pp", flush=True)
-    gain, kind = np.concatenate(gained), np.array(kinds)
+        if not given.again:
+            alone, gain = gains(env, episode, given.after)
+            gained.append(gain)
+            print(f"episode {episode}: {alone.mean():.1f} % alone, gains up to {gain.mean(0).max():.1f} pp", flush=True)
+    if not given.again:
+        np.savez(here / "gains.npz", gain=np.concatenate(gained))
+    gain, kind = np.load(here / "gains.npz")["gain"], np.array(kinds)
     whole = {name: np.concatenate(parts) for name, parts in scores.items()}
     params = np.array(env.layout.seed_params, dtype=np.float64).T
-    mean_S = whole["4 x 32 samples"].mean((0, 2))[None, :, None]
-    whole["4 x 32 samples, of a parameter"] = whole["4 x 32 samples"] / params
-    whole["4 x 8 samples, of a parameter"] = whole["4 x 8 samples"] / params
-    whole["4 x 32 samples, over the slot's mean"] = whole["4 x 32 samples"] / mean_S
+    whole["sensor, of a parameter"] = whole["sensor"] / params
+    whole["parameters alone"] = np.broadcast_to(params, gain.shape)
     lesioned = kind != "ooo"
     table = {
         name: {"all": judge(score, gain), "lesioned": judge(score[lesioned], gain[lesioned])} for name, score in whole.items()
@@ -162,8 +168,8 @@ def main() -> None:
             one: {
                 "hosts": int((kind == one).sum()),
                 "gain": gain[kind == one].mean(0).round(2).tolist(),
-                "potential": whole["4 x 32 samples"][kind == one].mean(0).round(5).tolist(),
-                "without noise": whole["4 x 32 samples, noise taken off"][kind == one].mean(0).round(5).tolist(),
+                "potential": whole["sensor"][kind == one].mean(0).round(5).tolist(),
+                "whole gradient": whole["whole gradient"][kind == one].mean(0).round(5).tolist(),
             }
             for one in np.unique(kind).tolist()
         },
@@ -172,7 +178,7 @@ def main() -> None:
         print(name, {key: round(value, 2) for key, value in rows["all"].items()}, flush=True)
         print("   lesioned", {key: round(value, 2) for key, value in rows["lesioned"].items()}, flush=True)
     print(json.dumps(base, indent=1))
-    (Path(__file__).parent / "results.json").write_text(json.dumps({"table": table, "base": base}, indent=1) + "\n")
+    (here / "results.json").write_text(json.dumps({"table": table, "base": base}, indent=1) + "\n")
     env.close()
 
 

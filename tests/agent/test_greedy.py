@@ -36,7 +36,7 @@ def see(step: int = 5, potential_SK: Any = POTENTIAL_SK, *, legal: dict[Op, list
 
 
 def decide(observation: Observation, state: State | None = None, **config: Any) -> Decision:
-    agent = GreedyPotentialConfig(**config).build(SPEC, seed=0)
+    agent = GreedyPotentialConfig(**({"threshold": 0.005} | config)).build(SPEC, seed=0)
     state = agent.start(2) if state is None else state
     return agent.act(observation, state, is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
 

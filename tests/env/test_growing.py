@@ -1,4 +1,4 @@
-"""Growth potential in the observation, seeds informed at germination, and the controller that follows potential, in a real environment."""
+"""In a real environment: growth potential as it is seen, seeds informed at germination, the controller that follows potential."""
 
 # N hosts, S slots, K blueprints
 
@@ -46,7 +46,8 @@ def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
 
 def seeds(env):
     """Parameters of every seed, host by host `[N, P]`; each host has one."""
-    return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard in env.crew.shards for member in range(shard.members)])
+    pairs = [(shard, member) for shard in env.crew.shards for member in range(shard.members)]
+    return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard, member in pairs])
 
 
 def _rows(shard):
@@ -67,7 +68,8 @@ def test_an_informed_seed_differs_in_its_filters_only_and_its_host_is_left_alone
             env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
         env._act(plan_actions(*[(Op.GERMINATE, 1, 1)] * 3))
         born[init] = seeds(env)
-        hosts[init] = [row.clone() for shard in env.crew.shards for name, row in shard.network.rows().items() if "seed" not in name]
+        rows = [item for shard in env.crew.shards for item in shard.network.rows().items()]
+        hosts[init] = [row.clone() for name, row in rows if "seed" not in name]
         assert all(shard.network.host.flat.grad is None for shard in env.crew.shards)
     assert all(one.equal(other) for one, other in zip(*hosts.values(), strict=True))
     filters = 4 * 4 * 9  # slot 1 has 4 channels

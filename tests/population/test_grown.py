@@ -1,6 +1,5 @@
 """Fused equals one by one: training with seeds of every blend, in every stage, under every way of incubation."""
 
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -213,7 +212,7 @@ class OutsideHost(nn.Module):
 @each_incubation
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_host_without_twins_grows_alone(float64, grown, monkeypatch, incubation, behind):
-    monkeypatch.setattr(sys.modules[grown.__module__], "make_host", lambda layout, member: OutsideHost())
+    monkeypatch.setitem(grown.__init__.__globals__, "make_host", lambda layout, member: OutsideHost())
     population = grown(1, blends=tuple(Blend), incubation=incubation, layout=Layout.VECTORS)
     assert not population.network.host.stacked
     population.only(alpha=0.5, behind=behind and incubation is not Incubation.none)

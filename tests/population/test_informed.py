@@ -79,7 +79,7 @@ def test_is_born_as_the_identity_bit_for_bit_and_moves_one_map_only(layout):
 def test_the_first_gradient_is_larger_on_average(float64, layout):
     """But where there are more filters than directions: then all of them are shown anyhow, and there is little to choose."""
     ratio: dict[str, list[float]] = {}
-    for name, blueprint, slot, felt in cases(layout):
+    for _, blueprint, slot, felt in cases(layout):
         for seed in range(4):
             default, made = both(blueprint, slot, felt, seed)
             logs = ratio.setdefault("few" if len(feeding_map(made).weight) <= slot.channels else "many", [])

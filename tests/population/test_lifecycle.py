@@ -599,6 +599,15 @@ def test_how_long_a_seed_is_kept_from_its_host(isolation, incubation):
     assert set(open_in.values()) == {not late}
 
 
+@pytest.mark.parametrize("fossils", Fossils)
+def test_what_a_fossil_does_is_a_choice(fossils):
+    config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], fossils=fossils)
+    _, state = life(config, *[Op.WAIT] * 5)
+    roles = lifecycle.roles(state, config)
+    assert roles.fossil[0, 0]
+    assert roles.learns[0, 0] == (fossils == Fossils.learning)
+
+
 # ---- rules that remove seeds, and gates that open by themselves
 
 

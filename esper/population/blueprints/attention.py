@@ -16,6 +16,9 @@ from esper.population.hosts import SlotSpec
 from esper.population.layers import causal_attention
 from esper.population.layout import Layout
 
+FLEX_WIDTH = 16
+"""Least width of a head that the kernel of `flex_attention` takes."""
+
 
 class SqueezeExcite(nn.Module):
     """delta(x) = x * (W2 silu(W1 mean(x)) + b2), the mean over space; W2 and b2 are born as zero.
@@ -55,8 +58,9 @@ class SelfAttention(nn.Module):
 class WindowAttention(SelfAttention):
     """The same, where a position sees itself and the `window - 1` before it.
 
-    On a GPU this is `flex_attention`, which skips what lies outside the window. On other devices torch 2.13 has no backward for
-    it, and the same sum is computed by `scaled_dot_product_attention` with the window as a mask: equal but for rounding.
+    On a GPU this is `flex_attention`, which skips what lies outside the window. Its kernel wants heads at least 16 wide, and on
+    other devices torch 2.13 has no backward for it: there the same sum is computed by `scaled_dot_product_attention` with the
+    window as a mask, equal but for rounding.
     """
 
     def __init__(self, width: int, heads: int, window: int) -> None:
@@ -66,7 +70,7 @@ class WindowAttention(SelfAttention):
     def attend(self, qkv: Tensor) -> Tensor:
         b, t, _ = qkv.shape
         q, k, v = qkv.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attend = by_flex if qkv.is_cuda else by_mask
+        attend = by_flex if qkv.is_cuda and q.shape[-1] >= FLEX_WIDTH else by_mask
         return attend(q, k, v, self.window).transpose(1, 2).reshape(b, t, -1)
 
 

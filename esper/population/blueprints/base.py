@@ -53,8 +53,8 @@ class MapConfig(BlueprintConfig):
     """A seed whose last map is fed by a linear map or a convolution."""
 
     init: Init = Init.default
-    """First weights: `default` draws them as PyTorch does; `informed` makes the filters before the last map from the gradient that
-    the seed would receive where it is planted, so that the last map, born as zero, starts with a large gradient."""
+    """First weights: `default` draws them as PyTorch does; `informed` makes the filters before the last map from the gradient
+    that the seed would receive where it is planted, so that the last map, born as zero, starts with a large gradient."""
 
 
 def is_informed(blueprint: BlueprintConfig) -> bool:
