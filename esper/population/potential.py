@@ -47,10 +47,10 @@ from esper.population.layers import ChannelScale
 from esper.population.layout import Layout
 from esper.seeding import torch_stream
 
-BATCHES = 4
+BATCHES = 2
 """Batches at the end of an epoch from which potential is measured. More: steadier, and of weights longer ago."""
 SAMPLES = 4
-"""Samples of each of them, at least. Sixteen in all cost about a twentieth of a step: see benchmarks/README.md."""
+"""Samples of each of them, at least. Eight in all cost about a twentieth of a step: see benchmarks/README.md."""
 SPOTS = 2
 """Vectors for each feature of a slot in each batch, at least, so that the fit leaves something."""
 

@@ -52,7 +52,7 @@ class SlotsConfig:
     prune_below: float | None = None
     """A seed whose alpha has come to its target is removed when its measured contribution is below this [pp]; null never does.
     The rule respects `min_prune_age`. Higher is stricter."""
-    incubation: Incubation = Incubation.straight_through
+    incubation: Incubation = Incubation.closed_loop
     """How a seed learns in training, before it is blended in."""
     isolation: Isolation = Isolation.training
     """How long the gradient of a seed is kept from its host."""
