@@ -201,7 +201,7 @@ def test_only_what_leaves_the_learnt_alone_may_change_on_the_way():
 def test_a_plain_config_of_another_version_is_refused():
     plain = to_plain(config())
     plain["choices"]["reward"] = "of_the_future"
-    with pytest.raises(ConfigError, match="reward=of_the_future is not an option here.*start a new run"):
+    with pytest.raises(ConfigError, match=r"reward=of_the_future is not an option here.*start a new run"):
         from_plain(plain)
     del plain["values"]["gates"]
     plain["choices"]["reward"] = "shaped"

@@ -3,6 +3,10 @@
 The texts are the modules at the top of the standard library and the topics of `help()`. They differ between versions of Python,
 so a run records a hash of its data.
 
+Measured, 20 epochs, 12 hosts, accuracy of the next byte [%] / return of reward=shaped: bare 40.0/37.8 with whole layers (oo) and
+36.6/33.5 without attention (xx); with a seed of attention in r0c0 40.4/37.3 and 37.7/33.9. An oracle leads the best fixed schedule
+by 0.1 (standard error 0.1): there is little to learn yet. See experiments/2026-11-21_tasks.
+
 Bare hosts get 40.2 % of the bytes of the test right in 20 epochs, and 36.7 % where no layer sees what was before; with an
 attention seed in r0c0 from the start 35.5 % and 36.1 % (24 hosts, standard error 0.5). So it is not shown that growth pays here:
 experiments/2026-11-21_tasks has the command.
@@ -50,8 +54,8 @@ class PythonTextConfig(TextConfig):
     """The host's architecture."""
     host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.5))
     """How hosts learn."""
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.5))
-    """How seeds learn; their gradients are clipped apart from the host's."""
+    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.1))
+    """How seeds learn; their gradients are clipped apart from the host's. At the host's 0.5 a seed of attention does harm."""
     root: str = ""
     """Folder whose *.py files are the texts; empty for the standard library of the interpreter that runs."""
 
