@@ -11,7 +11,7 @@ import torch
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
 from esper.agent.distribution import segments
 from esper.agent.heuristic import POINTS
-from esper.agent.scripted import compose, slot_features, step_number
+from esper.agent.scripted import compose, most_urgent, slot_features, step_number
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import potential_seen
 
@@ -71,35 +71,31 @@ class GreedyPotential:
         """See `Controller`."""
         step_N = step_number(observation, self.spec)
         failed_NSK = state["failed"].numpy() & (step_N > 0)[:, None, None]
-        planted_N, score_NSK = self._scores(observation, failed_NSK, step_N)
-        legal_NOS = observation.legal_slots
-        ripe_NS, worthy_NS = legal_NOS[:, Op.FOSSILIZE], self._worthy(observation)
-        op_N, slot_N = np.full(len(step_N), Op.WAIT, dtype=np.int64), np.zeros(len(step_N), dtype=np.int64)
-        for op, wanted_NS in (
-            (Op.FOSSILIZE, ripe_NS & worthy_NS),
-            (Op.PRUNE, ripe_NS & ~worthy_NS & legal_NOS[:, Op.PRUNE]),
-            (Op.ADVANCE, legal_NOS[:, Op.ADVANCE]),
-        ):
-            takes_N = (op_N == Op.WAIT) & wanted_NS.any(axis=1)
-            op_N, slot_N = np.where(takes_N, op, op_N), np.where(takes_N, wanted_NS.argmax(axis=1), slot_N)
-        best_N = score_NSK.reshape(len(step_N), -1).argmax(axis=1)
-        best_slot_N, blueprint_N = np.divmod(best_N, score_NSK.shape[2])
-        germinates_N = (op_N == Op.WAIT) & planted_N
-        op_N, slot_N = np.where(germinates_N, Op.GERMINATE, op_N), np.where(germinates_N, best_slot_N, slot_N)
+        score_NSK, ripe_NS = self._scores(observation, failed_NSK, step_N), observation.legal_slots[:, Op.FOSSILIZE]
+        worthy_NS, score_NS = self._worthy(observation), score_NSK.max(axis=2)
+        alike_NS = np.zeros_like(score_NS)
+        wanted = {
+            Op.FOSSILIZE: (worthy_NS, alike_NS),
+            Op.PRUNE: (ripe_NS & ~worthy_NS, alike_NS),
+            Op.ADVANCE: (np.ones_like(ripe_NS), alike_NS),
+            Op.GERMINATE: (np.isfinite(score_NS), score_NS),
+        }
+        op_N, slot_N = most_urgent(observation, wanted)
+        blueprint_N = score_NSK[np.arange(len(slot_N)), slot_N].argmax(axis=1)
         pruned_NS = np.eye(self.spec.num_slots, dtype=np.bool_)[slot_N] & (op_N == Op.PRUNE)[:, None]
         failed_NSK |= pruned_NS[:, :, None] & (observation.blueprints[:, :, None] == np.arange(failed_NSK.shape[2]))
         action_NH = compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N)
         return Decision(action=action_NH, state={"failed": torch.from_numpy(failed_NSK)})
 
-    def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> tuple[BoolArray, FloatArray]:
-        """`[N]`, is there something to plant? And the score of each slot and blueprint `[N, S, K]`, -inf where it may not be."""
+    def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> FloatArray:
+        """The score of each slot and blueprint `[N, S, K]`, -inf where it may not be planted or has not enough."""
         names = [f"potential_of_{name}" for name in self.spec.blueprint_names]
         potential_NSK = potential_seen(np.stack([slot_features(observation, self.spec, name) for name in names], axis=2))
         offered_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
         may_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None] & ~failed_NSK
         may_NSK &= (potential_NSK > self.config.threshold) & (step_N >= self.config.at)[:, None, None]
         score_NSK = potential_NSK / self.params_SK if self.config.per_parameter else potential_NSK
-        return np.asarray(may_NSK.any(axis=(1, 2))), np.where(may_NSK, score_NSK, -np.inf).astype(np.float32)
+        return np.where(may_NSK, score_NSK, -np.inf).astype(np.float32)
 
     def _worthy(self, observation: Observation) -> BoolArray:
         """`[N, S]`: does the seed contribute more than chance may have given it?"""

@@ -10,7 +10,7 @@ import torch
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
 from esper.agent.distribution import segments
-from esper.agent.scripted import compose, features, slot_features, step_number
+from esper.agent.scripted import compose, features, most_urgent, slot_features, step_number
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 LOOKBACK = 3
@@ -81,13 +81,7 @@ class Heuristic:
             Op.ADVANCE: (np.ones_like(known_NS), np.zeros_like(worth_NS)),
             Op.GERMINATE: (self._stalls(observation, step_N)[:, None], np.zeros_like(worth_NS)),
         }
-        op_N, slot_N = np.full(len(step_N), Op.WAIT, dtype=np.int64), np.zeros(len(step_N), dtype=np.int64)
-        for op, (wanted_NS, urgency_NS) in wanted.items():
-            candidate_NS = observation.legal_slots[:, op] & wanted_NS
-            takes_N = (op_N == Op.WAIT) & candidate_NS.any(axis=1)
-            first_N = np.where(candidate_NS, urgency_NS, -np.inf).argmax(axis=1)  # the first slot of the most urgent
-            op_N, slot_N = np.where(takes_N, op, op_N), np.where(takes_N, first_N, slot_N)
-        return op_N, slot_N
+        return most_urgent(observation, wanted)
 
     def _stalls(self, observation: Observation, step_N: IntArray) -> BoolArray:
         """`[N]`: is it time for another seed?"""

@@ -2,7 +2,9 @@
 
 # N hosts, S slots, O operations, H heads, W values of one head
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,25 @@ def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: Int
         usual_N: IntArray = np.where(legal_NW[:, usual], usual, legal_NW.argmax(axis=1))
         action_NH[:, head] = chosen.get(head.name.lower(), usual_N)
     return action_NH * RELEVANT[op_N]
+
+
+def most_urgent(
+    observation: Observation, wanted: Mapping[Op, tuple[BoolArray, npt.NDArray[np.floating[Any]]]]
+) -> tuple[IntArray, IntArray]:
+    """The operation of each host `[N]`, and its slot `[N]`: the first op that is wanted and legal somewhere, else WAIT.
+
+    Args:
+        wanted: for each op, most urgent first, where it is wanted `[N, S]`, and how urgent it is there `[N, S]`; among equals the
+            first slot is taken.
+    """
+    hosts = len(observation.legal_slots)
+    op_N, slot_N = np.full(hosts, Op.WAIT, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
+    for op, (wanted_NS, urgency_NS) in wanted.items():
+        candidate_NS = observation.legal_slots[:, op] & wanted_NS
+        takes_N = (op_N == Op.WAIT) & candidate_NS.any(axis=1)
+        first_N = np.where(candidate_NS, urgency_NS, -np.inf).argmax(axis=1)
+        op_N, slot_N = np.where(takes_N, op, op_N), np.where(takes_N, first_N, slot_N)
+    return op_N, slot_N
 
 
 def step_number(observation: Observation, spec: EnvSpec) -> IntArray:

@@ -150,25 +150,14 @@ class Fleet:
             members: L, where it differs from M.
         """
         flat = self.flat if flat is None else flat
-        return self.lay(flat.split(self._sizes, 1), flat.shape[0] if members is None else members)
+        return self._lay(flat, flat.shape[0] if members is None else members)
 
     def bind_some(self, chosen_L: Tensor) -> nn.Module:
         """The same for some members as they are now: copies of their parameters, without gradient, and of their buffers."""
-        return self.lay(self.flat.detach().index_select(0, chosen_L).split(self._sizes, 1), len(chosen_L), chosen_L)
+        return self._lay(self.flat.detach().index_select(0, chosen_L), len(chosen_L), chosen_L)
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """The flat tensor cut into its parameters `[M, p]` each, in the order of a plain module's `parameters()`."""
-        return self.flat.split(self._sizes, 1)
-
-    def lay(self, parts: Sequence[Tensor], members: int | None = None, chosen_L: Tensor | None = None) -> nn.Module:
-        """Lays a tensor `[L, p]` for each parameter into the layers and returns the module, ready for one forward.
-
-        Args:
-            parts: the parameters.
-            members: L, where it differs from M.
-            chosen_L: the members whose buffers are laid as copies; None lays the buffers of all.
-        """
-        rows = self.members if members is None else members
+    def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None) -> nn.Module:
+        """Lays `[L, P]` into the layers. Of the buffers, copies of the chosen members' are laid, or those of all."""
         if not self.stacked and rows != 1:
             raise FusionError(f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}")
         if chosen_L is not None or not self._whole:
@@ -178,7 +167,7 @@ class Fleet:
             self._whole = chosen_L is None
         for layer in self._layers:
             layer.members = rows
-        for (several, shape), part in zip(self._slots, parts, strict=True):
+        for (several, shape), part in zip(self._slots, flat.split(self._sizes, 1), strict=True):
             for layer, name in several:
                 if self.stacked:
                     layer.__dict__[name] = part.view(rows, *shape[1:])

@@ -4,12 +4,8 @@ The texts are the modules at the top of the standard library and the topics of `
 so a run records a hash of its data.
 
 Measured, 20 epochs, 12 hosts, accuracy of the next byte [%] / return of reward=shaped: bare 40.0/37.8 with whole layers (oo) and
-36.6/33.5 without attention (xx); with a seed of attention in r0c0 40.4/37.3 and 37.7/33.9. An oracle leads the best fixed schedule
-by 0.1 (standard error 0.1): there is little to learn yet. See experiments/2026-11-21_tasks.
-
-Bare hosts get 40.2 % of the bytes of the test right in 20 epochs, and 36.7 % where no layer sees what was before; with an
-attention seed in r0c0 from the start 35.5 % and 36.1 % (24 hosts, standard error 0.5). So it is not shown that growth pays here:
-experiments/2026-11-21_tasks has the command.
+36.6/33.5 without attention (xx); with a seed of attention in r0c0 40.4/37.3 and 37.7/33.9. An oracle leads the best fixed
+schedule by 0.1 (standard error 0.1): there is little to learn yet. See experiments/2026-11-21_tasks.
 """
 
 import importlib
