@@ -14,7 +14,8 @@ about 64 hosts a cell, standard error of an accuracy 0.4 to 1.6.
     conv_heavy in r0c1    87.8/70.7   74.8/55.2   68.8/52.5   76.9/59.2
 
 A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 6.0 points of return (standard error 1.2; chosen
-on other hosts than judged) and on 288 further hosts by 4.6: see experiments/2026-11-21_where_to_grow.
+on other hosts than judged), and on 288 further hosts by 4.6, or by 5.3 with a closed loop: see
+experiments/2026-11-21_where_to_grow and experiments/2026-11-21_first_policy.
 """
 
 import math
