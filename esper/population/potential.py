@@ -50,7 +50,7 @@ from esper.seeding import torch_stream
 BATCHES = 2
 """Batches at the end of an epoch from which potential is measured. More: steadier, and of weights longer ago."""
 SAMPLES = 4
-"""Samples of each of them, at least. More: steadier and dearer, and eight in all cost too much already: see benchmarks/README.md."""
+"""Samples of each of them, at least. More: steadier and dearer; eight in all cost too much already: benchmarks/README.md."""
 SPOTS = 2
 """Vectors for each feature of a slot in each batch, at least, so that the fit leaves something."""
 
