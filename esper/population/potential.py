@@ -113,25 +113,24 @@ class Dormant:
             self.branch.set_submodule(path, self.awake[-1])
         self.branch.to(device).requires_grad_(False)
 
-    def gradients(self, felt: Evidence, groups: int = 1) -> Tensor:
-        """First gradients of all parameters that have one `[M, G, P]`, each of the mean loss of one group of the samples."""
+    def gradients(self, felt: Evidence) -> Tensor:
+        """First gradients of all parameters that have one `[M, P]`."""
         members = len(felt.features)
         if not self.awake:
-            return felt.features.new_zeros(members, groups, 1)
+            return felt.features.new_zeros(members, 1)
         delta = self.branch(felt.features.flatten(0, 1))
         grad, outputs = felt.grad.flatten(0, 1), [watched.output for watched in self.awake]
         grads = (grad,) if delta is outputs[0] else torch.autograd.grad(delta, outputs, grad)
         parts = [
             part.flatten(1)
             for watched, grad in zip(self.awake, grads, strict=True)
-            for part in layer_gradient(watched.layer, watched.given, grad, members * groups)
+            for part in layer_gradient(watched.layer, watched.given, grad, members)
         ]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        return groups * whole.unflatten(0, (members, groups)) if groups > 1 else whole[:, None]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def potential(self, felt: Evidence) -> Tensor:
         """Squared norm of the first gradient of each member `[M]` [nats per unit of learning rate]; see `beyond` for `felt`."""
-        return torch.linalg.vecdot(*[self.gradients(felt)[:, 0]] * 2)
+        return self.gradients(felt).square().sum(1)
 
 
 def layer_gradient(layer: nn.Module, given: Tensor, grad: Tensor, groups: int) -> list[Tensor]:

@@ -124,14 +124,6 @@ def test_fewer_samples_are_a_mean_over_those_and_batches_are_averaged(float64, l
         torch.testing.assert_close(Evidence.joined(parts).grad, whole.grad)
 
 
-def test_the_gradients_of_groups_of_samples_average_to_that_of_all(float64):
-    _, network = network_of("images")
-    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[0]
-    for name, blueprint in blueprints_of(network.slots[0]).items():
-        dormant = Dormant(blueprint, network.slots[0], "cpu")
-        torch.testing.assert_close(dormant.gradients(felt, 3).mean(1), dormant.gradients(felt)[:, 0], msg=name)
-
-
 def test_feeling_changes_nothing():
     _, network = network_of("images")
     before = {name: row.clone() for name, row in network.rows().items()}
