@@ -7,9 +7,9 @@
 
 All train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
 growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare
-the printed seconds, which leave out start-up; `in_turn` does so within one process, an epoch of each after the other, so that
-both have the same neighbours on the machine. `probed` is the bare loop that also measures growth potential. Results:
-benchmarks/README.md.
+the printed seconds, which leave out start-up; `in_turn` does so with the same hosts, an epoch of each after the other, so that
+both have the same neighbours on the machine and the same place in memory. `probed` is the bare loop that also measures growth
+potential, after every epoch. Results: benchmarks/README.md.
 """
 
 import argparse
@@ -48,8 +48,7 @@ def bare(env: GrowthEnv, epochs: int, *, probe: bool = False) -> float:
     nothing = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
     begun = time.perf_counter()
     for _ in range(epochs):
-        env.crew.train_epoch(env.orders(), probe=probe)
-        env.crew.validate(nothing)
+        env.crew.epoch(env.orders(), nothing, probe=probe)
         env.time += 1
     return time.perf_counter() - begun
 
@@ -74,19 +73,18 @@ WAYS = {"env": by_env, "bare": bare, "probed": partial(bare, probe=True)}
 
 def in_turn(way: str, num_hosts: int, epochs: int) -> None:
     ways = {name: WAYS[name] for name in (way, "bare")}
-    envs = {way: make(num_hosts, epochs) for way in ways}
-    for name, env in envs.items():
-        ways[name](env, 2)  # warm-up
+    env = make(num_hosts, epochs)
+    for one in ways.values():
+        one(env, 2)  # warm-up
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for epoch in range(epochs):
         for name in ways if epoch % 2 else reversed(ways):
-            seconds[name].append(ways[name](envs[name], 1))
+            seconds[name].append(ways[name](env, 1))
     ratio = np.array(seconds[way]) / np.array(seconds["bare"])
     low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
     total = sum(seconds[way]) / sum(seconds["bare"])
     print(f"{way} / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, sums {total:.3f}")
-    for env in envs.values():
-        env.close()
+    env.close()
 
 
 def alone(way: str, num_hosts: int, epochs: int) -> None:

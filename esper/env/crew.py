@@ -5,7 +5,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,22 @@ from torch import nn
 
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
-from esper.population.evidence import Evidence
+from esper.population.evidence import Evidence, Probes
 from esper.population.roles import Blend, Fossils, Incubation, Roles
+from esper.population.sensor import SAMPLES, SPOTS, PotentialSensor
 from esper.seeding import torch_stream
 from esper.task.base import Data, Lesson, Task
 
 Result = TypeVar("Result")
+
+
+class Epoch(NamedTuple):
+    """What one epoch of all hosts showed."""
+
+    report: TrainReport
+    measured: Measurement
+    potential_NSK: npt.NDArray[np.float32]
+    """Growth potential of each slot and blueprint [nats per unit of learning rate]; see `population.potential`."""
 
 
 class Crew:
@@ -39,10 +49,12 @@ class Crew:
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
+        self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread a shard: kernels this small gain nothing from more, and their threads spin for each other, which beside a
         # busy neighbour has taken a hundred times as long.
         workers = min(len(self.places), max(available_cores(), len(devices)))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
+        self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
 
     def start(self, hosts: Sequence[nn.Module], lessons: Sequence[Lesson] = ()) -> None:
         """Takes N new hosts and what their instances make of the data; what was there is dropped."""
@@ -60,27 +72,57 @@ class Crew:
             )
             for device, rows in self.places
         ]
+        slots = self.shards[0].network.slots
+        self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
 
-    def train_epoch(
-        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None, probe: bool = True
-    ) -> TrainReport:
-        """See `Shard.train_epoch`."""
-        reports = self._each(lambda shard, rows: shard.train_epoch(order_NI[rows], draws_MI3=_part(draws_NI3, rows), probe=probe))
-        return TrainReport(
+    def epoch(
+        self,
+        order_NI: npt.NDArray[np.int64],
+        alpha_VNS: npt.NDArray[np.float32],
+        *,
+        draws_NI3: npt.NDArray[np.uint8] | None = None,
+        probe: bool = True,
+    ) -> Epoch:
+        """Trains every host for an epoch and validates it; see `Shard.train_epoch` and `Shard.validate`.
+
+        Args:
+            probe: measure growth potential on the last batch of training; without it the potential is NaN.
+        """
+        probes = [Probes(shard.members, SAMPLES, SPOTS) if probe else None for shard in self.shards]
+
+        def train(index: int) -> TrainReport:
+            rows = self.places[index][1]
+            return self.shards[index].train_epoch(order_NI[rows], draws_MI3=_part(draws_NI3, rows), probes=probes[index])
+
+        trained = [self._pool.submit(train, index) for index in range(len(self.shards))]
+
+        def validate(index: int) -> Measurement:
+            trained[index].result()
+            return self.shards[index].validate(alpha_VNS[:, self.places[index][1]])
+
+        measured = [self._pool.submit(validate, index) for index in range(len(self.shards))]
+        reports = [one.result() for one in trained]
+        report = TrainReport(
             loss_M=np.concatenate([report.loss_M for report in reports]),
             host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
             seed_norm_MS=np.concatenate([report.seed_norm_MS for report in reports]),
-            potential_MSK=np.concatenate([report.potential_MSK for report in reports]),
         )
+        potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
+        if probe:  # while the shards validate
+            potential_NSK = self._sensing.submit(self._potential, [one for one in probes if one is not None]).result()
+        return Epoch(report, _joined([one.result() for one in measured]), potential_NSK)
+
+    def _potential(self, probes: Sequence[Probes]) -> npt.NDArray[np.float32]:
+        """Growth potential, all shards of a device at once: of kernels this small many cost more than large ones."""
+        parts: list[npt.NDArray[np.float32]] = []
+        for device, sensor in self._sensors.items():
+            felt = [one.evidence() for one, (place, _) in zip(probes, self.places, strict=True) if place == device]
+            parts.append(sensor.measure([Evidence.joined(shards) for shards in zip(*felt, strict=True)]).cpu().numpy())
+        return np.concatenate(parts)
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
-        parts = self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test))
-        return Measurement(
-            accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
-            loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
-            error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
-        )
+        return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)))
 
     def feel(
         self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
@@ -121,7 +163,7 @@ class Crew:
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """See `GrowingNetwork.remember`. Copies of so little are made sooner than threads are woken."""
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
-            shard.network.remember(torch.from_numpy(healthy_N[rows]).to(shard.device))
+            shard.network.remember(healthy_N[rows])
 
     def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
         """See `GrowingNetwork.restore`."""
@@ -130,6 +172,7 @@ class Crew:
     def close(self) -> None:
         """Stops the threads."""
         self._pool.shutdown()
+        self._sensing.shutdown()
 
     def _of(self, host: int) -> tuple[Shard, int]:
         """The shard of a host, and its place there."""
@@ -142,6 +185,15 @@ class Crew:
         """Does the work for every shard with its rows of the hosts, side by side."""
         rows = [rows for _, rows in self.places]
         return list(self._pool.map(work, self.shards, rows))
+
+
+def _joined(parts: Sequence[Measurement]) -> Measurement:
+    """The measurements of all shards."""
+    return Measurement(
+        accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
+        loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
+        error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
+    )
 
 
 def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:

@@ -19,7 +19,7 @@ from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execu
 from esper.env.counterfactuals import variants
 from esper.env.crew import Crew
 from esper.env.orders import walk
-from esper.env.shard import DeviceConfig
+from esper.env.shard import DeviceConfig, TrainReport
 from esper.governor import Governor
 from esper.population import lifecycle
 from esper.population.blueprints import BlueprintConfig, check_blueprints, is_informed
@@ -33,6 +33,10 @@ from esper.seeding import stream
 from esper.task.base import Split, Task
 
 Array = npt.NDArray[Any]
+
+PROBE_EVERY = 2
+"""Host epochs from one measurement of growth potential to the next, the first of which comes with the first. Fewer: fresher, and
+dearer for hosts as small as those of `digits`, see benchmarks/README.md."""
 
 
 class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
@@ -144,9 +148,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
         params_before_NS = self._params(before)
         self._act(np.asarray(actions, dtype=np.int64))
-        report = self.crew.train_epoch(self.orders(), draws_NI3=self.draws())
-        committed_N = self._validate(last=self.time + 1 == self.num_steps)
-        self.potential_NSK = report.potential_MSK
+        report, committed_N = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self._params(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         verdict = self.governor.judge(report.loss_M, self.loss_N, loss_before_N)
@@ -231,11 +233,17 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         names = ((self.root, "augmentation", self.split, self.episode, host, self.time) for host in range(self.num_envs))
         return np.stack([augmentation.draw(stream(*name), self.samples_per_epoch) for name in names])
 
-    def _validate(self, *, last: bool) -> npt.NDArray[np.float32]:
-        """Measures every host with and without each seed that is in; returns the committed accuracy on the last step."""
+    def _live(self, *, last: bool) -> tuple[TrainReport, npt.NDArray[np.float32]]:
+        """Trains every host, and measures it with and without each seed that is in.
+
+        Returns:
+            What training showed, and the committed accuracy `[N]`, NaN but on the last step.
+        """
         in_NS = self.state.within(*lifecycle.TAKES_PART) & (self.state.alpha > 0)
         alpha_VNS, rank_NS = variants(self.state, in_NS, committed=last)
-        measured = self.crew.validate(alpha_VNS)
+        probe = self.time % PROBE_EVERY == 0
+        report, measured, potential_NSK = self.crew.epoch(self.orders(), alpha_VNS, draws_NI3=self.draws(), probe=probe)
+        self.potential_NSK = potential_NSK if probe else self.potential_NSK
         host_N = np.arange(self.num_envs)[:, None]
         contribution = measured.accuracy_VM[0][:, None] - measured.accuracy_VM[rank_NS, host_N]
         self.state = replace(
@@ -247,7 +255,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
-        return measured.accuracy_VM[-1] if last else np.full(self.num_envs, np.nan, dtype=np.float32)
+        return report, measured.accuracy_VM[-1] if last else np.full(self.num_envs, np.nan, dtype=np.float32)
 
     def _guard(self, rollback_N: npt.NDArray[np.bool_]) -> dict[str, Array]:
         """Takes snapshots of the healthy, brings the sick back to theirs, and observes."""

@@ -20,7 +20,6 @@ from esper.env.lessons import Lessons
 from esper.population.blueprints import BlueprintConfig
 from esper.population.evidence import Evidence, Probes
 from esper.population.network import GrowingNetwork
-from esper.population.potential import BATCHES, SAMPLES, SPOTS, PotentialSensor
 from esper.population.roles import Fossils, Incubation
 from esper.task.base import Data, Lesson, Task
 
@@ -76,8 +75,6 @@ class TrainReport:
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
     seed_norm_MS: npt.NDArray[np.float32]
     """The same of each seed, NaN where none learnt."""
-    potential_MSK: npt.NDArray[np.float32]
-    """Growth potential of each slot and blueprint, from the last batches [nats per unit of learning rate]; see `potential`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,17 +118,16 @@ class Shard:
             rate_M1=self.lessons.rate_M1,
             device=device,
         )
-        self.sensor = PotentialSensor(blueprints, self.network.slots, self.members, device)
 
     def train_epoch(
-        self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None, probe: bool = True
+        self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None, probes: Probes | None = None
     ) -> TrainReport:
         """Trains every member on its own order of the training samples.
 
         Args:
             order_MI: sample indices; whole batches only are used.
             draws_MI3: how each image is moved; see `Augmentation`. None for not at all.
-            probe: measure growth potential on the last batches; without it the potential is NaN.
+            probes: see `GrowingNetwork.forward`; they watch the last batch.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
@@ -143,24 +139,13 @@ class Shard:
         )
         assert order is not None
         losses = torch.zeros(self.members, device=self.device)
-        felt: list[list[Evidence]] = []
         for step in range(batches):
             index_MB = order[:, step]
-            probes = Probes(self.members, SAMPLES, SPOTS) if probe and step >= batches - BATCHES else None
             x, y_MB = self.lessons.batch(index_MB, None if draws is None else draws[:, step])
-            losses += network.backward(x, y_MB, probes)
+            losses += network.backward(x, y_MB, probes if step == batches - 1 else None)
             network.step()
-            if probes is not None:
-                felt.append(probes.evidence())
-        potential = self.sensor.measure(felt)
-        slots = len(network.slots)
-        report = torch.cat([(losses / batches)[:, None], network.take_norms(), potential.flatten(1)], 1).cpu().numpy()
-        return TrainReport(
-            loss_M=report[:, 0],
-            host_norm_M=report[:, 1],
-            seed_norm_MS=report[:, 2 : 2 + slots],
-            potential_MSK=report[:, 2 + slots :].reshape(potential.shape),
-        )
+        report = torch.cat([(losses / batches)[:, None], network.take_norms()], 1).cpu().numpy()
+        return TrainReport(loss_M=report[:, 0], host_norm_M=report[:, 1], seed_norm_MS=report[:, 2:])
 
     def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[Evidence]:
         """What each slot feels of the first batches of an epoch to come; nothing is changed by it. See `train_epoch`."""

@@ -25,10 +25,11 @@ class Evidence:
     """dL/dh `[M, n, ...]`, where L is each member's mean loss over these samples [nats]."""
 
     @staticmethod
-    def joined(batches: Sequence["Evidence"]) -> "Evidence":
-        """The samples of several batches of equal size, one batch after another."""
-        h, grad = ([getattr(batch, name) for batch in batches] for name in ("features", "grad"))
-        return Evidence(features=torch.cat(h, 1), grad=torch.cat(grad, 1) / len(batches))
+    def joined(parts: Sequence["Evidence"]) -> "Evidence":
+        """The members of several parts of a population, one part after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return Evidence(features=torch.cat([part.features for part in parts]), grad=torch.cat([part.grad for part in parts]))
 
     def of_member(self, member: int) -> "Evidence":
         """What one member felt, still with a leading axis `[1, n, ...]`."""

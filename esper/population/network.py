@@ -289,11 +289,14 @@ class GrowingNetwork:
             rows[f"seed_momentum/{name}"] = bank.optimiser.momentum
         return rows
 
-    def remember(self, healthy_M: Tensor) -> None:
+    def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Copies the rows of the marked members into their snapshots; a new bank's snapshot is empty before its first."""
+        whole, mask = healthy_M.all(), self._tensor(healthy_M)
         for name, row in self.rows().items():
-            kept = self._kept.setdefault(name, torch.zeros_like(row))
-            kept.copy_(torch.where(healthy_M.view(-1, *[1] * (row.dim() - 1)), row, kept))
+            kept = self._kept.get(name)
+            if kept is None:
+                kept = self._kept[name] = torch.zeros_like(row)
+            kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
     def restore(self, sick_M: Tensor) -> None:
         """Brings the marked members back to their snapshots, exactly; other members keep their bits."""

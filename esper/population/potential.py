@@ -27,14 +27,14 @@ forward only. Features h are those behind whatever the slot holds: for an occupi
 on top would bring. It is measured for an additive seed with default first weights; what another blend or informed weights
 make of it is not in it.
 
-Noise adds to a squared norm: of n samples whose gradients have the covariance V it is too high by trace(V) / n, at any slot. So
-the gradient is averaged over samples of several batches first, and squared then.
+Noise adds to a squared norm: of n samples whose gradients have the covariance V it is too high by trace(V) / n, at any slot.
 """
 
-# M members, S slots, K blueprints, n samples a member, X samples and places, C channels, D channels and a constant, P parameters
+# M members, n samples a member, X samples and places, C channels, D channels and a constant, P parameters
 
+import copy
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,10 @@ from esper.population.layers import ChannelScale
 from esper.population.layout import Layout
 from esper.seeding import torch_stream
 
-BATCHES = 2
-"""Batches at the end of an epoch from which potential is measured. More: steadier, and of weights longer ago."""
-SAMPLES = 4
-"""Samples of each of them, at least. More: steadier and dearer; eight in all cost too much already: benchmarks/README.md."""
-SPOTS = 2
-"""Vectors for each feature of a slot in each batch, at least, so that the fit leaves something."""
+
+def by_place(x: Tensor) -> Tensor:
+    """Samples of each member `[M, n, ...]` as vectors of channels `[M, X, C]`, one for each sample and place."""
+    return (x.movedim(2, -1) if x.dim() == 5 else x).flatten(1, -2)
 
 
 def beyond(felt: Evidence) -> Evidence:
@@ -60,33 +58,34 @@ def beyond(felt: Evidence) -> Evidence:
 
     A ridge of 1e-6 of each feature's square takes care of features that repeat each other; those that are dead fit nothing.
     """
-    h, grad = (x.movedim(2, -1) if x.dim() == 5 else x for x in (felt.features, felt.grad))
-    h_MXC, grad_MXC = h.flatten(1, -2), grad.flatten(1, -2)
+    h_MXC, grad_MXC = by_place(felt.features), by_place(felt.grad)
     h_MXD = torch.cat([h_MXC, torch.ones_like(h_MXC[:, :, :1])], 2)
     gram_MDD = h_MXD.mT @ h_MXD
     square_MD = gram_MDD.diagonal(dim1=1, dim2=2)
-    ridge_MD = 1e-6 * square_MD + (square_MD == 0)
-    fit_MDC, _ = torch.linalg.solve_ex(gram_MDD + torch.diag_embed(ridge_MD), h_MXD.mT @ grad_MXC)
-    left = (grad_MXC - h_MXD @ fit_MDC).view(grad.shape)
-    return Evidence(features=felt.features, grad=left.movedim(-1, 2).contiguous() if felt.grad.dim() == 5 else left)
+    square_MD += 1e-6 * square_MD + (square_MD == 0)
+    fit_MDC, _ = torch.linalg.solve_ex(gram_MDD, h_MXD.mT @ grad_MXC)
+    left_MXC = torch.baddbmm(grad_MXC, h_MXD, fit_MDC, alpha=-1)
+    if felt.grad.dim() != 5:
+        return Evidence(features=felt.features, grad=left_MXC.view(felt.grad.shape))
+    return Evidence(features=felt.features, grad=left_MXC.view(felt.grad.movedim(2, -1).shape).movedim(-1, 2))
 
 
 class Watched(nn.Module):
     """A layer of a dormant branch that remembers what it was given, and at whose output the graph of gradients starts."""
 
-    given: Tensor
-    output: Tensor
-
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
+        self.calls: list[tuple[Tensor, Tensor]] = []
+        """Input and output of each use in the last pass."""
         dead = not any(parameter.any() for parameter in layer.parameters())
         self.silent = layer if dead and _is_map(layer) else None
 
     def forward(self, x: Tensor) -> Tensor:
-        self.given = x.detach()
-        self.output = (self.layer(x) if self.silent is None else _zeros(self.silent, x)).requires_grad_()
-        return self.output
+        output = self.layer(x) if self.silent is None else _zeros(self.silent, x)
+        output = output.requires_grad_() if output.is_leaf else output
+        self.calls.append((x.detach(), output))
+        return output
 
 
 def _zeros(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
@@ -107,26 +106,31 @@ class Dormant:
         row = newborn(blueprint, slot, torch_stream(0, "dormant", type(blueprint).__name__, slot.name, slot.channels))
         self.branch = blueprint.branch(slot)
         nn.utils.vector_to_parameters(row, self.branch.parameters())
+        found = _awake(self.branch, slot)
+        self.branch.requires_grad_(False)
+        self.simple = _simple(self.branch, found, slot, device)
         self.awake: list[Watched] = []
-        for path, layer in _awake(self.branch, slot):
+        for path, layer in found:
             self.awake.append(Watched(layer))
             self.branch.set_submodule(path, self.awake[-1])
-        self.branch.to(device).requires_grad_(False)
+        self.branch.to(device)
 
     def gradients(self, felt: Evidence) -> Tensor:
         """First gradients of all parameters that have one `[M, P]`."""
         members = len(felt.features)
         if not self.awake:
             return felt.features.new_zeros(members, 1)
+        for watched in self.awake:
+            watched.calls.clear()
         delta = self.branch(felt.features.flatten(0, 1))
-        grad, outputs = felt.grad.flatten(0, 1), [watched.output for watched in self.awake]
-        grads = (grad,) if delta is outputs[0] else torch.autograd.grad(delta, outputs, grad)
-        parts = [
-            part.flatten(1)
-            for watched, grad in zip(self.awake, grads, strict=True)
-            for part in layer_gradient(watched.layer, watched.given, grad, members)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        uses = [(watched.layer, given, output) for watched in self.awake for given, output in watched.calls]
+        grads = torch.autograd.grad(delta, [output for *_, output in uses], felt.grad.flatten(0, 1))
+        of_layer: dict[nn.Module, list[Tensor]] = {}
+        for (layer, given, _), grad in zip(uses, grads, strict=True):
+            parts = [part.flatten(1) for part in layer_gradient(layer, given, grad, members)]
+            sofar = of_layer.get(layer)
+            of_layer[layer] = parts if sofar is None else [a + b for a, b in zip(sofar, parts, strict=True)]
+        return torch.cat([part for parts in of_layer.values() for part in parts], 1)
 
     def potential(self, felt: Evidence) -> Tensor:
         """Squared norm of the first gradient of each member `[M]` [nats per unit of learning rate]; see `beyond` for `felt`."""
@@ -168,8 +172,40 @@ def _pointwise(layer: nn.Conv2d) -> bool:
     return layer.kernel_size == layer.stride == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
 
 
-def _awake(branch: nn.Module, slot: SlotSpec) -> list[tuple[str, nn.Module]]:
-    """The layers with a gradient at birth, by path, found on features of chance."""
+class Simple(NamedTuple):
+    """A branch that ends in the only layer with a gradient at birth, whose gradient is had from products of channels."""
+
+    trunk: nn.Module
+    """The branch without that layer: makes its input."""
+    last: nn.Linear | nn.Conv2d | ChannelScale
+
+
+def _simple(
+    branch: nn.Module, awake: Sequence[tuple[str, nn.Module]], slot: SlotSpec, device: torch.device | str
+) -> Simple | None:
+    """The branch in two, if it is of that kind."""
+    if len(awake) != 1:
+        return None
+    [(path, last)] = awake
+    if not isinstance(last, ChannelScale) and not _is_map(last):
+        return None
+    made: list[Tensor] = []
+
+    def keep(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
+        made.append(output)
+
+    handle = last.register_forward_hook(keep)
+    delta = branch(_chance(slot)[0])
+    handle.remove()
+    if len(made) != 1 or delta is not made[0]:
+        return None
+    trunk = nn.Sequential(copy.deepcopy(branch))
+    trunk.set_submodule(f"0.{path}" if path else "0", nn.Identity())
+    return Simple(trunk.to(device), last)
+
+
+def _chance(slot: SlotSpec) -> tuple[Tensor, Tensor]:
+    """Features of chance at a slot, and as much again."""
     shape = {
         Layout.IMAGES: (8, slot.channels, 8, 8),
         Layout.VECTORS: (64, slot.channels),
@@ -177,6 +213,12 @@ def _awake(branch: nn.Module, slot: SlotSpec) -> list[tuple[str, nn.Module]]:
     }
     generator = torch_stream(0, "dormant", "awake")
     h, grad = (torch.randn(shape[slot.layout], generator=generator) for _ in range(2))
+    return h, grad
+
+
+def _awake(branch: nn.Module, slot: SlotSpec) -> list[tuple[str, nn.Module]]:
+    """The layers with a gradient at birth, by path, found on features of chance."""
+    h, grad = _chance(slot)
     with torch.enable_grad():
         delta: Tensor = branch(h)
         if delta.requires_grad:
@@ -186,34 +228,3 @@ def _awake(branch: nn.Module, slot: SlotSpec) -> list[tuple[str, nn.Module]]:
         for path, layer in branch.named_modules()
         if any(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters(recurse=False))
     ]
-
-
-class PotentialSensor:
-    """Measures every slot and blueprint of M hosts."""
-
-    def __init__(
-        self, blueprints: Sequence[BlueprintConfig], slots: Sequence[SlotSpec], members: int, device: torch.device | str
-    ) -> None:
-        self.members, self.device = members, torch.device(device)
-        self.dormant = [[_dormant(blueprint, slot, device) for blueprint in blueprints] for slot in slots]
-
-    def measure(self, batches: Sequence[Sequence[Evidence]]) -> Tensor:
-        """Growth potential `[M, S, K]`, NaN where the blueprint cannot grow.
-
-        Args:
-            batches: what each slot felt, batch by batch; without any all is NaN.
-        """
-        nowhere = torch.full((self.members,), torch.nan, device=self.device)
-        if not batches:
-            return nowhere.view(-1, 1, 1).repeat(1, len(self.dormant), len(self.dormant[0]))
-        slots: list[Tensor] = []
-        for felt, row in zip(zip(*batches, strict=True), self.dormant, strict=True):
-            whole = beyond(Evidence.joined(felt))
-            slots.append(torch.stack([nowhere if one is None else one.potential(whole) for one in row], 1))
-        return torch.stack(slots, 1)
-
-
-def _dormant(blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> Dormant | None:
-    if not blueprint.plantable or blueprint.obstacle(slot) is not None:
-        return None
-    return Dormant(blueprint, slot, device)

@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +11,11 @@ from esper.population.blueprints import BlueprintConfig
 from esper.population.blueprints.registry import BLUEPRINTS
 from esper.population.cnn import CNNConfig
 from esper.population.evidence import Evidence, Probes, samples_of
+from esper.population.layers import ChannelScale
 from esper.population.layout import side_by_side
 from esper.population.mlp import MLPConfig
 from esper.population.network import GrowingNetwork, member_losses
-from esper.population.potential import Dormant, PotentialSensor, beyond, layer_gradient
+from esper.population.potential import Dormant, beyond, layer_gradient
 from esper.population.transformer import TransformerConfig
 
 MEMBERS, SAMPLES, CLASSES = 3, 6, 5
@@ -104,7 +104,7 @@ def test_is_the_first_fall_of_the_loss_per_unit_of_learning_rate(float64):
 
 
 @pytest.mark.parametrize("layout", HOSTS)
-def test_fewer_samples_are_a_mean_over_those_and_batches_are_averaged(float64, layout):
+def test_fewer_samples_are_a_mean_over_those(float64, layout):
     """Statistics of the batch aside (a host in eval mode), the first samples alone would have felt the same."""
     _, network = network_of(layout)
     network.train(False)
@@ -119,9 +119,15 @@ def test_fewer_samples_are_a_mean_over_those_and_batches_are_averaged(float64, l
     for cut, whole in zip(felt(x, y, 2), first, strict=True):
         torch.testing.assert_close(cut.features, whole.features)
         torch.testing.assert_close(cut.grad, whole.grad)
-    halves = [felt(x[:, part], y.view(MEMBERS, SAMPLES, -1)[:, part].flatten(1)) for part in (slice(0, 3), slice(3, 6))]
-    for whole, *parts in zip(felt(x, y), *halves, strict=True):
-        torch.testing.assert_close(Evidence.joined(parts).grad, whole.grad)
+
+
+@pytest.mark.parametrize("layout", HOSTS)
+def test_parts_of_a_population_are_joined_member_by_member(layout):
+    _, network = network_of(layout)
+    for whole in network.feel(side_by_side(batch(layout)[0]), batch(layout)[1]):
+        joined = Evidence.joined([whole.of_member(member) for member in range(MEMBERS)])
+        assert joined.features.equal(whole.features)
+        assert joined.grad.equal(whole.grad)
 
 
 def test_feeling_changes_nothing():
@@ -140,18 +146,6 @@ def test_a_member_s_potential_depends_on_no_other_and_comes_again():
         together = Dormant(blueprint, network.slots[2], "cpu").potential(felt)
         alone = [Dormant(blueprint, network.slots[2], "cpu").potential(felt.of_member(m)) for m in range(MEMBERS)]
         torch.testing.assert_close(torch.cat(alone), together)
-
-
-def test_what_cannot_be_planted_is_not_known_and_without_batches_nothing_is():
-    _, network = network_of("images")
-    chosen = [BLUEPRINTS[name]() for name in ("noop", "norm", "lora")]
-    sensor = PotentialSensor(chosen, network.slots, MEMBERS, "cpu")
-    x, y = batch("images")
-    known = sensor.measure([network.feel(side_by_side(x), y)])
-    assert known.shape == (MEMBERS, 3, 3)
-    assert known.isfinite().numpy().tolist() == np.broadcast_to([False, True, False], (MEMBERS, 3, 3)).tolist()
-    assert sensor.measure([]).shape == known.shape
-    assert sensor.measure([]).isnan().all()
 
 
 LAYERS = {
@@ -230,16 +224,9 @@ def test_what_a_linear_map_of_the_same_place_could_do_does_not_count(float64, la
         assert left.features is felt.features
 
 
-def test_the_sensor_measures_what_is_beyond_and_slots_of_few_places_keep_more_samples(float64):
+def test_slots_of_few_places_keep_more_samples():
     _, network = network_of("images")
     x, y = batch("images")
-    sensor = PotentialSensor([BLUEPRINTS["conv_light"]()], network.slots, MEMBERS, "cpu")
-    felt = network.feel(side_by_side(x), y)
-    potential = sensor.measure([felt])
-    for slot, one in enumerate(felt):
-        wanted = Dormant(BLUEPRINTS["conv_light"](), network.slots[slot], "cpu").potential(beyond(one))
-        torch.testing.assert_close(potential[:, slot, 0], wanted)
-        assert (beyond(one).grad.norm() < one.grad.norm()).all()
     probes = Probes(MEMBERS, 1, spots=1)
     member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
     kept = [one.features.shape[1] for one in probes.evidence()]
@@ -257,3 +244,29 @@ def test_a_sick_host_does_not_stop_the_others():
     assert not potential[0].isfinite()
     assert potential[1] == 0
     assert potential[2] == pytest.approx(healthy[2].item(), rel=1e-5)
+
+
+def test_a_layer_that_is_used_twice_has_the_sum_of_both_gradients(float64):
+    class Twice(BlueprintConfig):
+        layouts = BLUEPRINTS["norm"].layouts
+
+        def branch(self, slot):
+            class Branch(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.last = ChannelScale(slot.channels)
+
+                def forward(self, x):
+                    return self.last(x) + self.last(self.last(x) + x.tanh())
+
+            return Branch()
+
+    hosts, network = network_of("images")
+    x, y = batch("images")
+    network.train()
+    probes = Probes(MEMBERS)
+    member_losses(network.forward(side_by_side(x), probes), y).sum().backward()
+    dormant = Dormant(Twice(), network.slots[1], "cpu")
+    wanted = torch.stack([inserted(hosts[m], 1, Twice().branch(network.slots[1]), x[m], y[m]) for m in range(MEMBERS)])
+    for _ in range(2):
+        torch.testing.assert_close(dormant.potential(probes.evidence()[1]), wanted, rtol=1e-9, atol=0)

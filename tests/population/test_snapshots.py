@@ -1,5 +1,6 @@
 """Snapshots: a member is a set of rows, which are copied and brought back exactly."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,10 +38,10 @@ def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown,
     population = grown(3, layout=layout, **EVERYTHING)
     network = population.network
     train(population, 0, 1)
-    network.remember(torch.ones(3, dtype=torch.bool))
+    network.remember(np.ones(3, dtype=np.bool_))
     first = copies(population)
     train(population, 0)
-    network.remember(torch.tensor([True, True, False]))  # member 2 is sick: its snapshot stays
+    network.remember(np.array([True, True, False]))  # member 2 is sick: its snapshot stays
     second = copies(population)
     train(population, 0)
     every = {(slot, kind, gated) for slot in range(3) for kind in range(len(population.blueprints)) for gated in (False, True)}
@@ -80,7 +81,7 @@ def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
     population = grown(4, blends=tuple(Blend), incubation=incubation)
     network = population.network
     train(population, 0, 1)
-    network.remember(torch.ones(4, dtype=torch.bool))
+    network.remember(np.ones(4, dtype=np.bool_))
     train(population, 2, 3)
     wanted = copies(population)
     for row in network.rows().values():
@@ -102,7 +103,7 @@ def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
         for kind in range(len(blueprints)):
             for gated in (False, True):
                 network.bank(slot, kind, gated)
-    network.remember(torch.ones(64, dtype=torch.bool))
+    network.remember(np.ones(64, dtype=np.bool_))
     rows = network.rows()
     assert len(rows) > 12 * len(blueprints)
     assert 2 * sum(row.nbytes for row in rows.values()) < 32e6
