@@ -2,12 +2,13 @@
 
     python experiments/2026-11-21_growth_potential/correlation.py
 
-Every seed is planted in the same hosts with the same data orders, one at a time, so that gains are paired. Writes results.json
+The hosts are held-out ones: the estimate that the sensor makes was chosen on others. Every seed is planted in the same hosts with the same data orders, one at a time, so that gains are paired. Writes results.json
 beside this file.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-import esper.env.shard as shard_room
+import esper.env.crew as crew_room
 from esper.agent import ScheduleConfig, WaitConfig
 from esper.config import register
 from esper.env.actions import Head
@@ -23,61 +24,57 @@ from esper.env.growth_env import GrowthEnv
 from esper.episode import play
 from esper.overrides import check
 from esper.population.evidence import Evidence
-from esper.population.potential import PotentialSensor, beyond
+from esper.population.sensor import PotentialSensor
 from esper.task.base import Split
 from esper.trainer import build_env
-
-MANY = 32
-"""Samples of each batch that are kept here; the default sensor is tried with fewer of them."""
 
 
 def potentials(env: GrowthEnv, after: int) -> dict[str, np.ndarray]:
     """Growth potential `[N, S, K]` after so many epochs, by several estimates."""
-    felt: dict[int, list[list[Evidence]]] = {}
-    for index, one in enumerate(env.crew.shards):
+    sensors: list[PotentialSensor] = []
+    felt: list[Sequence[Evidence]] = []
+    true, usual = PotentialSensor.measure, crew_room.SAMPLES
 
-        def keep(batches: Any, index: int = index, true: Any = one.sensor.measure) -> torch.Tensor:
-            felt[index] = batches
-            return true(batches)
+    def keep(sensor: PotentialSensor, parts: Sequence[Evidence]) -> torch.Tensor:
+        sensors[:], felt[:] = [sensor], [parts]
+        return true(sensor, parts)
 
-        one.sensor.measure = keep
-    shard_room.SAMPLES, usual = MANY, shard_room.SAMPLES
+    PotentialSensor.measure, crew_room.SAMPLES = keep, env.task.batch_size
     for _ in range(after):
         env.step(np.zeros((env.num_envs, len(Head)), dtype=np.int64))
-    shard_room.SAMPLES = usual
-    rows: dict[str, np.ndarray] = {}
-    for name, (count, fit, apart) in {
-        "sensor": (4, True, False),
-        "sensor, 8 times the samples": (32, True, False),
-        "whole gradient": (4, False, False),
-        "whole gradient, 8 times the samples": (32, False, False),
-        "whole gradient, noise taken off, 8 times the samples": (32, False, True),
-    }.items():
-        parts = [_estimate(one.sensor, felt[i], count, fit=fit, apart=apart) for i, one in enumerate(env.crew.shards)]
-        rows[name] = np.concatenate(parts)
-    return rows
+    PotentialSensor.measure, crew_room.SAMPLES = true, usual
+    [sensor], [whole] = sensors, felt
+    few = [_first(part, max(usual, kept)) for part, kept in zip(whole, _needed(whole), strict=True)]
+    return {
+        "sensor": sensor.measure(few).numpy(),
+        "sensor, the whole batch": sensor.measure(whole).numpy(),
+        "whole gradient": _gradient(sensor, few),
+        "whole gradient, the whole batch": _gradient(sensor, whole),
+        "whole gradient, noise taken off, the whole batch": _gradient(sensor, whole, apart=True),
+    }
 
 
-def _estimate(sensor: PotentialSensor, batches: list[list[Evidence]], count: int, *, fit: bool, apart: bool) -> np.ndarray:
+def _needed(felt: Sequence[Evidence]) -> list[int]:
+    """Samples that the fit needs in each slot, as the sensor has it."""
+    shapes = [part.features.shape for part in felt]
+    return [-(-crew_room.SPOTS * (channels + 1) // (height * width)) for _, _, channels, height, width in shapes]
+
+
+def _gradient(sensor: PotentialSensor, felt: Sequence[Evidence], *, apart: bool = False) -> np.ndarray:
+    """The squared norm without the fit; `apart`: the product of two halves' gradients, whose noise is not the same."""
     slots = []
-    for slot, row in enumerate(sensor.dormant):
-        whole = Evidence.joined([_first(batch[slot], count) for batch in batches])
-        whole = beyond(whole) if fit else whole
-        columns = []
-        for dormant in row:
-            grads = dormant.gradients(whole, len(batches))
-            mean = grads.mean(1).square().sum(1)
-            if apart:  # products of different batches have no noise in their mean
-                each, groups = grads.square().sum((1, 2)) / len(batches), len(batches)
-                mean = (groups * mean - each) / (groups - 1)
-            columns.append(mean)
-        slots.append(torch.stack(columns, 1))
+    for one, slot in zip(felt, sensor.slots, strict=True):
+        halves = [one, one] if not apart else [_first(one, one.features.shape[1] // 2, last=last) for last in (False, True)]
+        grads = [[dormant.gradients(half) for dormant in slot.dormant] for half in halves]
+        slots.append(torch.stack([(a * b).sum(1) for a, b in zip(*grads, strict=True)], 1))
     return torch.stack(slots, 1).numpy()
 
 
-def _first(felt: Evidence, count: int) -> Evidence:
-    scale = felt.features.shape[1] / min(count, felt.features.shape[1])
-    return Evidence(features=felt.features[:, :count], grad=felt.grad[:, :count] * scale)
+def _first(felt: Evidence, count: int, *, last: bool = False) -> Evidence:
+    """So many of the samples; the mean loss of fewer samples has larger gradients."""
+    samples = felt.features.shape[1]
+    part = slice(samples - count, samples) if last else slice(min(count, samples))
+    return Evidence(features=felt.features[:, part], grad=felt.grad[:, part] * (samples / felt.features[:, part].shape[1]))
 
 
 def gains(env: GrowthEnv, episode: int, after: int) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +132,7 @@ def main() -> None:
     here = Path(__file__).parent
     torch.set_num_threads(1)
     register()
-    env = build_env(check([]), split=Split.TRAINING, hosts=given.hosts, test_at_end=True)
+    env = build_env(check([]), split=Split.HELD_OUT, hosts=given.hosts, test_at_end=True)
     scores: dict[str, list[np.ndarray]] = {}
     gained, kinds = [], []
     for episode in range(given.episodes):
