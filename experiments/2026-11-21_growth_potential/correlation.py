@@ -2,8 +2,8 @@
 
     python experiments/2026-11-21_growth_potential/correlation.py
 
-The hosts are held-out ones: the estimate that the sensor makes was chosen on others. Every seed is planted in the same hosts with the same data orders, one at a time, so that gains are paired. Writes results.json
-beside this file.
+The hosts are held-out ones: the estimate that the sensor makes was chosen on others. Every seed is planted in the same hosts with
+the same data orders, one at a time, so that gains are paired. Writes results.json beside this file.
 """
 
 import argparse
