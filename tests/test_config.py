@@ -39,6 +39,8 @@ BAD: list[tuple[str, str]] = [
     ("task.host.base_channels=0", "task.host.base_channels"),
     ("task=cifar10_baseline task.host.pools=4", "task.host.pools"),
     ("task.host.kernel=2", "task.host.kernel"),
+    ("task.host.norm_momentum=0", "task.host.norm_momentum"),
+    ("task.host.norm_momentum=1.5", "task.host.norm_momentum"),
     ("task.host.surfaces=[top]", "task.host.surfaces"),
     ("task=digits_mlp task.host.width=0", "task.host.width"),
     ("task=digits_mlp task.host.lesion_keeps=1", "task.host.lesion_keeps"),

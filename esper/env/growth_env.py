@@ -275,8 +275,21 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
                 self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
             self.state = lifecycle.prune(self.state, doomed)
             self.op_N = np.where(rollback_N, Op.WAIT, self.op_N)
+            self._look_again(doomed.any(axis=1))
         self._remember(~rollback_N)
         return self.observation()
+
+    def _look_again(self, bereft_N: npt.NDArray[np.bool_]) -> None:
+        """Measures hosts that a rollback has robbed of seeds: to be judged by what they showed with them would never end."""
+        if not bereft_N.any():
+            return
+        self.crew.arrange(lifecycle.roles(self.state, self.slots))
+        measured = self.crew.validate(self.state.alpha[None])
+        accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
+        self.accuracy_NH[bereft_N, 0] = accuracy_N[bereft_N]
+        self.state.accuracy[bereft_N] = accuracy_N[bereft_N, None]
+        self.loss_N = np.where(bereft_N, loss_N, self.loss_N)
+        self.best_loss_N = np.where(bereft_N, loss_N, self.best_loss_N)
 
     def _remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Snapshots of the healthy hosts: networks, optimisers and lifecycle."""

@@ -222,6 +222,25 @@ def test_a_host_may_fall_ill_again_and_again(make_env, plan_actions):
     assert not env.step(wait)[2].any()
 
 
+def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, plan_actions):
+    """Judged by what it showed with them, it would be rolled back to the same place for ever."""
+    env = make_env(HOSTS, 40, slots=FULL_AUTO)
+    env.reset(seed=0)
+    to_holding(env, plan_actions)
+    wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
+    env.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
+    poison_host(env)
+    assert env.step(wait)[2][SICK]
+    bare = env.crew.validate(env.state.alpha[None])
+    assert env.state.alpha[SICK].max() == 0
+    assert env.accuracy_NH[SICK, 0] == bare.accuracy_VM[0, SICK]
+    assert (env.state.accuracy[SICK] == bare.accuracy_VM[0, SICK]).all()
+    assert env.loss_N[SICK] == env.best_loss_N[SICK] == bare.loss_VM[0, SICK]
+    signals = env.step(wait)[4]["signals"]
+    assert signals.accuracy_before_N[SICK] == bare.accuracy_VM[0, SICK]
+    assert not signals.rolled_back_N.any()
+
+
 def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
     env = make_env(HOSTS, 12)
     env.reset(seed=0)
