@@ -90,6 +90,11 @@ class Config:
                 f"agent.minibatches={self.agent.minibatches} exceeds hosts={self.hosts}, and a minibatch is made of whole hosts: "
                 f"set agent.minibatches to at most {self.hosts}"
             )
+        if isinstance(self.agent, PPOConfig) and self.hosts % self.agent.twins:
+            raise ValueError(
+                f"hosts={self.hosts} is no multiple of agent.twins={self.agent.twins}, and twins come together: "
+                f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1"
+            )
         if isinstance(self.agent, ScheduleConfig):
             self._check_schedule(self.agent)
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))

@@ -139,7 +139,7 @@ def play(
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
     final = info["final_info"]
     episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
-    episode.samples = env.samples_per_epoch
+    episode.samples = env.cohort.samples_per_epoch
     episode.seconds = time.perf_counter() - begun
     if progress:
         progress(num_steps, num_steps)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from esper.agent import PPO
+from esper.agent import PPO, PPOConfig
 from esper.buffer import Rollout
 from esper.checkpoint import Checkpoints
 from esper.config import CHECKPOINTS, Config, ConfigError, difference, from_plain, to_plain
@@ -37,7 +37,7 @@ class Summary:
     """The last episode, where this process played one."""
 
 
-def build_env(config: Config, *, split: Split, hosts: int | None = None, test_at_end: bool = False) -> GrowthEnv:
+def build_env(config: Config, *, split: Split, hosts: int | None = None, twins: int = 1, test_at_end: bool = False) -> GrowthEnv:
     """The environment that a config describes, for hosts to learn from or to judge by."""
     task = config.task.build()
     return GrowthEnv(
@@ -53,6 +53,7 @@ def build_env(config: Config, *, split: Split, hosts: int | None = None, test_at
         num_steps=config.steps,
         seed=config.seed,
         split=split,
+        twins=twins,
         test_at_end=test_at_end,
     )
 
@@ -81,7 +82,8 @@ class Trainer:
     def __init__(self, config: Config, folder: Path | str) -> None:
         self.config, self.folder = config, Path(folder)
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
-        self.env = build_env(config, split=Split.TRAINING)
+        twins = config.agent.twins if isinstance(config.agent, PPOConfig) else 1
+        self.env = build_env(config, split=Split.TRAINING, twins=twins)
         self.agent = config.agent.build(self.env.layout, seed=config.seed)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
         self.update = 0

@@ -49,6 +49,19 @@ def gae(
     return advantage_TN.to(reward_TN.dtype)
 
 
+def less_twins(values_TN: Tensor, twins: int) -> Tensor:
+    """Each value less the mean of those of the host's twins: leave-one-out, so that a baseline never contains what it is for.
+
+    With returns-to-go it is the leave-one-out baseline of Kool et al. 2019 (https://openreview.net/forum?id=r1lgTGL5DE).
+
+    Args:
+        values_TN: of hosts whose twins lie side by side.
+        twins: how many there are of each, at least 2.
+    """
+    values = values_TN.unflatten(1, (-1, twins))
+    return ((values - values.mean(dim=2, keepdim=True)) * (twins / (twins - 1))).flatten(1)
+
+
 def returns_to_go(
     reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, truncated_TN: Tensor, *, gamma: float
 ) -> Tensor:

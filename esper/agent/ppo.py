@@ -5,6 +5,7 @@
 import math
 import warnings
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, State
-from esper.agent.gae import gae, returns_to_go
+from esper.agent.gae import gae, less_twins, returns_to_go
 from esper.agent.losses import clip_fraction, clipped_surrogate, explained_variance, kl_estimate, masked_mean, value_loss
 from esper.agent.network import PolicyNetwork
 from esper.agent.normalize import PopArt
@@ -25,6 +26,19 @@ RATIO_TOLERANCE = 1e-4
 """How far the replay of a rollout may be from it before the first step, in |ln ratio|: rounding is a hundred times smaller."""
 STRIKES = 3
 """Minibatches in a row with numbers that are not finite, before the run ends."""
+
+
+class Baseline(StrEnum):
+    """What advantages are measured against."""
+
+    critic = "critic"
+    """The critic: generalised advantage estimation."""
+    twins = "twins"
+    """The mean return-to-go of the host's twins."""
+    blend = "blend"
+    """The mean of both advantages."""
+    residual = "residual"
+    """The critic, and then what it got wrong for the host's twins at the same time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,6 +65,11 @@ class PPOConfig(AgentConfig):
     """The same at the end, to which it moves linearly, at least 0. Higher stays undecided."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm, above 0. Lower takes steadier and smaller steps."""
+    twins: int = 1
+    """Hosts that share instance, first weights and data order, at least 1; hosts must be a multiple of it. More tell an action's
+    worth from a host's luck, and leave fewer different hosts in a rollout."""
+    baseline: Baseline = Baseline.critic
+    """What advantages are measured against."""
     advantage_floor: float = 0.1
     """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
@@ -79,13 +98,16 @@ class PPOConfig(AgentConfig):
         rules |= {name: (0 < getattr(self, name) < math.inf, "finite and above 0") for name in above_0}
         at_least_0 = ("value_coef", "entropy_coef", "entropy_final")
         rules |= {name: (0 <= getattr(self, name) < math.inf, "finite and at least 0") for name in at_least_0}
-        counts = ("epochs", "minibatches", "hidden", "slot_width", "blueprint_width")
+        counts = ("epochs", "minibatches", "hidden", "slot_width", "blueprint_width", "twins")
         rules |= {name: (getattr(self, name) >= 1, "at least 1") for name in counts}
         defaults = PPOConfig.__dataclass_fields__
         for name, (fine, rule) in rules.items():
             if not fine:
                 usual = defaults[name].default
                 raise ValueError(f"agent.{name} must be {rule}, got {getattr(self, name)}: {usual} is a good start")
+        if self.baseline is not Baseline.critic and self.twins < 2:
+            got = f"agent.baseline={self.baseline} needs agent.twins of at least 2, got {self.twins}"
+            raise ValueError(f"{got}: set agent.twins=4, or agent.baseline=critic")
         if self.clip > 0.3:
             warnings.warn(f"agent.clip={self.clip} hardly holds the policy back: 0.1 to 0.3 is usual", stacklevel=2)
 
@@ -253,6 +275,7 @@ class PPO:
         lambda_return_TN = advantage_TN + rollout.value_TN
         lived_TN = returns_to_go(rollout.reward_TN, next_value_TN, *ends, gamma=config.gamma)
         self.popart.update(lambda_return_TN, self.network.value)
+        advantage_TN = self._against(advantage_TN, lived_TN)
         chosen_TN = ~rollout.forced_TN
         mean = masked_mean(advantage_TN, chosen_TN)
         deviation = masked_mean((advantage_TN - mean).square(), chosen_TN).sqrt()
@@ -262,6 +285,19 @@ class PPO:
             # Lambda returns contain the values themselves and would flatter the critic.
             explained_variance=explained_variance(rollout.value_TN, lived_TN),
         )
+
+    def _against(self, advantage_TN: Tensor, lived_TN: Tensor) -> Tensor:
+        """Advantages against the chosen baseline, from those against the critic and the returns-to-go."""
+        twins = self.config.twins
+        match self.config.baseline:
+            case Baseline.critic:
+                return advantage_TN
+            case Baseline.twins:
+                return less_twins(lived_TN, twins)
+            case Baseline.blend:
+                return (advantage_TN + less_twins(lived_TN, twins)) / 2
+            case Baseline.residual:
+                return less_twins(advantage_TN, twins)
 
     def _losses(self, rollout: Rollout, targets: _Targets, rows_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Replays some hosts from their start: log-ratios `[T, M]`, and the terms of the objective by name."""

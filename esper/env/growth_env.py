@@ -16,9 +16,9 @@ from gymnasium.vector.utils import batch_space
 
 from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
+from esper.env.cohort import Cohort
 from esper.env.counterfactuals import variants
 from esper.env.crew import Crew
-from esper.env.orders import walk
 from esper.env.shard import DeviceConfig, TrainReport
 from esper.governor import Governor
 from esper.population import lifecycle
@@ -29,7 +29,6 @@ from esper.population.hosts import SlotSpec, slot_specs
 from esper.population.lifecycle import SlotsConfig, SlotState, Stage
 from esper.population.roles import Blend
 from esper.reward import Reward, StepSignals
-from esper.seeding import stream
 from esper.task.base import Split, Task
 
 Array = npt.NDArray[Any]
@@ -71,11 +70,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         heads: HeadsConfig | None = None,
         seed: int = 0,
         split: Split = Split.TRAINING,
+        twins: int = 1,
         test_at_end: bool = False,
     ) -> None:
         self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
         self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
+        self.cohort = Cohort(task=task, split=split, num_hosts=num_hosts, twins=twins)
         self.test_at_end, self.episode = test_at_end, -1
         self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts, incubation=slots.incubation, fossils=slots.fossils)
         example = task.host(seed, split, 0, 0)
@@ -123,9 +124,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         wanted = (options or {}).get("episode")
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
-        hosts = [self.task.host(self.root, self.split, self.episode, index) for index in range(num_hosts)]
-        self.lessons = [self.task.lesson(self.root, self.split, self.episode, index) for index in range(num_hosts)]
-        self.crew.start(hosts, self.lessons)
+        self.cohort = replace(self.cohort, root=self.root, episode=self.episode)
+        self.lessons = self.cohort.lessons()
+        self.crew.start(self.cohort.hosts(), self.lessons)
         self.time = 0
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
@@ -176,7 +177,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         observation = self._guard(verdict.rollback_N)
         if signals.last:
-            final: dict[str, Any] = {"instance": self.instances()}
+            final: dict[str, Any] = {"instance": self.cohort.instances()}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy()
             info["final_info"], info["_final_info"] = final, signals.ended_N
@@ -204,8 +205,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         felt = self.crew.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
-            name = (self.root, "seed_init", self.split, self.episode, int(host), self.time, slot)
-            blend = Blend(int(self.state.blend[host, slot]))
+            name, blend = self.cohort.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
             self.crew.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
         self.crew.arrange(lifecycle.roles(self.state, self.slots))
 
@@ -215,23 +215,11 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def orders(self) -> npt.NDArray[np.int64]:
         """The order in which each host sees its training samples this epoch `[N, I]`."""
-        every = np.arange(len(self.task.data.train_y))
-        count = self.task.epoch_samples // self.task.batch_size * self.task.batch_size or len(every)
-
-        def order(host: int) -> npt.NDArray[np.int64]:
-            samples = self.lessons[host].samples
-            name = (self.root, "data_order", self.split, self.episode, host)
-            return walk(every if samples is None else samples, self.time * count, count, lambda turn: stream(*name, turn))
-
-        return np.stack([order(host) for host in range(self.num_envs)])
+        return self.cohort.orders(self.time, self.lessons)
 
     def draws(self) -> npt.NDArray[np.uint8] | None:
         """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
-        augmentation = self.task.augmentation
-        if augmentation is None:
-            return None
-        names = ((self.root, "augmentation", self.split, self.episode, host, self.time) for host in range(self.num_envs))
-        return np.stack([augmentation.draw(stream(*name), self.samples_per_epoch) for name in names])
+        return self.cohort.draws(self.time)
 
     def _live(self, *, last: bool) -> tuple[TrainReport, npt.NDArray[np.float32]]:
         """Trains every host, and measures it with and without each seed that is in.
@@ -275,7 +263,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
                 self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
             self.state = lifecycle.prune(self.state, doomed)
             self.op_N = np.where(rollback_N, Op.WAIT, self.op_N)
-            self._look_again(doomed.any(axis=1))
+            self._look_again(np.asarray(doomed.any(axis=1)))
         self._remember(~rollback_N)
         return self.observation()
 
@@ -336,16 +324,6 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),
         }
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """Training samples that a host sees in an epoch: whole batches only."""
-        samples, batch = self.task.epoch_samples or len(self.task.data.train_y), self.task.batch_size
-        return samples // batch * batch if samples >= batch else samples
-
-    def instances(self) -> list[str]:
-        """Names of the hosts' instances, for reports; not part of the observation."""
-        return [self.task.describe(self.root, self.split, self.episode, index) for index in range(self.num_envs)]
 
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
         """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""

@@ -30,8 +30,8 @@ class CNNConfig:
     (`post`, row 1, pooled blocks only), or both."""
 
     norm_momentum: float = 0.8
-    """Weight of the newest batch in the running statistics of batch norm, above 0 and at most 1. Low lags behind weights that move
-    fast, which makes validation low and noisy: with 0.1 the accuracy of `digits` is 5 pp lower and its noise has twice the size."""
+    """Weight of the newest batch in the running statistics of batch norm, above 0 and at most 1. Low ones lag behind weights that
+    move fast, so that validation is low and noisy: at 0.1 the accuracy of `digits` is 5 pp lower and its noise twice as large."""
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -46,7 +46,9 @@ class CNNConfig:
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"task.host.kernel must be odd and at least 1, got {self.kernel}: use 3 or 1")
         if not 0 < self.norm_momentum <= 1:
-            raise ValueError(f"task.host.norm_momentum must be above 0 and at most 1, got {self.norm_momentum}: 0.8 is a good start")
+            raise ValueError(
+                f"task.host.norm_momentum must be above 0 and at most 1, got {self.norm_momentum}: 0.8 is a good start"
+            )
         if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
             got = ",".join(self.surfaces)
             raise ValueError(f"task.host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")

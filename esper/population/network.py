@@ -291,7 +291,7 @@ class GrowingNetwork:
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Copies the rows of the marked members into their snapshots; a new bank's snapshot is empty before its first."""
-        whole, mask = healthy_M.all(), self._tensor(healthy_M)
+        whole, mask = bool(healthy_M.all()), self._tensor(healthy_M)
         for name, row in self.rows().items():
             kept = self._kept.get(name)
             if kept is None:

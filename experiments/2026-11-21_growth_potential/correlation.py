@@ -137,7 +137,7 @@ def main() -> None:
     gained, kinds = [], []
     for episode in range(given.episodes):
         env.reset(options={"episode": episode})
-        kinds += env.instances()
+        kinds += env.cohort.instances()
         for name, score in potentials(env, given.after).items():
             scores.setdefault(name, []).append(score)
         if not given.again:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.gae import gae, returns_to_go
+from esper.agent.gae import gae, less_twins, returns_to_go
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -118,3 +118,12 @@ def test_a_two_state_chain_with_a_time_limit_has_the_values_of_the_finite_task()
         next_value = torch.cat([value[1:], value[-1:]])
         value = value + 0.5 * gae(reward, value, next_value, end, torch.zeros_like(end), gamma=1.0, lam=0.0)
     torch.testing.assert_close(value[:, 0], torch.tensor([0.3, 0.2, 0.1], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_each_value_is_taken_less_the_mean_of_the_other_twins():
+    values = torch.randn(5, 12, dtype=torch.float64)
+    less = less_twins(values, 4)
+    for host in range(12):
+        others = [other for other in range(12) if other // 4 == host // 4 and other != host]
+        torch.testing.assert_close(less[:, host], values[:, host] - values[:, others].mean(1))
+    torch.testing.assert_close(less_twins(values + torch.arange(12).div(4, rounding_mode="floor"), 4), less)  # luck is gone

@@ -84,7 +84,7 @@ def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episo
     env = make_env(2, 2)
     first, _ = env.reset(seed=4)
     env.step(plan_actions((Op.GERMINATE, 0, 0), (Op.WAIT, 0, 0)))
-    names = env.instances()
+    names = env.cohort.instances()
     observation, _, terminated, _, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
     assert terminated.all()
     time_left = env.layout.feature_names.index("time_left")

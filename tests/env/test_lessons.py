@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.env.cohort import walk
 from esper.env.lessons import Lessons
-from esper.env.orders import walk
 from esper.env.shard import Shard
 from esper.population.blueprints import NormConfig
 from esper.population.transformer import TransformerConfig
@@ -199,7 +199,7 @@ def test_a_whole_environment_teaches_each_host_its_own(make_env, plan_actions, m
         lesson = task.lesson(0, Split.TRAINING, 0, host)
         assert len(lesson.samples) == 24
         assert np.bincount(row, minlength=96)[lesson.samples].tolist() == [4] * 24
-    assert {"noise=0.5" in name and "data=0.25" in name for name in env.instances()} == {True}
+    assert {"noise=0.5" in name and "data=0.25" in name for name in env.cohort.instances()} == {True}
     env.step(plan_actions(*[(0, 0, 0)] * 5))
     assert np.isfinite(env.loss_N).all()
 
@@ -237,7 +237,7 @@ def test_epochs_that_are_parts_of_the_data_go_on_where_the_last_ended(make_env, 
     for _ in range(3):
         seen.append(env.orders())
         env.step(plan_actions((0, 0, 0), (0, 0, 0)))
-    assert env.samples_per_epoch == 32
+    assert env.cohort.samples_per_epoch == 32
     for host in range(2):
         rows = [part[host] for part in seen]
         assert sorted(np.concatenate(rows)) == list(range(96))  # three epochs of 32 are the 96 samples, each once
@@ -296,7 +296,7 @@ def test_adding_hosts_moves_no_image_of_the_others(make_env, monkeypatch):
     for env in (few, many):
         env.reset(options={"episode": 3})
     draws = many.draws()
-    assert draws.shape == (4, few.samples_per_epoch, 3)
+    assert draws.shape == (4, few.cohort.samples_per_epoch, 3)
     assert (few.draws() == draws[:2]).all()
     assert not (draws[0] == draws[1]).all()
     many.time = 1
