@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from esper.env.actions import Op
 from esper.env.cohort import Cohort
@@ -18,7 +19,8 @@ def twins(make_env):
 
 
 def same(rows, first, second):
-    return all(row[first].equal(row[second]) for row in rows.values())
+    """But for rounding, since where a member lies in a kernel may change the order of its sums."""
+    return all(torch.allclose(row[first], row[second], rtol=1e-3, atol=1e-5) for row in rows.values())
 
 
 def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_actions):
@@ -30,7 +32,7 @@ def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_a
     assert same(rows, 0, 1)
     assert same(rows, 3, 5)
     assert not same(rows, 0, 3)
-    assert (observation["features"][0] == observation["features"][2]).all()
+    np.testing.assert_allclose(observation["features"][0], observation["features"][2], atol=0.05)
     twins.step(plan_actions((Op.GERMINATE, 1, 1), *[(Op.WAIT, 0, 0)] * 5))
     twins.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
     rows = twins.crew.shards[0].network.rows()
