@@ -43,8 +43,8 @@ class DigitsConfig(ImagesConfig):
     instances: Instances = Instances.lesioned
     """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
     kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "oxx", "oxx"])
-    """Kinds of lesion, each entry as likely as any other: one letter a block in forward order, x lesioned, o whole. The default has
-    one kind twice, which makes where to grow matter most."""
+    """Kinds of lesion, each entry as likely as any other: one letter a block in forward order, x lesioned, o whole. The default
+    has one kind twice, so that much hangs on where a host is grown."""
 
     def load(self) -> Data:
         bunch: Any = load_digits()
