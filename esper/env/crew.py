@@ -2,6 +2,7 @@
 
 # N hosts, M members of a shard, S slots, V variants, I samples of an epoch
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,8 @@ class Crew:
     def start(self, hosts: Sequence[nn.Module], lessons: Sequence[Lesson] = ()) -> None:
         """Takes N new hosts and what their instances make of the data; what was there is dropped."""
         incubation, fossils = self._growth
+        self.shards = []
+        return_memory()
         self.shards = [
             Shard(
                 hosts[rows],
@@ -199,6 +202,16 @@ def _joined(parts: Sequence[Measurement]) -> Measurement:
 def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:
     """These rows, where there is an array."""
     return None if array is None else array[rows]
+
+
+def return_memory() -> None:
+    """Hands freed memory back to the system, where the C library can (glibc).
+
+    It keeps what is freed for later; features of ever other sizes leave holes in it, which add up to twice what is in use.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def available_cores() -> int:

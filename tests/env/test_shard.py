@@ -1,5 +1,8 @@
 """Training and measuring the members of a device, dealing hosts out, and the actions' tables."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
 from esper.env.counterfactuals import variants
-from esper.env.crew import Crew, _deal
+from esper.env.crew import Crew, _deal, return_memory
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.population import lifecycle
 from esper.population.blueprints import ConvLightConfig, NormConfig
@@ -308,3 +311,18 @@ def test_what_matters_to_waiting_is_nothing():
     assert np.flatnonzero(RELEVANT[Op.WAIT]).tolist() == [Head.OP]
     assert RELEVANT[:, Head.OP].all()
     assert RELEVANT[1:, Head.SLOT].all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_memory_goes_back_to_the_system():
+    """Blocks below the C library's threshold for pages of their own, with one kept above them all, so that none is given back."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    many = [np.ones(12_000) for _ in range(2_000)]  # 96 kB each, 192 MB
+    full, pin = resident(), np.ones(12_000)
+    del many
+    return_memory()
+    assert resident() < full - 100e6
+    assert pin.all()
