@@ -152,7 +152,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         report, committed_N = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self._params(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
-        verdict = self.governor.judge(report.loss_M, self.loss_N, loss_before_N)
+        # A seed behind the host does not show in the host's losses.
+        train_loss_N = np.where(np.isinf(report.seed_norm_MS).any(axis=1), np.inf, report.loss_M)
+        verdict = self.governor.judge(train_loss_N, self.loss_N, loss_before_N)
         self.time += 1
         signals = StepSignals(
             before=before,

@@ -74,7 +74,7 @@ class TrainReport:
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
     seed_norm_MS: npt.NDArray[np.float32]
-    """The same of each seed, NaN where none learnt."""
+    """The same of each seed, NaN where none learnt, infinite where its gradient was not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ class Cause(IntEnum):
 
     HEALTHY = 0
     NONFINITE = 1
-    """The training or validation loss is NaN or infinite."""
+    """The training loss, the validation loss or a seed's gradient is NaN or infinite."""
     DIVERGENCE = 2
     """The validation loss is far above chance and far above the best that this host has shown."""
 
@@ -52,7 +52,7 @@ class Governor:
         """Judges N hosts.
 
         Args:
-            train_loss_N: mean training loss of the epoch [nats].
+            train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient was not finite.
             loss_N: validation loss after it [nats].
             best_loss_N: lowest validation loss of each host up to the epoch before [nats].
         """
@@ -112,7 +112,7 @@ class NoGovernor(Governor):
         sick = np.flatnonzero(~(np.isfinite(train_loss_N) & np.isfinite(loss_N)))
         if len(sick):
             raise FloatingPointError(
-                f"hosts {', '.join(map(str, sick))} have a loss that is not finite, and governor=off does not roll back: "
-                "use governor=watchdog"
+                f"hosts {', '.join(map(str, sick))} have a loss or gradient that is not finite, and governor=off does not roll "
+                "back: use governor=watchdog"
             )
         return Verdict(cause_N=np.zeros(len(loss_N), dtype=np.int64), penalty=0.0)

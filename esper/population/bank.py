@@ -107,8 +107,12 @@ class MemberSGD:
         self.flat.grad = None
 
     def take_norms(self) -> Tensor:
-        """Mean gradient norm of each row before clipping, over the steps since the last call `[M]`; NaN where there were none."""
+        """Mean gradient norm of each row before clipping, over the steps since the last call `[M]`.
+
+        NaN where there were no steps, infinite where a gradient was not finite.
+        """
         mean = (self._norms / self._steps if self._steps else torch.full_like(self._norms, torch.nan)).squeeze(1)
+        mean = torch.where(mean.isnan(), torch.inf, mean) if self._steps else mean
         self._norms.zero_()
         self._steps = 0
         return mean

@@ -270,7 +270,7 @@ class GrowingNetwork:
     def take_norms(self) -> Tensor:
         """Mean gradient norms before clipping over the steps since the last call `[M, 1 + S]`: of the hosts, then of the seeds.
 
-        NaN where no seed learnt. A seed's gate is part of it.
+        NaN where no seed learnt, infinite where a gradient was not finite. A seed's gate is part of it.
         """
         norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         norms[:, 0] = self.optimiser.take_norms()

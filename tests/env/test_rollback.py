@@ -7,6 +7,7 @@ import torch
 from esper.env.actions import Op
 from esper.governor import Cause, NoGovernorConfig, WatchdogConfig
 from esper.population.lifecycle import EveryBlockConfig, Stage
+from esper.population.roles import Incubation
 from esper.reward import SparseConfig
 
 HOSTS, STEPS, SICK = 4, 6, 1
@@ -239,6 +240,24 @@ def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, pla
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == bare.accuracy_VM[0, SICK]
     assert not signals.rolled_back_N.any()
+
+
+@pytest.mark.parametrize("incubation", ["closed_loop", "straight_through"])
+def test_a_fault_in_a_seed_behind_the_host_is_seen_at_once(make_env, plan_actions, incubation):
+    """Nothing of it shows in the host's losses yet."""
+    slots = EveryBlockConfig(incubation=Incubation[incubation], auto_advance=[], min_prune_age=1)
+    env = make_env(HOSTS, 12, slots=slots)
+    env.reset(seed=0)
+    wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
+    env.step(plan_actions(*[(Op.GERMINATE, 1, 1)] * HOSTS))
+    env.step(plan_actions(*[(Op.ADVANCE, 1, 0)] * HOSTS))
+    assert (env.state.stage[:, 1] == Stage.TRAINING).all()
+    poison_seed(env)
+    *_, terminated, _, info = env.step(wait)
+    assert terminated.tolist() == [host == SICK for host in range(HOSTS)]
+    assert info["cause"].tolist() == [Cause.NONFINITE if host == SICK else Cause.HEALTHY for host in range(HOSTS)]
+    assert env.state.stage[:, 1].tolist() == [Stage.PRUNED if host == SICK else Stage.TRAINING for host in range(HOSTS)]
+    assert not env.step(wait)[2].any()
 
 
 def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
