@@ -127,5 +127,5 @@ def gradient_ratio(
     """
     host_N1 = host_norm_N[:, None]
     known = np.isfinite(seed_norm_NS) & np.isfinite(host_N1) & (params_NS > 0)
-    ratio = seed_norm_NS / np.maximum(host_N1, 1e-8) * np.sqrt(host_params / np.maximum(params_NS, 1))
+    ratio = np.where(known, seed_norm_NS, 0.0) / np.maximum(host_N1, 1e-8) * np.sqrt(host_params / np.maximum(params_NS, 1))
     return np.where(known, np.where(host_N1 < 1e-8, 0.0, ratio), np.nan).astype(np.float32)
