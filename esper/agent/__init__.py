@@ -3,7 +3,8 @@
 from esper.agent.base import AgentConfig, Controller, Decision, State
 from esper.agent.greedy import GreedyPotential, GreedyPotentialConfig
 from esper.agent.heuristic import Heuristic, HeuristicConfig
-from esper.agent.ppo import PPO, PPOConfig, UpdateStats
+from esper.agent.learner import PPO, UpdateStats
+from esper.agent.ppo import PPOConfig
 from esper.agent.scripted import Random, RandomConfig, Schedule, ScheduleConfig, Wait, WaitConfig
 
 __all__ = [

@@ -2,8 +2,23 @@
 
 # T steps, N hosts
 
+from enum import StrEnum
+
 import torch
 from torch import Tensor
+
+
+class Baseline(StrEnum):
+    """What advantages are measured against."""
+
+    critic = "critic"
+    """The critic: generalised advantage estimation."""
+    twins = "twins"
+    """The mean return-to-go of the host's twins."""
+    blend = "blend"
+    """The mean of both advantages."""
+    residual = "residual"
+    """The critic, and then what it got wrong for the host's twins at the same time."""
 
 
 def gae(
@@ -82,3 +97,16 @@ def returns_to_go(
             following_N = reward[t] + gamma * torch.where(terminated_TN[t], 0.0, following_N)
             return_TN[t] = following_N
     return return_TN.to(reward_TN.dtype)
+
+
+def against(baseline: Baseline, advantage_TN: Tensor, lived_TN: Tensor, twins: int) -> Tensor:
+    """Advantages against a baseline, from those against the critic and the returns-to-go."""
+    match baseline:
+        case Baseline.critic:
+            return advantage_TN
+        case Baseline.twins:
+            return less_twins(lived_TN, twins)
+        case Baseline.blend:
+            return (advantage_TN + less_twins(lived_TN, twins)) / 2
+        case Baseline.residual:
+            return less_twins(advantage_TN, twins)
