@@ -112,16 +112,22 @@ class Crew:
         )
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
-            potential_NSK = self._sensing.submit(self._potential, [one for one in probes if one is not None]).result()
+            felt = {shard: one.evidence() for shard, one in zip(self.shards, probes, strict=True) if one is not None}
+            potential_NSK = self.potential(felt)
         return Epoch(report, _joined([one.result() for one in measured]), potential_NSK)
 
-    def _potential(self, probes: Sequence[Probes]) -> npt.NDArray[np.float32]:
-        """Growth potential, all shards of a device at once: of kernels this small many cost more than large ones."""
-        parts: list[npt.NDArray[np.float32]] = []
-        for device, sensor in self._sensors.items():
-            felt = [one.evidence() for one, (place, _) in zip(probes, self.places, strict=True) if place == device]
-            parts.append(sensor.measure([Evidence.joined(shards) for shards in zip(*felt, strict=True)]).cpu().numpy())
-        return np.concatenate(parts)
+    def potential(self, felt: Mapping[Shard, Sequence[Evidence]]) -> npt.NDArray[np.float32]:
+        """Growth potential `[N, S, K]` from what each shard's slots felt [nats per unit of learning rate].
+
+        All shards of a device at once: of kernels this small many cost more than large ones.
+        """
+
+        def measure(device: torch.device) -> npt.NDArray[np.float32]:
+            parts = [felt[shard] for shard in self.shards if shard.device == device]
+            whole = [Evidence.joined(slot) for slot in zip(*parts, strict=True)]
+            return self._sensors[device].measure(whole).cpu().numpy()
+
+        return np.concatenate(list(self._sensing.map(measure, self._sensors)))
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""

@@ -19,7 +19,7 @@ from esper.population.stages import OCCUPIED, Mode, Op, SlotState, Stage
 FloatArray = npt.NDArray[np.float32]
 HISTORY = 3
 """Epochs of accuracy that are seen besides the last one."""
-LEAST_POTENTIAL = 1e-6
+LEAST_POTENTIAL = 1e-8
 """Growth potential that is seen as nothing much [nats per unit of learning rate]."""
 LOG_UNIT = 10.0
 """What a potential's logarithm is divided by, to be of order one."""
@@ -99,7 +99,7 @@ def best_potential(potential_NSK: FloatArray) -> FloatArray:
 
 
 def log_potential(potential: FloatArray) -> FloatArray:
-    """Growth potential x [nats per unit of learning rate] as it is seen, log(1 + x / 1e-6) / 10: 0 is none, 1 is 0.022."""
+    """Growth potential x [nats per unit of learning rate] as it is seen, log(1 + x / 1e-8) / 10: 0 is none, 1 is 2.2e-4."""
     return (np.log1p(np.minimum(potential, 1e6) / LEAST_POTENTIAL) / LOG_UNIT).astype(np.float32)
 
 
@@ -172,7 +172,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("gradient_measured", "has it been measured?", lambda v: ~np.isnan(v.state.gradient_ratio)),
     Feature(
         "potential",
-        "growth potential x of the best blueprint, as log(1 + 1e6 x) / 10: 1 is 0.022; 0 where it is not known",
+        "growth potential x of the best blueprint, as log(1 + 1e8 x) / 10: 1 is 2.2e-4; 0 where it is not known",
         lambda v: _known(_best_log(v), _best_log(v)),
     ),
     Feature("potential_relative", "its natural logarithm, minus the mean of that over slots", _relative_log),

@@ -1,0 +1,109 @@
+"""Judges policies trained with different baselines on the same fresh hosts, beside fixed schedules.
+
+    python experiments/2026-11-21_twins/judge.py multirun/twins --seeds 0 1 2 --arms critic twins blend residual
+
+Expects runs in ROOT/ARM+SEED. Writes results.json beside this file.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.agent import PPO, ScheduleConfig, WaitConfig
+from esper.checkpoint import Checkpoints
+from esper.config import from_plain, register
+from esper.episode import Episode, play
+from esper.stats import mean_interval
+from esper.task.base import Split
+from esper.trainer import build_env, find_checkpoint
+
+FIXED = "conv_heavy in r0c0"
+"""The best fixed schedule of 2026-11-21_where_to_grow, chosen on other hosts."""
+ORACLE = {"ooo": "depthwise in r0c0", "xoo": "conv_heavy in r0c0", "oxx": "conv_heavy in r0c1"}
+"""The best schedule of each kind there."""
+
+
+def judge(root: Path, arms: list[str], seed: int, hosts: int) -> dict[str, dict[str, list[float] | list[str]]]:
+    """What every controller reaches on the held-out hosts of a seed, host by host."""
+    found: dict[str, Episode] = {}
+    place = find_checkpoint(str(root / f"{arms[0]}{seed}"), "root")
+    config = from_plain(Checkpoints(place.parent).load(place)["config"])
+    env = build_env(config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True)
+
+    def let(name: str, controller: object, *, greedy: bool = False) -> None:
+        env.reset(options={"episode": 0})
+        found[name] = play(env, controller, greedy=greedy)
+
+    let("wait", WaitConfig().build(env.layout, seed=seed))
+    for schedule in sorted({FIXED, *ORACLE.values()}):
+        blueprint, _, place_name = schedule.split()
+        slot = env.layout.slot_names.index(place_name)
+        let(schedule, ScheduleConfig(slot=slot, blueprint=blueprint).build(env.layout, seed=seed))
+    for arm in arms:
+        place = find_checkpoint(str(root / f"{arm}{seed}"), "root")
+        state = Checkpoints(place.parent).load(place)
+        agent = from_plain(state["config"]).agent.build(env.layout, seed=seed)
+        assert isinstance(agent, PPO)
+        agent.load_state_dict(state["agent"])
+        let(arm, agent)
+        let(f"{arm}, greedy", agent, greedy=True)
+    kinds = np.array(found["wait"].instance)
+    env.close()
+    scores = {
+        name: {"return": one.return_N, "accuracy": one.test_accuracy_N, "parameters": one.params_N} for name, one in found.items()
+    }
+    scores["best schedule"] = scores[FIXED]
+    scores["oracle"] = {
+        key: np.select([kinds == kind for kind in ORACLE], [scores[schedule][key] for schedule in ORACLE.values()])
+        for key in ("return", "accuracy", "parameters")
+    }
+    return {
+        name: {key: np.asarray(row).tolist() for key, row in one.items()} | {"kind": kinds.tolist()}
+        for name, one in scores.items()
+    }
+
+
+def table(judged: list[dict[str, dict[str, list]]], arms: list[str]) -> None:
+    """Means over all hosts of all seeds, and differences by seed."""
+    names = [*(name for arm in arms for name in (arm, f"{arm}, greedy")), "wait", "best schedule", "oracle"]
+    kinds = np.concatenate([one["wait"]["kind"] for one in judged])
+    print(
+        "| controller | return | test accuracy | parameters | "
+        + " | ".join(f"{kind}: return, parameters" for kind in ORACLE)
+        + " |"
+    )
+    print("|---|---|---|---|" + "---|" * len(ORACLE))
+    for name in names:
+        rows = {key: np.concatenate([one[name][key] for one in judged]) for key in ("return", "accuracy", "parameters")}
+        cells = [f"{rows['return'][kinds == kind].mean():.1f}, {rows['parameters'][kinds == kind].mean():.0f}" for kind in ORACLE]
+        whole = [str(mean_interval(rows["return"])), str(mean_interval(rows["accuracy"])), f"{rows['parameters'].mean():.0f}"]
+        print(f"| {name} | {' | '.join(whole + cells)} |")
+    print("\n| return minus best schedule | mean over seeds | by seed | minus oracle |")
+    print("|---|---|---|---|")
+    for name in names[: 2 * len(arms)]:
+        means = [np.subtract(one[name]["return"], one["best schedule"]["return"]).mean() for one in judged]
+        oracle = [np.subtract(one[name]["return"], one["oracle"]["return"]).mean() for one in judged]
+        whole = mean_interval(np.array(means)) if len(means) > 1 else f"{means[0]:.1f}"
+        print(f"| {name} | {whole} | {', '.join(f'{mean:.1f}' for mean in means)} | {np.mean(oracle):.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--arms", nargs="+", default=["critic", "twins", "blend", "residual"])
+    parser.add_argument("--hosts", type=int, default=96)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results.json")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    register()
+    judged = [judge(given.root, given.arms, seed, given.hosts) for seed in given.seeds]
+    table(judged, given.arms)
+    given.out.write_text(json.dumps(judged) + "\n")
+
+
+if __name__ == "__main__":
+    main()
