@@ -24,8 +24,8 @@ class GreedyPotentialConfig(AgentConfig):
     """Plants the seed of the largest growth potential, lets it advance, and keeps it if its contribution is above its error."""
 
     at: int = 3
-    """Plants after this many host epochs at the earliest, at least 1, since potential is measured in training. Higher: clearer
-    what the host lacks, and less time for the seed."""
+    """Plants after this many host epochs at the earliest, at least 1: before any training the last slot has always the
+    largest potential. Higher: clearer what the host lacks, and less time for the seed."""
     threshold: float = 0.03
     """Plants only what has a larger growth potential [nats per unit of learning rate], at least 0. Higher leaves more hosts as
     they are."""
@@ -39,7 +39,7 @@ class GreedyPotentialConfig(AgentConfig):
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         if self.at < 1:
-            raise ValueError(f"agent.at must be at least 1, got {self.at}: growth potential is measured in training")
+            raise ValueError(f"agent.at must be at least 1, got {self.at}: before any training potential does not rank slots")
         for name in ("threshold", "errors"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"agent.{name} must be finite and at least 0, got {getattr(self, name)}")

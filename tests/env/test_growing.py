@@ -2,8 +2,11 @@
 
 # N hosts, S slots, K blueprints
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 
 from esper.agent import GreedyPotentialConfig
 from esper.env.actions import Op
@@ -17,31 +20,53 @@ def column(env, name):
     return env.layout.slot_feature_names.index(name)
 
 
-def test_potential_is_unknown_before_training_and_seen_by_blueprint_after(make_env, plan_actions):
+@pytest.mark.parametrize("steps", [0, 1])
+def test_potential_is_seen_by_blueprint_from_birth_on(make_env, plan_actions, steps):
     env = make_env(2, 4)
-    before = as_observation(env.reset(seed=1)[0])
+    after = as_observation(env.reset(seed=1)[0])
     names = [f"potential_of_{name}" for name in ("norm", "conv_light")]
     assert env.layout.slot_feature_names[-2:] == tuple(names)
-    for name in ("potential", "potential_relative", "potential_measured", *names):
-        assert not before.slots[..., column(env, name)].any()
-    after = as_observation(env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[0])
+    for _ in range(steps):
+        after = as_observation(env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[0])
     assert env.potential_NSK.shape == (2, 3, 2)
+    assert (env.potential_NSK > 0).all()
     assert after.slots[..., column(env, "potential_measured")].all()
     for kind, name in enumerate(names):
         seen = after.slots[..., column(env, name)]
         np.testing.assert_allclose(seen, log_potential(env.potential_NSK[..., kind]), rtol=1e-6)
         np.testing.assert_allclose(potential_seen(seen), env.potential_NSK[..., kind], rtol=1e-4)
     np.testing.assert_allclose(after.slots[..., column(env, "potential")], log_potential(env.potential_NSK.max(2)), rtol=1e-6)
-    relative = np.log1p(1e6 * env.potential_NSK.max(2))
+    relative = np.log1p(1e8 * env.potential_NSK.max(2))
     relative -= relative.mean(1, keepdims=True)
     np.testing.assert_allclose(after.slots[..., column(env, "potential_relative")], relative, atol=1e-4)
+
+
+def test_potential_at_birth_is_that_of_the_first_batches_of_each_host_s_own(make_env):
+    """The same hosts in other company have the same potential, and measuring it leaves them as they were born."""
+    many, few = make_env(3, 4), make_env(1, 4)
+    for env in (many, few):
+        env.reset(seed=1)
+    np.testing.assert_allclose(few.potential_NSK[0], many.potential_NSK[0], rtol=1e-3)
+    assert not np.allclose(many.potential_NSK[0], many.potential_NSK[1], rtol=1e-2)
+    born = few.task.host(1, few.split, 0, 0)
+    assert few.crew.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
+
+
+def test_a_potential_is_measured_anew_after_every_second_epoch(make_env, plan_actions):
+    env = make_env(1, 6)
+    env.reset(seed=1)
+    seen = [env.potential_NSK]
+    for _ in range(4):
+        env.step(plan_actions((Op.WAIT, 0, 0)))
+        seen.append(env.potential_NSK)
+    assert [np.array_equal(a, b) for a, b in itertools.pairwise(seen)] == [False, True, False, True]
 
 
 def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
     potential = np.array([[[np.nan, 2.0], [np.nan, np.nan], [np.inf, 0.0]]], np.float32)
     assert best_potential(potential).tolist()[0][0] == 2.0
     assert np.isnan(best_potential(potential)[0, 1])
-    assert log_potential(np.array([0.0, np.inf], np.float32)).tolist() == pytest.approx([0, np.log1p(1e12) / 10])
+    assert log_potential(np.array([0.0, np.inf], np.float32)).tolist() == pytest.approx([0, np.log1p(1e14) / 10])
 
 
 def seeds(env):
