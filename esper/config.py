@@ -15,7 +15,19 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent import AgentConfig, GreedyPotentialConfig, HeuristicConfig, PPOConfig, RandomConfig, ScheduleConfig, WaitConfig
+from esper.agent import (
+    AgentConfig,
+    BestOfRandomConfig,
+    GreedyPotentialConfig,
+    HeuristicConfig,
+    PeriodicConfig,
+    PPOConfig,
+    PPOMLPConfig,
+    RandomConfig,
+    ReplayConfig,
+    ScheduleConfig,
+    WaitConfig,
+)
 from esper.env.actions import TEMPOS
 from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
@@ -25,6 +37,7 @@ from esper.population.fit import check_fit
 from esper.population.gates import GatesConfig, StrictConfig
 from esper.population.hosts import slot_specs
 from esper.population.lifecycle import shortest_life
+from esper.population.roles import Incubation
 from esper.population.slots import (
     DeepConfig,
     EveryBlockConfig,
@@ -95,8 +108,8 @@ class Config:
                 f"hosts={self.hosts} is no multiple of agent.twins={self.agent.twins}, and twins come together: "
                 f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1"
             )
-        if isinstance(self.agent, ScheduleConfig):
-            self._check_schedule(self.agent)
+        incubates = self.slots.incubation != Incubation.none
+        self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, incubates=incubates)
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
         if needed > self.steps:
             warnings.warn(
@@ -104,13 +117,6 @@ class Config:
                 f"steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or gates.min_blending",
                 stacklevel=2,
             )
-
-    def _check_schedule(self, agent: ScheduleConfig) -> None:
-        if agent.blueprint not in self.blueprint:
-            offered = ", ".join(self.blueprint)
-            raise ValueError(f"agent.blueprint={agent.blueprint} is not offered: choose one of {offered}, or add it to blueprint")
-        if agent.at >= self.steps:
-            raise ValueError(f"agent.at={agent.at} never comes in steps={self.steps}: plant earlier, or raise steps")
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -131,11 +137,15 @@ GROUPS: dict[str, dict[str, type]] = {
     "reward": {"shaped": ShapedConfig, "sparse": SparseConfig},
     "agent": {
         "ppo": PPOConfig,
+        "ppo_mlp": PPOMLPConfig,
         "heuristic": HeuristicConfig,
         "greedy_potential": GreedyPotentialConfig,
         "random": RandomConfig,
         "wait": WaitConfig,
         "schedule": ScheduleConfig,
+        "periodic": PeriodicConfig,
+        "best_of_random": BestOfRandomConfig,
+        "replay": ReplayConfig,
     },
     "governor": {"watchdog": WatchdogConfig, "off": NoGovernorConfig},
     "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
@@ -272,14 +282,11 @@ def ready(config: Config) -> None:
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
         check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
+        there = tuple(slot.name for slot in slots)
+        cap, offered = config.slots.max_seeds, tuple(config.blueprint)
+        config.agent.check_hosts(slots=there, in_use=chosen_S, cap=cap, blueprints=offered, hosts=config.hosts)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if isinstance(config.agent, ScheduleConfig) and config.agent.slot >= len(slots):
-        raise ConfigError(f"agent.slot={config.agent.slot} is not a slot of this host: it has 0 to {len(slots) - 1}")
-    if isinstance(config.agent, ScheduleConfig) and not chosen_S[config.agent.slot]:
-        use = ", ".join(f"{number} ({slot.name})" for number, slot in enumerate(slots) if chosen_S[number])
-        slots_option = option("slots", config.slots)
-        raise ConfigError(f"agent.slot={config.agent.slot} is not in use with slots={slots_option}: there are {use}")
 
 
 # --- what a checkpoint holds of a config ------------------------------------------------------------------------------------
@@ -333,26 +340,26 @@ def _revive(node: type, values: dict[str, Any]) -> Any:
 
 def difference(saved: Config, asked: Config) -> str | None:
     """The first key in which two configs differ, of those that may not change when a run goes on; None where there is none."""
-    a, b = (_flat(to_plain(config)) for config in (saved, asked))
+    a, b = flat(to_plain(saved)), flat(to_plain(asked))
     for key in [*a, *(key for key in b if key not in a)]:
         if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE:
             return key
     return None
 
 
-def _flat(plain: dict[str, Any]) -> dict[str, Any]:
-    """Values by dotted key; a group's choice stands under its name."""
-    flat: dict[str, Any] = dict(plain["choices"])
+def flat(plain: dict[str, Any]) -> dict[str, Any]:
+    """Values of what `to_plain` gave, by dotted key; a group's choice stands under its name."""
+    values: dict[str, Any] = dict(plain["choices"])
 
     def walk(prefix: str, node: Any) -> None:
         if isinstance(node, dict):
             for key, value in cast(dict[str, Any], node).items():
                 walk(f"{prefix}.{key}" if prefix else key, value)
         else:
-            flat[prefix] = node
+            values[prefix] = node
 
     walk("", plain["values"])
-    return flat
+    return values
 
 
 def resumed(saved: Config, asked: Config, words: list[str]) -> Config:

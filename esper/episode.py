@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent import Controller, Decision
+from esper.agent.replay import EMPTY
 from esper.env.actions import Head, Observation, Op
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.governor import Cause
@@ -56,6 +57,10 @@ class Episode:
     """Training samples in a host epoch."""
     seconds: float = 0.0
     instance: list[str] = field(default_factory=lambda: list[str]())
+    kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """Blueprint of the fossil in each slot at the end, -1 where there is none."""
+    blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """Its `Blend`."""
     test_accuracy_N: FloatArray | None = None
     """Accuracy of what was committed, on the test part [pp], where the environment measures it."""
 
@@ -120,7 +125,13 @@ def play(
     num_hosts, num_steps = env.num_envs, env.num_steps
     names = ((env.root, "action", env.split, env.episode, host) for host in range(num_hosts))
     uniform_TNH = np.stack([stream(*name).random((num_steps, len(Head))) for name in names], axis=1)
-    episode = Episode(return_N=np.zeros(num_hosts, np.float32), first_accuracy_N=env.accuracy_NH[:, 0].copy())
+    none_NS = np.full((num_hosts, env.layout.num_slots), EMPTY)
+    episode = Episode(
+        return_N=np.zeros(num_hosts, np.float32),
+        first_accuracy_N=env.accuracy_NH[:, 0].copy(),
+        kept_NS=none_NS,
+        blend_NS=np.zeros_like(none_NS),
+    )
     observation, state = as_observation(env.observation()), controller.start(num_hosts)
     is_init_N = np.ones(num_hosts, dtype=np.bool_)
     info: dict[str, Any] = {}
@@ -157,4 +168,9 @@ def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None
     episode.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
     episode.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
     episode.causes += np.bincount(info["cause"], minlength=len(Cause))
+    # A host that was rolled back has the fossils of its last healthy step again.
+    healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
+    kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
+    episode.kept_NS = np.where(healthy_N1, kept_NS, episode.kept_NS)
+    episode.blend_NS = np.where(healthy_N1, after.blend, episode.blend_NS)
     episode.signals = signals

@@ -1,7 +1,10 @@
-"""Judges a trained policy on fresh hosts: python -m esper.evaluate checkpoint=FOLDER
+"""Judges a run's controller on fresh hosts: python -m esper.evaluate checkpoint=FOLDER
 
 Every controller grows the same hosts, held out from training, with the same data orders. Accuracy is that of what was committed,
 host and fossils, on the test part of the data, which nothing else touches.
+
+Words of esper.train besides move the policy to another world: task=mnist5k slots=every_block steps=40. What is not named stays as
+it was in training, a group that is named comes with its defaults, and the table says that it is a transfer.
 """
 
 # N hosts
@@ -9,8 +12,8 @@ host and fossils, on the test part of the data, which nothing else touches.
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,22 +21,30 @@ import torch
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from esper.agent import PPO, Controller, ScheduleConfig
+from esper.agent import Controller, Learner, PPOConfig, Replay, ReplayConfig, ScheduleConfig
+from esper.agent.replay import Topology, read, topologies
 from esper.checkpoint import load
 from esper.cli import in_one_sentence
-from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, from_plain
+from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, from_plain, option
+from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
 from esper.knobs import field_docs
 from esper.stats import mean_interval
 from esper.task.base import Split
 from esper.trainer import build_env, find_checkpoint
+from esper.transfer import WORLD, changes, is_of_world, moved
 
-PLAIN = tuple(name for name in GROUPS["agent"] if name not in ("ppo", "schedule"))
+TOLD = ("schedule", "best_of_random", "replay")
+"""Controllers that need to be told what to do, or a search for it: they are judged as the controller of a run."""
+PLAIN = tuple(name for name, kind in GROUPS["agent"].items() if name not in TOLD and not issubclass(kind, PPOConfig))
 """Controllers that need no checkpoint."""
 POLICIES = ("policy", "policy_greedy")
+STATIC = "replay"
+"""What `policy` had kept at the end, on the same hosts from the start."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,9 +57,11 @@ class EvaluateConfig:
     """Fresh hosts that every controller grows, at least 2. More: narrower intervals."""
     episode: int = 0
     """Which fresh hosts, at least 0: another number gives others."""
-    controllers: list[str] = field(default_factory=lambda: [*POLICIES, *PLAIN])
-    """Who is compared: the policy, drawing its actions as in training; policy_greedy, which takes the most probable ones; and the
-    names of the agents that need no training. `wait` is always there to compare with."""
+    controllers: list[str] = field(default_factory=lambda: list[str]())
+    """Who is compared, out of policy, the controller of the run, whatever it is, drawing its actions as in training;
+    policy_greedy, which takes the most probable ones, where it learnt to draw them (agent=ppo); replay, which grows from the
+    start what `policy` had kept at the end, host by host; and the names of the agents that need no training. Empty: all but
+    replay. `wait` is always there to compare with."""
     schedules: bool = False
     """Also search the best fixed schedule of one seed, and an oracle that takes the best schedule for each host's kind.
     Both are chosen on other hosts."""
@@ -58,21 +71,23 @@ class EvaluateConfig:
             raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
         if self.episode < 0:
             raise ValueError(f"episode must be at least 0, got {self.episode}")
-        known = [*POLICIES, *PLAIN]
+        known = [*POLICIES, STATIC, *PLAIN]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
             raise ValueError(
                 f"controllers={unknown[0]} is not known: choose out of {', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
+        if STATIC in self.controllers and "policy" not in self.controllers:
+            raise ValueError("controllers=[replay] grows what policy kept: write controllers=[policy,replay]")
 
 
 def parse(words: list[str]) -> EvaluateConfig:
-    """The config of an evaluation from words key=value.
+    """The config of an evaluation from words key=value, without those that change the run's.
 
     Raises:
         ConfigError: a word does not fit.
     """
-    names = [entry.name for entry in fields(EvaluateConfig)]
+    names = [*(entry.name for entry in fields(EvaluateConfig)), *WORLD]
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals:
@@ -98,49 +113,101 @@ class Outcome:
     accuracy_N: np.ndarray
     params_N: np.ndarray
     instance: list[str]
+    kept: list[Topology]
+    """The seeds that each host kept."""
 
     @staticmethod
-    def of(episode: Episode) -> "Outcome":
+    def of(episode: Episode, layout: EnvSpec) -> "Outcome":
         assert episode.test_accuracy_N is not None
         return Outcome(
             return_N=episode.return_N,
             accuracy_N=episode.test_accuracy_N,
             params_N=episode.params_N,
             instance=episode.instance,
+            kept=topologies(episode.kept_NS, episode.blend_NS, layout),
         )
 
 
 class Evaluation:
     """All controllers on the same hosts."""
 
-    def __init__(self, given: EvaluateConfig) -> None:
+    def __init__(self, given: EvaluateConfig, words: Sequence[str] = ()) -> None:
+        """Loads the run and makes the hosts.
+
+        Args:
+            words: what of the run's config is to be another, as for esper.train.
+        """
         torch.set_num_threads(1)
         self.given, self.path = given, find_checkpoint(given.checkpoint, "checkpoint")
         state = load(self.path)
-        self.config: Config = from_plain(state["config"])
+        trained: Config = from_plain(state["config"])
+        self.config = moved(trained, list(words)) if words else trained
+        self.transfer = changes(trained, self.config, list(words))
         self.updates: int = state["update"]
         self._agent_state: dict[str, Any] = state["agent"]
+        self._check()
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=given.hosts, test_at_end=True)
+        for name in {*self.names} & {*POLICIES}:
+            self.controller(name)  # one that cannot act here says so before anything else takes its time
+
+    def _check(self) -> None:
+        """Raises ConfigError where what is asked for does not go with the run's controller."""
+        agent, given = self.config.agent, self.given
+        if "policy_greedy" in given.controllers and not isinstance(agent, PPOConfig):
+            name = option("agent", agent)
+            raise ConfigError(f"controllers=policy_greedy needs a policy that learns, and here is agent={name}: leave it out")
+        if isinstance(agent, ReplayConfig):
+            try:
+                record = read(agent.topology, agent.of)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            for key, told, here in (("seed", record.seed, self.config.seed), ("episode", record.episode, given.episode)):
+                if told not in (None, here):
+                    raise ConfigError(
+                        f"agent.topology={agent.topology} tells of hosts of {key}={told}, and these are of {key}={here}: "
+                        f"{'evaluate with' if key == 'episode' else 'train with'} {key}={told}"
+                    )
+
+    @property
+    def names(self) -> list[str]:
+        """Who is compared; `wait` is always among them."""
+        policies = POLICIES if isinstance(self.config.agent, PPOConfig) else ("policy",)
+        return list(dict.fromkeys([*(self.given.controllers or (*policies, *PLAIN)), "wait"]))
 
     def controller(self, name: str) -> Controller:
         """A controller by name; a policy is the one of the checkpoint."""
         if name not in POLICIES:
             return GROUPS["agent"][name](gamma=self.config.agent.gamma).build(self.env.layout, seed=self.config.seed)
-        agent = self.config.agent.build(self.env.layout, seed=self.config.seed)
-        if isinstance(agent, PPO):
-            agent.load_state_dict(self._agent_state)
+        try:
+            agent = self.config.agent.build(self.env.layout, seed=self.config.seed)
+            if isinstance(agent, Learner):
+                agent.load_state_dict(self._agent_state)
+        except ValueError as error:  # by house rule it is written for people
+            raise ConfigError(str(error)) from error
         return agent
+
+    def title(self) -> str:
+        """What the table shows; of a transfer, from what to what."""
+        config, agent = self.config, option("agent", self.config.agent)
+        title = f"{self.given.hosts} fresh hosts x {config.steps} epochs, {agent} after {self.updates} updates"
+        if not self.transfer.title:
+            return title
+        slots = f"{int(self.env.chosen_S.sum())} of {self.env.layout.num_slots} slots in use"
+        trained = self._agent_state.get("names", {}).get("slots")
+        return f"{title}\n{self.transfer.title}: {slots}{f', trained with {len(trained)}' if trained else ''}"
 
     def grow(self, controller: Controller, env: GrowthEnv | None = None, *, greedy: bool = False) -> Outcome:
         """The outcome of one controller on the hosts of the evaluation, or of another environment."""
         env = env or self.env
         env.reset(options={"episode": self.given.episode})
-        return Outcome.of(play(env, controller, greedy=greedy))
+        return Outcome.of(play(env, controller, greedy=greedy), env.layout)
 
     def run(self) -> dict[str, Outcome]:
         """Outcomes by controller; `wait` is always among them."""
-        names = list(dict.fromkeys([*self.given.controllers, "wait"]))
-        outcomes = {name: self.grow(self.controller(name), greedy=name == "policy_greedy") for name in names}
+        outcomes: dict[str, Outcome] = {}
+        for name in sorted(self.names, key=STATIC.__eq__):  # last, since it grows what was grown
+            static = Replay(outcomes["policy"].kept, self.env.layout) if name == STATIC else None
+            outcomes[name] = self.grow(static or self.controller(name), greedy=name == "policy_greedy")
         if self.given.schedules:
             outcomes |= self.search()
         return outcomes
@@ -165,11 +232,13 @@ class Evaluation:
         def pick(key: str) -> np.ndarray:
             return np.array([getattr(here[name], key)[host] for host, name in enumerate(chosen)])
 
+        kept = [here[name].kept[host] for host, name in enumerate(chosen)]
         oracle = Outcome(
             return_N=pick("return_N"),
             accuracy_N=pick("accuracy_N"),
             params_N=pick("params_N"),
             instance=here["wait"].instance,
+            kept=kept,
         )
         return {f"best schedule ({best})": here[best], "oracle schedule by kind": oracle}
 
@@ -193,7 +262,7 @@ def summarise(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     """The rows as a table."""
-    table = Table(title=title, title_justify="left", caption_justify="left", caption=CAPTION)
+    table = Table(title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION)
     for heading in ("controller", "return", "over wait", "test accuracy", "over wait", "parameters"):
         table.add_column(heading, justify="left" if heading == "controller" else "right")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
@@ -210,6 +279,7 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
             "return": outcome.return_N.tolist(),
             "accuracy": outcome.accuracy_N.tolist(),
             "parameters": outcome.params_N.tolist(),
+            "kept": outcome.kept,
         }
         for name, outcome in outcomes.items()
     }
@@ -241,16 +311,22 @@ def main(words: list[str]) -> None:
         print(help_text())
         return
     with in_one_sentence():
-        evaluation = Evaluation(parse(words))
+        evaluation = Evaluation(
+            parse([word for word in words if not is_of_world(word)]), [word for word in words if is_of_world(word)]
+        )
         outcomes = evaluation.run()
         rows = summarise(outcomes)
         evaluation.env.close()
         given, config = evaluation.given, evaluation.config
-        title = f"{given.hosts} fresh hosts x {config.steps} epochs, policy after {evaluation.updates} updates"
+        title = evaluation.title()
         show(rows, title, Console())
         folder = evaluation.path.parent.parent if evaluation.path.parent.name == CHECKPOINTS else evaluation.path.parent
-        out = folder / f"evaluation_{evaluation.updates:06d}_episode{given.episode}.json"
-        out.write_text(json.dumps({"title": title, "rows": rows, "hosts": by_host(outcomes)}, indent=1) + "\n")
+        elsewhere = evaluation.transfer.slug
+        out = folder / f"evaluation_{evaluation.updates:06d}_episode{given.episode}{'_' * bool(elsewhere)}{elsewhere}.json"
+        where = {"seed": config.seed, "episode": given.episode}
+        where |= {"transfer": asdict(evaluation.transfer)} if elsewhere else {}
+        kept = {"title": title, **where, "rows": rows, "hosts": by_host(outcomes)}
+        out.write_text(json.dumps(kept, indent=1) + "\n")
         print(f"numbers: {out}")
 
 

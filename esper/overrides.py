@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import product
 from types import NoneType, UnionType
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.config import CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, typed, unknown_key
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, to_plain, typed, unknown_key
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -47,6 +48,38 @@ def check(words: list[str], *, config_name: str = "config") -> Config:
     """
     with hydra_at_conf() as loader:
         return _job(loader, words, config_name)
+
+
+def check_over(saved: Config, words: list[str]) -> Config:
+    """The typed config of a saved run of which some is replaced.
+
+    A group that is chosen comes with its defaults, as for a new run, also where the choice is the old one. A key that is set
+    replaces one value. All else is as it was saved.
+
+    Raises:
+        ConfigError: the words do not fit it.
+    """
+    plain = to_plain(saved)
+    with hydra_at_conf() as loader:
+        overrides = [_parsed(loader, word) for word in words]
+        for word, override in zip(words, overrides, strict=True):
+            if override.is_sweep_override():
+                raise ConfigError(f"{word} names several values where one run is changed: give one, or do it once for each")
+        groups = {str(override.key_or_group) for override in overrides} & {*GROUPS, *ALIASES}
+        anew = {ALIASES.get(group, group) for group in groups}
+        choices = {group: plain["choices"][group] for group in GROUPS if group not in anew}
+        kept = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in choices.items()]
+        try:
+            cfg = compose("config", overrides=[*kept, *words])
+        except _COMPOSING as error:
+            raise ConfigError(_first_fault(loader, [*kept, *words], "config", error)) from error
+    for key, value in plain["values"].items():
+        if key not in anew:
+            OmegaConf.update(cfg, key, value, merge=True)
+    for override in overrides:
+        if override.key_or_group not in groups:
+            OmegaConf.update(cfg, str(override.key_or_group), override.value(), merge=True)
+    return typed(cfg)
 
 
 def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config]:
@@ -207,6 +240,8 @@ def _words(hint: Any) -> str:
         return "one of " + ", ".join(hint.__members__)
     if get_origin(hint) is list:
         return f"a list, each {_words(get_args(hint)[0])}"
+    if is_dataclass(hint):
+        return f"a group of keys out of {', '.join(field.name for field in fields(hint))}"
     return _KINDS.get(hint, "a group of keys")
 
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from esper.agent import PPO, PPOConfig
+from esper.agent import PPO, BestOfRandom, Learner, PPOConfig
+from esper.agent.search import EPISODE
 from esper.buffer import Rollout
 from esper.checkpoint import Checkpoints
 from esper.config import CHECKPOINTS, Config, ConfigError, difference, from_plain, to_plain
-from esper.env.growth_env import GrowthEnv
+from esper.env.growth_env import GrowthEnv, as_observation
 from esper.episode import Episode, Transition, play
 from esper.seeding import torch_stream
 from esper.task.base import Split
-from esper.telemetry import Telemetry, under
+from esper.telemetry import Findings, Telemetry, under
 
 
 class Stopped(Exception):
@@ -86,6 +87,7 @@ class Trainer:
         self.env = build_env(config, split=Split.TRAINING, twins=twins)
         self.agent = config.agent.build(self.env.layout, seed=config.seed)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        self.watch, self.findings = config.telemetry.anomalies.build(), Findings()
         self.update = 0
         self._last: Episode | None = None
 
@@ -104,9 +106,10 @@ class Trainer:
                 telemetry.start(self.title(), self.hparams())
                 while self.update < config.updates:
                     rollout, episode = self.collect(telemetry, asked)
-                    learnt = self.learn(rollout)
+                    learnt = self.learn(rollout, episode)
                     self.update += 1
-                    telemetry.update(self.update, episode.metrics() | learnt)  # first: what is here twice is dropped on resume
+                    # First: what is here twice is dropped on resume.
+                    telemetry.update(self.update, episode.metrics() | learnt, self.findings)
                     self.checkpoints.save(self.state_dict(), self.update)
                 telemetry.finish(self.rows())
         return Summary(folder=self.folder, updates=self.update, last=self._last)
@@ -119,10 +122,14 @@ class Trainer:
             if asked.is_set():
                 raise Stopped(f"stopped in update {self.update + 1}")
 
-        if self.env.episode != self.update:
-            self.env.reset(options={"episode": self.update})
+        number = EPISODE if isinstance(self.agent, BestOfRandom) else self.update
+        if self.env.episode != number:
+            self.env.reset(options={"episode": number})
         if not isinstance(self.agent, PPO):
-            self._last = play(self.env, self.agent, progress=progress)
+            player = self.agent
+            if isinstance(player, BestOfRandom):
+                player = player.candidate(as_observation(self.env.observation()))
+            self._last = play(self.env, player, progress=progress)
             return None, self._last
         rollout = Rollout(self.env.layout)
 
@@ -138,21 +145,25 @@ class Trainer:
         self._last = play(self.env, self.agent, record=record, progress=progress)
         return rollout, self._last
 
-    def learn(self, rollout: Rollout | None) -> dict[str, Any]:
-        """The controller learns from a rollout, where it learns at all; returns what telemetry should know of it."""
+    def learn(self, rollout: Rollout | None, episode: Episode) -> dict[str, Any]:
+        """The controller learns from an episode, where it learns at all; returns what telemetry should know of it."""
+        if isinstance(self.agent, BestOfRandom):
+            return under("search", asdict(self.agent.learn(episode.return_N)))
         if rollout is None or not isinstance(self.agent, PPO):
             return {}
         begun = time.perf_counter()
         generator = torch_stream(self.config.seed, "minibatches", self.update)
         stats = self.agent.update(rollout, progress=self.update / self.config.updates, generator=generator)
-        return under("policy", asdict(stats)) | {"time/update_seconds": time.perf_counter() - begun}
+        self.findings = self.watch.look(self.update + 1, stats)
+        told = under("policy", stats.metrics() | {"anomalies": len(self.findings.present)})
+        return told | {"time/update_seconds": time.perf_counter() - begun}
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on exactly: hosts and noise come back by their names."""
-        agent = self.agent.state_dict() if isinstance(self.agent, PPO) else {}
-        return {"config": to_plain(self.config), "update": self.update, "agent": agent}
+        agent = self.agent.state_dict() if isinstance(self.agent, Learner) else {}
+        return {"config": to_plain(self.config), "update": self.update, "agent": agent, "watch": self.watch.state_dict()}
 
     def restore(self) -> None:
         """Goes on from the newest checkpoint in the folder, or writes the first.
@@ -170,7 +181,9 @@ class Trainer:
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
             )
         self.update = state["update"]
-        if isinstance(self.agent, PPO):
+        if "watch" in state:  # written since learning is watched
+            self.watch.load_state_dict(state["watch"])
+        if isinstance(self.agent, Learner):
             self.agent.load_state_dict(state["agent"])
 
     # ---- words for people
@@ -200,6 +213,8 @@ class Trainer:
                 ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
                 ("parameters grown", f"{metrics['host/parameters_grown']:.0f} on hosts of {self.env.host_params}"),
             ]
+        if isinstance(self.agent, BestOfRandom):
+            rows.append(("best schedule", f"agent.actions={self.agent.words()}"))
         return [
             *rows,
             ("files", f"{self.folder} (checkpoints, metrics.jsonl, tensorboard)"),

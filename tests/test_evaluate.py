@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 def test_every_controller_grows_the_same_fresh_hosts(folder):
     evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=3"]))
     outcomes = evaluation.run()
-    assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait"]
+    assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     assert len({tuple(outcome.instance) for outcome in outcomes.values()}) == 1
     again = evaluation.grow(evaluation.controller("wait"))
     assert np.array_equal(again.accuracy_N, outcomes["wait"].accuracy_N)
@@ -50,7 +50,7 @@ def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
 def test_differences_are_paired_host_by_host():
     def outcome(values):
         values = np.array(values, dtype=np.float32)
-        return Outcome(return_N=values, accuracy_N=2 * values, params_N=values, instance=["o"] * 3)
+        return Outcome(return_N=values, accuracy_N=2 * values, params_N=values, instance=["o"] * 3, kept=[[]] * 3)
 
     rows = summarise({"wait": outcome([1, 20, 300]), "better": outcome([2, 21, 301])})
     difference = rows[1]["return_over_wait"]
@@ -68,9 +68,69 @@ def test_the_command_shows_a_table_and_keeps_the_numbers(folder, capsys):
     assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
 
 
+# ---- controllers that do not learn, and what was kept
+
+SHORT = ["hosts=2", "steps=9", "updates=1", "telemetry=quiet", "slots=every_block", "task.epoch_samples=256"]
+
+
+def run_of(folder, *words):
+    Trainer(check([*SHORT, *words]), folder).run()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agent=periodic", "agent.first=1"],
+        ["agent=schedule", "agent.actions=[{at:1,op:germinate,slot:2,blueprint:norm},{at:3,op:fossilize,slot:2}]"],
+        ["agent=best_of_random"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
+    folder = run_of(tmp_path, *words)
+    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2"]))
+    assert evaluation.names == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
+    evaluation.env.close()
+    main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
+    kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
+    assert f"{words[0].removeprefix('agent=')} after 1 updates" in kept["title"]
+    seeds = kept["hosts"]["policy"]["kept"]
+    grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[words[0]]
+    assert [len(host) for host in seeds] == [grown, grown]
+    if words[0] == "agent=schedule":
+        assert seeds[0] == [{"slot": evaluation.env.layout.slot_names[2], "blueprint": "norm", "blend": "add"}]
+    with pytest.raises(ConfigError, match="policy_greedy needs a policy that learns"):
+        Evaluation(parse([f"checkpoint={folder}", "hosts=2", "controllers=[policy,policy_greedy]"]))
+
+
+def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_from_its_file(tmp_path):
+    folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
+    main([f"checkpoint={folder}", "hosts=3", "controllers=[replay,policy]"])
+    out = folder / "evaluation_000001_episode0.json"
+    first = json.loads(out.read_text())["hosts"]
+    assert list(first) == ["policy", "wait", "replay"]
+    assert first["replay"]["kept"] == first["policy"]["kept"]
+    assert first["replay"]["return"] != first["policy"]["return"], "they were there earlier"
+    again = run_of(tmp_path / "replay", "agent=replay", f"agent.topology={out}")
+    main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
+    second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
+    assert second["policy"] == first["replay"]
+    for words, said in (
+        (["episode=1"], "tells of hosts of episode=0.*evaluate with episode=0"),
+        (["hosts=4"], "hosts to at most 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Evaluation(parse([f"checkpoint={again}", "hosts=2", *words]))
+    out.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Evaluation(parse([f"checkpoint={again}", "hosts=2"]))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["checkpoint=x", "controllers=[replay]"], r"write controllers=\[policy,replay\]"),
         ([], "checkpoint is not set"),
         (["checkpoint=x", "host=3"], "there is no key host: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),

@@ -19,7 +19,7 @@ ROWS = (
     ("buffer", "agent"),
     ("telemetry", "stats"),
     ("config",),
-    ("overrides", "knobs", "cli"),
+    ("overrides", "knobs", "cli", "transfer"),
     ("episode", "trainer"),
     ("train", "evaluate", "compare", "export"),
 )

@@ -15,7 +15,7 @@ from esper.agent import PPO
 from esper.checkpoint import DiskError, load
 from esper.config import CHECKPOINTS, ConfigError, difference, from_plain, register, resumed, to_plain
 from esper.overrides import check
-from esper.telemetry import read_records
+from esper.telemetry import read_events, read_records
 from esper.trainer import Stopped, Trainer, find_checkpoint
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
@@ -85,7 +85,28 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole, tmp_pa
     assert untimed(tmp_path / "other")[0] != untimed(whole)[0]
 
 
-@pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait"])
+def details(folder):
+    return [any(tag.startswith("policy/entropy_share") for tag in record) for record in untimed(folder)]
+
+
+def test_a_healthy_run_writes_details_at_its_end_and_no_events(whole):
+    assert details(whole) == [False, False, True]
+    assert [record["policy/anomalies"] for record in untimed(whole)] == [0, 0, 0]
+    assert not (whole / "events.jsonl").exists()
+
+
+def test_an_anomaly_is_told_once_and_brings_details_also_over_a_resume(tmp_path):
+    nervous = ["telemetry.anomalies.kl=1e-9", "telemetry.anomalies.min_steps=1"]
+    Trainer(config("updates=1", *nervous), tmp_path).run()
+    Trainer(config("updates=3", *nervous), tmp_path).run()
+    assert [(event["update"], event["kind"]) for event in read_events(tmp_path / "events.jsonl")] == [(1, "kl_spike")]
+    assert details(tmp_path) == [True, True, True]
+    Trainer(config("updates=3", "telemetry.anomalies.hold=1", *nervous), tmp_path / "whole").run()
+    assert untimed(tmp_path / "whole") == untimed(tmp_path)
+    assert [record["policy/anomalies"] for record in untimed(tmp_path)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait", "periodic", "schedule"])
 def test_controllers_that_do_not_learn_run_too(agent, tmp_path):
     plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
     summary = Trainer(plain, tmp_path).run()

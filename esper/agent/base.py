@@ -3,8 +3,9 @@
 # N hosts, H heads
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ class Decision:
     """[N], natural logarithm of the probability of the whole action; None for a controller that does not learn."""
     value: FloatArray | None = None
     """[N], expected discounted return [reward]; None for a controller that does not learn."""
+    head_log_prob: FloatArray | None = None
+    """[N, H], what each head adds to `log_prob`; None for a controller that does not learn head by head."""
 
 
 class Controller(Protocol):
@@ -59,6 +62,19 @@ class Controller(Protocol):
         ...
 
 
+@runtime_checkable
+class Learner(Controller, Protocol):
+    """A controller that becomes another from update to update, and whose checkpoint says what it has become."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Becomes what `state_dict` described."""
+        ...
+
+
 @dataclass(kw_only=True, slots=True)
 class AgentConfig:
     """A controller."""
@@ -82,3 +98,45 @@ class AgentConfig:
             seed: root seed of the run.
         """
         raise TypeError(f"{type(self).__name__} does not say what it builds: define build(spec, seed=...)")
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+        """Raises ValueError where the controller is asked for what cannot be in such a run.
+
+        Args:
+            blueprints: names of those that are offered.
+            steps: T, host epochs of an episode.
+            incubates: are seeds blended in on a ramp, whose tempo can be chosen?
+        """
+
+    def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
+        """The same for what only the hosts, and files beside the config, can say.
+
+        Args:
+            slots: names of a host's slots.
+            in_use: `[S]`, may this slot hold a seed?
+            cap: most seeds that a host may hold, 0 for no limit.
+            blueprints: names of those that are offered.
+            hosts: N.
+        """
+
+
+def check_offered(words: str, blueprint: str, offered: Sequence[str]) -> None:
+    """Raises ValueError where there is no such blueprint.
+
+    Args:
+        words: what was asked for, as it was typed.
+    """
+    if blueprint not in offered:
+        raise ValueError(f"{words} is not offered: choose one of {', '.join(offered)}, or add it to blueprint")
+
+
+def check_time(words: str, at: int, steps: int) -> None:
+    """Raises ValueError where an episode of so many steps ends before that time comes."""
+    if at >= steps:
+        raise ValueError(f"{words} never comes in steps={steps}: choose an earlier time, or raise steps")
+
+
+def check_slot(words: str, slot: int, num_slots: int) -> None:
+    """Raises ValueError where a host has no such slot."""
+    if slot >= num_slots:
+        raise ValueError(f"{words} is not a slot of this host: it has 0 to {num_slots - 1}")

@@ -114,6 +114,39 @@ class ActionDistribution:
             total_B = total_B + torch.where(op_B == op, chosen_B, 0.0)
         return total_B
 
+    def head_log_probs(self, action_BH: Tensor) -> Tensor:
+        """Log-probability of each head's value, given the operation and the slot `[B, H]`. Their sum is `log_prob`.
+
+        Exactly 0 for heads that do not matter for the operation, and for those with one legal value.
+        """
+        row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
+        log_prob_BH = self.op_BO.new_zeros(len(action_BH), len(Head))
+        log_prob_BH[:, Head.OP] = self.op_BO[row_B, op_B]
+        log_prob_BH[:, Head.SLOT] = self.slot_BOS[row_B, op_B, slot_B] * _RELEVANT_OH[op_B, Head.SLOT]
+        for (op, head), log_prob_BSW in self.parameters.items():
+            log_prob_BH[:, head] += torch.where(op_B == op, log_prob_BSW[row_B, slot_B, action_BH[:, head]], 0.0)
+        return log_prob_BH
+
+    def head_entropies(self, action_BH: Tensor) -> Tensor:
+        """Entropy of each head where the action drew it: given its operation and its slot `[B, H]` [nats]; 0 elsewhere."""
+        row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
+        entropy_BH = self.op_BO.new_zeros(len(action_BH), len(Head))
+        entropy_BH[:, Head.OP] = entropy_of(self.op_BO)
+        entropy_BH[:, Head.SLOT] = entropy_of(self.slot_BOS[row_B, op_B]) * _RELEVANT_OH[op_B, Head.SLOT]
+        for (op, head), log_prob_BSW in self.parameters.items():
+            entropy_BH[:, head] += torch.where(op_B == op, entropy_of(log_prob_BSW[row_B, slot_B]), 0.0)
+        return entropy_BH
+
+    def head_choices(self, action_BH: Tensor) -> Tensor:
+        """Number of legal values that each head of an action was drawn from `[B, H]`; 0 for heads that do not matter for it."""
+        row_B, op_B = torch.arange(len(action_BH)), action_BH[:, Head.OP]
+        legal_BH = [
+            (self.op_BO > MASKED / 2).sum(dim=1),
+            (self.slot_BOS[row_B, op_B] > MASKED / 2).sum(dim=1),
+            *(self.legal_values_BV[:, place].sum(dim=1) for place in self.places.values()),
+        ]
+        return torch.stack(legal_BH, dim=1) * _RELEVANT_OH[op_B]
+
     def entropy(self) -> Tensor:
         """Entropy of whole actions `[B]` [nats], exact by the chain rule.
 

@@ -1,9 +1,9 @@
 """Recurrent proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with masked, factored actions."""
 
-# T steps, N hosts, H heads, M hosts of a minibatch, R recurrent units
+# T steps, N hosts, H heads, S slots, M rows of a minibatch
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.agent.base import BoolArray, Decision, FloatArray, State
+from esper.agent.diagnostics import Diagnostics, Look, diagnose, gradient_norms, look, parts_of
 from esper.agent.gae import against, gae, returns_to_go
-from esper.agent.losses import clip_fraction, clipped_surrogate, explained_variance, kl_estimate, masked_mean, value_loss
+from esper.agent.losses import Surrogate, clip_fraction, explained_variance, kl_estimate, masked_mean, r_squared
 from esper.agent.network import PolicyNetwork
 from esper.agent.normalize import PopArt
+from esper.agent.objective import RATIO_TOLERANCE, check_replay, chunk_starts, losses
+from esper.agent.targets import NEEDED, Targets, contributions
 from esper.buffer import Rollout, Seen
 from esper.env.actions import EnvSpec, Observation
 from esper.seeding import torch_stream
@@ -23,10 +26,16 @@ from esper.seeding import torch_stream
 if TYPE_CHECKING:
     from esper.agent.ppo import PPOConfig
 
-RATIO_TOLERANCE = 1e-4
-"""How far the replay of a rollout may be from it before the first step, in |ln ratio|: rounding is a hundred times smaller."""
 STRIKES = 3
 """Minibatches in a row with numbers that are not finite, before the run ends."""
+_REMEDY = {
+    "slots": "with agent.slot_identity=true it has learned numbers for each of them and cannot be moved to others; train it with "
+    "agent.slot_identity=false, or keep to hosts with these slots",
+    "blueprints": "what it has learned of each goes by that list; offer the same in the same order",
+    "features": "they are of another version of esper; train it anew",
+    "slot features": "they are of another version of esper; train it anew",
+}
+"""What to do where a policy was trained with other names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +58,12 @@ class UpdateStats:
     """Largest |ln ratio| of the first minibatch, before any step: rounding, or the replay is not what was lived."""
     grad_norm: float
     """Norm of the gradient before it was clipped; mean."""
+    grad_clipped: float
+    """Share of the minibatches learned from whose gradient was longer than `agent.max_grad_norm`, and was cut to it."""
+    contribution_loss: float
+    """Half the squared error of predicted contributions [(10 pp)^2]; mean. NaN where they are not predicted."""
+    contribution_r2: float
+    """R^2 of the contributions predicted while acting, before anything was learned from this rollout; NaN likewise."""
     learning_rate: float
     """Of this update."""
     entropy_coef: float
@@ -57,17 +72,13 @@ class UpdateStats:
     """Minibatches not learned from, since the policy had gone far enough or a number was not finite [count]."""
     forced_fraction: float
     """Share of steps at which waiting was the only legal thing; the policy learns nothing there."""
+    diagnostics: Diagnostics
+    """More about it, head by head and part by part."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Targets:
-    """What a rollout teaches."""
-
-    advantage_TN: Tensor
-    """Normalised over the steps at which there was a choice."""
-    value_TN: Tensor
-    """Lambda returns in the critic's scale."""
-    explained_variance: float
+    def metrics(self) -> dict[str, float]:
+        """Flat values by name, as telemetry wants them."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "diagnostics"}
+        return plain | self.diagnostics.metrics()
 
 
 class PPO:
@@ -75,6 +86,8 @@ class PPO:
 
     def __init__(self, config: "PPOConfig", spec: EnvSpec, *, seed: int) -> None:
         self.config, self.spec = config, spec
+        if config.aux_coef and (missing := [name for name in NEEDED if name not in spec.slot_feature_names]):
+            raise ValueError(f"agent.aux_coef={config.aux_coef} needs slots that show {', '.join(missing)}: set agent.aux_coef=0")
         self.network = PolicyNetwork(
             spec,
             hidden=config.hidden,
@@ -83,9 +96,13 @@ class PPO:
             slot_identity=config.slot_identity,
             wait_bias=config.wait_bias,
             generator=torch_stream(seed, "policy_init"),
+            recurrent=config.recurrent,
+            foresight=config.aux_coef > 0,
         )
         self.popart = PopArt(step=config.popart_step)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.parts = parts_of(self.network)
+        """Parameters of the parts whose gradients are told apart."""
         self.updates = 0
         """Updates so far."""
         self.strikes = 0
@@ -94,7 +111,7 @@ class PPO:
     # ---- acting
 
     def start(self, num_hosts: int) -> State:
-        """Zeros."""
+        """What the network remembers at the start."""
         return self.network.start(num_hosts)
 
     @torch.no_grad()
@@ -114,10 +131,12 @@ class PPO:
             if not bool(torch.isfinite(numbers).all()):
                 raise FloatingPointError(f"the policy's {what} are not finite: look at observations and agent.learning_rate")
         action_NH = distribution.mode() if greedy else distribution.sample(torch.as_tensor(uniform))
+        by_head = self.config.surrogate is Surrogate.per_head
         return Decision(
             action=action_NH.numpy(),
             log_prob=distribution.log_prob(action_NH).numpy(),
             value=self.popart.denormalize(outputs.value_B).numpy(),
+            head_log_prob=distribution.head_log_probs(action_NH).numpy() if by_head else None,
             state=state,
         )
 
@@ -144,45 +163,79 @@ class PPO:
         config = self.config
         assert rollout.full
         assert 0 <= progress <= 1
+        told = rollout.head_log_prob_TNH.sum(dim=2) if config.surrogate is Surrogate.per_head else rollout.log_prob_TN
+        assert torch.allclose(told, rollout.log_prob_TN, atol=RATIO_TOLERANCE), "what the heads added is not in this rollout"
         learning_rate = config.learning_rate * (1 - progress)
         entropy_coef = config.entropy_coef + (config.entropy_final - config.entropy_coef) * progress
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        before = look(self.network, rollout)
         targets = self._targets(rollout)
+        lived, taught = (rollout.folded(config.chunk), targets.folded(config.chunk)) if config.chunk else (rollout, targets)
         learned: list[dict[str, float]] = []
         first_error, far_enough = float("nan"), False
         for epoch in range(config.epochs):
-            for index, rows_M in enumerate(rollout.minibatches(config.minibatches, generator)):
-                log_ratio_TM, terms = self._losses(rollout, targets, rows_M)
+            if lived.chunks > 1:
+                lived.initial_state = chunk_starts(self.network, rollout, config.chunk)
+            for index, rows_M in enumerate(lived.minibatches(config.minibatches, generator)):
+                log_ratio_TM, terms = self._losses(lived, taught, rows_M)
                 if epoch == index == 0:
-                    first_error = self._check_replay(rollout, rows_M, log_ratio_TM)
-                far_enough = float(kl_estimate(log_ratio_TM.detach(), ~rollout.forced_TN[:, rows_M])) > config.target_kl
+                    first_error = check_replay(lived, rows_M, log_ratio_TM)
+                far_enough = float(kl_estimate(log_ratio_TM.detach(), ~lived.forced_TN[:, rows_M])) > config.target_kl
                 if far_enough:
                     break
                 learned += self._step(terms, entropy_coef)
             if far_enough:
                 break
         self.updates += 1
-        with torch.no_grad():
-            log_ratio_TN, _ = self._losses(rollout, targets, torch.arange(rollout.num_hosts))
+        after = look(self.network, rollout)
+        log_ratio_TN = after.joint_TN - rollout.log_prob_TN
         chosen_TN = ~rollout.forced_TN
         return UpdateStats(
             **{
-                name: float(np.mean([terms[name] for terms in learned])) if learned else float("nan")
-                for name in ("policy_loss", "value_loss", "entropy", "grad_norm")
+                name: float(np.mean([numbers.get(name, math.nan) for numbers in learned])) if learned else math.nan
+                for name in ("policy_loss", "value_loss", "entropy", "grad_norm", "grad_clipped", "contribution_loss")
             },
             kl=float(kl_estimate(log_ratio_TN, chosen_TN)),
             clip_fraction=float(clip_fraction(log_ratio_TN, chosen_TN, clip=config.clip)),
             explained_variance=targets.explained_variance,
+            contribution_r2=self._foresight(before, targets),
             first_ratio_error=first_error,
             learning_rate=learning_rate,
             entropy_coef=entropy_coef,
             minibatches_skipped=float(config.epochs * config.minibatches - len(learned)),
             forced_fraction=float(rollout.forced_TN.float().mean()),
+            diagnostics=self._diagnose(before, after, rollout, learned),
         )
 
-    def _targets(self, rollout: Rollout) -> _Targets:
-        """Advantages, value targets, and how well the critic knew; the scale of returns follows the new ones."""
+    def _foresight(self, before: Look, targets: Targets) -> float:
+        """R^2 of the contributions that were predicted before anything was learned from this rollout; NaN where none were."""
+        if before.contribution_BS is None or targets.contributions is None:
+            return math.nan
+        return r_squared(before.contribution_BS, *(tensor_TNS.flatten(0, 1) for tensor_TNS in targets.contributions))
+
+    def _diagnose(self, before: Look, after: Look, rollout: Rollout, learned: list[dict[str, float]]) -> Diagnostics:
+        """What the update did: from the policy before to that after it, by steps of which `learned` holds the numbers."""
+        config, ends = self.config, (rollout.terminated_TN, rollout.truncated_TN)
+        norms = {part: [numbers[f"grad_norm_{part}"] for numbers in learned] for part in self.parts}
+        return diagnose(
+            before,
+            after,
+            rollout,
+            returns_TN=returns_to_go(rollout.reward_TN, rollout.next_value_TN, *ends, gamma=config.gamma),
+            # Advantages are divided by no less: returns that differ less than this count as equal for the policy too.
+            floor=config.advantage_floor**2,
+            target_kl=config.target_kl,
+            grad_norm={part: float(np.mean(steps)) for part, steps in norms.items() if steps},
+            skipped_fraction=1 - len(learned) / (config.epochs * config.minibatches),
+            blueprint_names=self.spec.blueprint_names,
+        )
+
+    def _targets(self, rollout: Rollout) -> Targets:
+        """What the whole rollout teaches, before any host is dealt: twins need not share a minibatch.
+
+        The scale of returns follows the new ones.
+        """
         config, ends = self.config, (rollout.terminated_TN, rollout.truncated_TN)
         next_value_TN = rollout.next_value_TN
         advantage_TN = gae(rollout.reward_TN, rollout.value_TN, next_value_TN, *ends, gamma=config.gamma, lam=config.lam)
@@ -193,56 +246,34 @@ class PPO:
         chosen_TN = ~rollout.forced_TN
         mean = masked_mean(advantage_TN, chosen_TN)
         deviation = masked_mean((advantage_TN - mean).square(), chosen_TN).sqrt()
-        return _Targets(
+        found = contributions(rollout, self.spec.slot_feature_names) if config.aux_coef else None
+        return Targets(
             advantage_TN=(advantage_TN - mean) / deviation.clamp(min=config.advantage_floor),
             value_TN=self.popart.normalize(lambda_return_TN),
             # Lambda returns contain the values themselves and would flatter the critic.
             explained_variance=explained_variance(rollout.value_TN, lived_TN),
+            contributions=found,
         )
 
-    def _losses(self, rollout: Rollout, targets: _Targets, rows_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Replays some hosts from their start: log-ratios `[T, M]`, and the terms of the objective by name."""
-        state = rollout.initial_state or self.start(rollout.num_hosts)
-        state = {name: tensor[rows_M] for name, tensor in state.items()}
-        outputs, _ = self.network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M])
-        shape = (rollout.num_steps, len(rows_M))
-        log_prob_TM = outputs.distribution.log_prob(rollout.action_TNH[:, rows_M].flatten(0, 1)).view(shape)
-        log_ratio_TM = log_prob_TM - rollout.log_prob_TN[:, rows_M]
-        chosen_TM = ~rollout.forced_TN[:, rows_M]
-        terms = {
-            "policy_loss": clipped_surrogate(log_ratio_TM, targets.advantage_TN[:, rows_M], chosen_TM, clip=self.config.clip),
-            "value_loss": value_loss(outputs.value_B.view(shape), targets.value_TN[:, rows_M]),
-            "entropy": masked_mean(outputs.distribution.entropy().view(shape), chosen_TM),
-        }
-        return log_ratio_TM, terms
-
-    def _check_replay(self, rollout: Rollout, rows_M: Tensor, log_ratio_TM: Tensor) -> float:
-        """Largest |ln ratio|: before the first step, policy and rollout are the same policy, and must say the same."""
-        error_TM = log_ratio_TM.detach().abs()
-        worst = float(error_TM.max())
-        if worst > RATIO_TOLERANCE:
-            step, column = divmod(int(error_TM.argmax()), len(rows_M))
-            host = int(rows_M[column])
-            lived, now = float(rollout.log_prob_TN[step, host]), float(log_ratio_TM.detach()[step, column])
-            raise RuntimeError(
-                f"the policy does not reproduce its rollout: at step {step} of host {host}, action "
-                f"{rollout.action_TNH[step, host].tolist()} had log-probability {lived:.6f} and has {lived + now:.6f}; "
-                "weights, masks, recurrent state or resets differ from those of the rollout"
-            )
-        return worst
+    def _losses(self, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `objective.losses`."""
+        return losses(self.network, rollout, targets, rows_M, clip=self.config.clip, surrogate=self.config.surrogate)
 
     def _step(self, terms: dict[str, Tensor], entropy_coef: float) -> list[dict[str, float]]:
         """One gradient step; returns its numbers, or nothing where one of them was not finite and the step was left out."""
         loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * terms["entropy"]
+        if "contribution_loss" in terms:
+            loss = loss + self.config.aux_coef * terms["contribution_loss"]
         self.optimizer.zero_grad()
         loss.backward()
+        parts = {f"grad_norm_{part}": norm for part, norm in gradient_norms(self.parts).items()}
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         numbers = {name: float(term.detach()) for name, term in terms.items()} | {"grad_norm": float(norm)}
         sick = [name for name, number in numbers.items() if not math.isfinite(number)]
         if not sick:
             self.optimizer.step()
             self.strikes = 0
-            return [numbers]
+            return [numbers | parts | {"grad_clipped": float(numbers["grad_norm"] > self.config.max_grad_norm)}]
         self.strikes += 1
         if self.strikes >= STRIKES:
             raise FloatingPointError(
@@ -264,17 +295,16 @@ class PPO:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave.
+        """Goes on from what `state_dict` gave; without slot identity also where hosts have other slots, and any number of them.
 
         Raises:
             ValueError: it belongs to a policy that sees or does other things.
         """
         for what, names in self._names().items():
-            if state["names"][what] != names:
-                raise ValueError(
-                    f"this policy was trained with the {what} {', '.join(state['names'][what])}, "
-                    f"and here they are {', '.join(names)}: use the config that it was trained with"
-                )
+            trained = state["names"][what]
+            if trained != names and (what != "slots" or self.config.slot_identity):
+                was, here = ", ".join(trained), ", ".join(names)
+                raise ValueError(f"this policy was trained with the {what} {was}, and here they are {here}: {_REMEDY[what]}")
         self.network.load_state_dict(state["network"])
         self.popart.load_state_dict(state["popart"])
         self.optimizer.load_state_dict(state["optimizer"])

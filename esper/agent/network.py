@@ -1,16 +1,16 @@
-"""The policy network: a shared encoder of slots, a recurrent core, pointer scores over slots, and a critic."""
+"""The policy network: a shared encoder of slots, a core that may remember, pointer scores over slots, and a critic."""
 
 # T steps, N hosts, B = T * N decisions, S slots, O operations, D host features, F slot features, E width of a slot's encoding,
-# R recurrent units, W values of one head
+# R units of the core, W values of one head
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.agent.base import State
+from esper.agent.core import FeedForward, Recurrent
 from esper.agent.distribution import ActionDistribution, Logits, free_parameters, segments
 from esper.buffer import Seen
 from esper.env.actions import EnvSpec, Head, Op
@@ -26,6 +26,8 @@ class Outputs:
     distribution: ActionDistribution
     value_B: Tensor
     """Value in the critic's scale, that is normalised."""
+    contribution_BS: Tensor | None = None
+    """What each seed will be found to contribute after this step [10 pp]; None where nobody asked for it."""
 
 
 class PolicyNetwork(nn.Module):
@@ -44,8 +46,15 @@ class PolicyNetwork(nn.Module):
         slot_identity: bool,
         wait_bias: float,
         generator: torch.Generator,
+        recurrent: bool = True,
+        foresight: bool = False,
     ) -> None:
-        """A newborn network; its numbers come from `generator` alone, and the global stream stays where it was."""
+        """A newborn network; its numbers come from `generator` alone, and the global stream stays where it was.
+
+        Args:
+            recurrent: has it a memory?
+            foresight: does it predict the contributions of seeds? All its other weights are the same with and without.
+        """
         super().__init__()
         self.spec = spec
         self._places = segments(spec.head_sizes)
@@ -57,7 +66,7 @@ class PolicyNetwork(nn.Module):
             self.slot_out = nn.Linear(slot_width, slot_width)
             self.mix = nn.Linear(len(spec.feature_names) + 2 * slot_width, hidden)
             self.norm = nn.LayerNorm(hidden)
-            self.core = nn.LSTM(hidden, hidden)
+            self.core = Recurrent(hidden) if recurrent else FeedForward(hidden)
             self.op = nn.Linear(hidden, len(Op))
             self.slot_key = nn.Linear(slot_width, slot_width)
             self.core_key = nn.Linear(hidden, slot_width)
@@ -67,6 +76,7 @@ class PolicyNetwork(nn.Module):
             self.value_in = nn.Linear(hidden, hidden)
             self.value = nn.Linear(hidden, 1)
         self._initialize(wait_bias, generator)
+        self.foresight = _foresight(hidden + slot_width, slot_width, generator) if foresight else None
 
     @torch.no_grad()
     def _initialize(self, wait_bias: float, generator: torch.Generator) -> None:
@@ -79,19 +89,13 @@ class PolicyNetwork(nn.Module):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.5, generator=generator)
-        for name, parameter in self.core.named_parameters():
-            if name.startswith("weight"):
-                nn.init.orthogonal_(parameter, generator=generator)
-            else:
-                nn.init.zeros_(parameter)
-        # Two biases are added to each gate; the forget gate is the second of four, and shall have 1 in total.
-        hidden = self.core.hidden_size
-        self.core.get_parameter("bias_ih_l0")[hidden : 2 * hidden] = 1.0
+        if isinstance(self.core, Recurrent):
+            self.core.initialize(generator)
         self.op.bias[Op.WAIT] = wait_bias
 
     def start(self, num_hosts: int) -> State:
-        """Recurrent state before the first step: zeros `[N, R]`."""
-        return {name: torch.zeros(num_hosts, self.core.hidden_size) for name in ("h", "c")}
+        """What is remembered before the first step: zeros `[N, R]` by name, or nothing."""
+        return self.core.start(num_hosts)
 
     def step(self, seen: Seen, state: State, is_init_N: Tensor) -> tuple[Outputs, State]:
         """One step of N hosts; see `unroll`."""
@@ -102,7 +106,7 @@ class PolicyNetwork(nn.Module):
 
         Args:
             seen: `[T, N]` observations.
-            state: recurrent state before the first step.
+            state: what is remembered before the first step.
             is_init_TN: where an episode starts, the state is zeroed before the step.
 
         Returns:
@@ -110,16 +114,20 @@ class PolicyNetwork(nn.Module):
         """
         steps, hosts = is_init_TN.shape
         encoding_TNSE = self._encode(seen)
-        pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
-        input_TNR = F.relu(self.norm(self.mix(torch.cat([seen.features, pooled_TNE], dim=-1))))
-        output_TNR, state = self._recur(input_TNR, state, is_init_TN)
+        output_TNR, state = self.core.unroll(self._mix(seen, encoding_TNSE), state, is_init_TN)
         output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
         flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
         logits = self._logits(output_BR, encoding_BSE, flat)
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes)
-        return Outputs(distribution=distribution, value_B=value_B), state
+        return Outputs(distribution=distribution, value_B=value_B, contribution_BS=self._foresee(output_BR, encoding_BSE)), state
+
+    def remember(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
+        """The state after T steps; as of `unroll`, without asking what to do in them."""
+        if not state:
+            return {}
+        return self.core.unroll(self._mix(seen, self._encode(seen)), state, is_init_TN)[1]
 
     def _encode(self, seen: Seen) -> Tensor:
         hidden = self.slot_in(torch.cat([seen.slots, self.blueprint(seen.blueprints)], dim=-1))
@@ -127,17 +135,17 @@ class PolicyNetwork(nn.Module):
             hidden = hidden + self.identity
         return F.relu(self.slot_out(F.relu(hidden)))
 
-    def _recur(self, input_TNR: Tensor, state: State, is_init_TN: Tensor) -> tuple[Tensor, State]:
-        """The recurrent core, fused over stretches of time within which no host starts an episode."""
-        h_NR, c_NR = state["h"], state["c"]
-        starts = [0, *(1 + torch.nonzero(is_init_TN[1:].any(dim=1))[:, 0]).tolist(), len(input_TNR)]
-        outputs: list[Tensor] = []
-        for start, end in pairwise(starts):
-            keep_N1 = (~is_init_TN[start])[:, None].to(h_NR.dtype)
-            output_TNR, (h_1NR, c_1NR) = self.core(input_TNR[start:end], ((h_NR * keep_N1)[None], (c_NR * keep_N1)[None]))
-            h_NR, c_NR = h_1NR[0], c_1NR[0]
-            outputs.append(output_TNR)
-        return torch.cat(outputs), {"h": h_NR, "c": c_NR}
+    def _mix(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
+        """Inputs of the core `[T, N, R]`: the host, and its slots pooled, so that their number and order do not matter."""
+        pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
+        return F.relu(self.norm(self.mix(torch.cat([seen.features, pooled_TNE], dim=-1))))
+
+    def _foresee(self, output_BR: Tensor, encoding_BSE: Tensor) -> Tensor | None:
+        """Contribution of each seed, from what is remembered and what its slot looks like."""
+        if self.foresight is None:
+            return None
+        output_BSR = output_BR[:, None].expand(-1, encoding_BSE.shape[1], -1)
+        return self.foresight(torch.cat([output_BSR, encoding_BSE], dim=-1))[..., 0]
 
     def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, seen: Seen) -> Logits:
         """Scores of operations; of every slot for every operation; and of parameters for every slot, where there is a choice."""
@@ -151,3 +159,13 @@ class PolicyNetwork(nn.Module):
             place = self._places[head]
             parameters[op, head] = F.linear(context[op], self.parameter.weight[place], self.parameter.bias[place])
         return Logits(op_BO=self.op(output_BR), slot_BOS=slot_BOS, parameters=parameters)
+
+
+def _foresight(inputs: int, width: int, generator: torch.Generator) -> nn.Module:
+    """The head that predicts contributions, as it is born: orthogonal, and predicting little."""
+    with torch.random.fork_rng(devices=[]):
+        first, last = nn.Linear(inputs, width), nn.Linear(width, 1)
+    for layer, gain in ((first, 2**0.5), (last, 0.1)):
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(first, nn.ReLU(), last)

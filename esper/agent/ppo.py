@@ -2,11 +2,14 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from esper.agent.base import AgentConfig
 from esper.agent.gae import Baseline
 from esper.agent.learner import PPO
+from esper.agent.losses import Surrogate
 from esper.env.actions import EnvSpec
 
 
@@ -14,6 +17,8 @@ from esper.env.actions import EnvSpec
 class PPOConfig(AgentConfig):
     """A recurrent policy that learns by PPO."""
 
+    recurrent: ClassVar[bool] = True
+    """Does it remember?"""
     lam: float = 0.95
     """Weight of longer sums in advantages, in [0, 1]. 1 trusts the returns, 0 the critic; higher is less biased and noisier."""
     learning_rate: float = 2e-3
@@ -22,12 +27,20 @@ class PPOConfig(AgentConfig):
     """Passes over each rollout, at least 1. More learn more from it and strain the clip."""
     minibatches: int = 4
     """Parts a rollout is dealt into in each pass, at least 1 and at most N: hosts stay whole. More: noisier steps."""
+    chunk: int = 0
+    """Steps through which gradients flow back, a divisor of T: hosts are dealt in rows of as many. 0 means whole rows. Higher
+    learns to remember for longer, in fewer and longer rows."""
     clip: float = 0.2
     """Half-width of the interval around 1 in which probability ratios earn anything, in (0, 1). Higher allows larger steps."""
+    surrogate: Surrogate = Surrogate.joint
+    """Whose ratio is clipped: joint is that of the whole action, per_head that of each of its heads, one by one."""
     target_kl: float = 0.03
     """An update ends when a minibatch finds the policy this far from the one that acted [nats], above 0. Higher stops later."""
     value_coef: float = 0.5
     """Weight of the critic's loss, at least 0. Higher lets the critic shape more of what they share."""
+    aux_coef: float = 0.0
+    """Weight of predicting what each seed will be found to contribute, at least 0. Higher lets that shape more of what the policy
+    and the critic share; at 0 nothing is predicted."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus in the first update [1 / nat], at least 0. Higher explores more."""
     entropy_final: float = 0.001
@@ -44,7 +57,7 @@ class PPOConfig(AgentConfig):
     popart_step: float = 0.05
     """Weight of the newest rollout in the running scale of returns, in (0, 1]. Higher follows faster and jumps more."""
     hidden: int = 64
-    """Recurrent units, at least 1. More remember more and cost more."""
+    """Units of the core, at least 1. More remember more and cost more."""
     slot_width: int = 32
     """Numbers that encode one slot, at least 1."""
     blueprint_width: int = 4
@@ -65,10 +78,11 @@ class PPOConfig(AgentConfig):
         }
         above_0 = ("learning_rate", "target_kl", "max_grad_norm", "advantage_floor")
         rules |= {name: (0 < getattr(self, name) < math.inf, "finite and above 0") for name in above_0}
-        at_least_0 = ("value_coef", "entropy_coef", "entropy_final")
+        at_least_0 = ("value_coef", "aux_coef", "entropy_coef", "entropy_final")
         rules |= {name: (0 <= getattr(self, name) < math.inf, "finite and at least 0") for name in at_least_0}
         counts = ("epochs", "minibatches", "hidden", "slot_width", "blueprint_width", "twins")
         rules |= {name: (getattr(self, name) >= 1, "at least 1") for name in counts}
+        rules["chunk"] = (self.chunk >= 0, "at least 0")
         defaults = PPOConfig.__dataclass_fields__
         for name, (fine, rule) in rules.items():
             if not fine:
@@ -80,5 +94,18 @@ class PPOConfig(AgentConfig):
         if self.clip > 0.3:
             warnings.warn(f"agent.clip={self.clip} hardly holds the policy back: 0.1 to 0.3 is usual", stacklevel=2)
 
+    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+        if self.chunk and steps % self.chunk:
+            divisors = ", ".join(str(number) for number in range(1, steps + 1) if steps % number == 0)
+            raise ValueError(f"agent.chunk={self.chunk} does not divide steps={steps}: choose one of {divisors}, or 0")
+
     def build(self, spec: EnvSpec, *, seed: int) -> PPO:
         return PPO(self, spec, seed=seed)
+
+
+@dataclass(kw_only=True, slots=True)
+class PPOMLPConfig(PPOConfig):
+    """The same without memory: two layers of as many weights in place of the LSTM, for comparison."""
+
+    recurrent: ClassVar[bool] = False
+    """Does it remember?"""

@@ -1,4 +1,4 @@
-"""Controllers that do not learn: never acting, acting by chance, and following a fixed schedule."""
+"""Controllers that do not learn: never acting, and acting by chance; and what such controllers are made of."""
 
 # N hosts, S slots, O operations, H heads, W values of one head
 
@@ -139,57 +139,6 @@ class Random(Scripted):
             for head, place in segments(self.spec.head_sizes).items()
         }
         return compose(observation, self.spec, op_N, slot_N, **chosen)
-
-
-@dataclass(kw_only=True, slots=True)
-class ScheduleConfig(AgentConfig):
-    """The same for every host: one blueprint into one slot at one time, moved on and kept as soon as that is legal."""
-
-    slot: int = 0
-    """Which slot, counted from 0 in the order of the host's layers."""
-    blueprint: str = "conv_light"
-    """Name of the blueprint, one of those that are offered."""
-    at: int = 0
-    """Germinates after this many host epochs, or as soon after as it may, and again if the seed is lost; at least 0."""
-
-    def __post_init__(self) -> None:
-        AgentConfig.__post_init__(self)
-        if self.slot < 0:
-            raise ValueError(f"agent.slot must be at least 0, got {self.slot}: it counts the slots from the first layer on")
-        if self.at < 0:
-            raise ValueError(f"agent.at must be at least 0, got {self.at}: it counts host epochs from the start")
-
-    def build(self, spec: EnvSpec, *, seed: int) -> "Schedule":
-        return Schedule(self, spec)
-
-
-class Schedule(Scripted):
-    """See `ScheduleConfig`."""
-
-    def __init__(self, config: ScheduleConfig, spec: EnvSpec) -> None:
-        """Finds its slot and blueprint.
-
-        Raises:
-            ValueError: there are none, or the time never comes.
-        """
-        Scripted.__init__(self, spec)
-        if config.slot >= spec.num_slots:
-            raise ValueError(f"agent.slot={config.slot} is not a slot of this host: it has 0 to {spec.num_slots - 1}")
-        if config.blueprint not in spec.blueprint_names:
-            raise ValueError(f"agent.blueprint={config.blueprint} is not offered: there are {', '.join(spec.blueprint_names)}")
-        if config.at >= spec.num_steps:
-            raise ValueError(f"agent.at={config.at} never comes: an episode has steps={spec.num_steps}")
-        self.slot, self.blueprint, self.at = config.slot, spec.blueprint_names.index(config.blueprint), config.at
-
-    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
-        legal_NO = observation.legal_slots[:, :, self.slot]
-        offered_N = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]][:, self.blueprint]
-        due_N = (step_number(observation, self.spec) >= self.at) & offered_N
-        op_N = np.full(len(due_N), Op.WAIT, dtype=np.int64)
-        for op, wanted_N in ((Op.GERMINATE, due_N), (Op.ADVANCE, True), (Op.FOSSILIZE, True)):
-            op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)
-        full_N = np.ones_like(op_N)
-        return compose(observation, self.spec, op_N, full_N * self.slot, blueprint=full_N * self.blueprint)
 
 
 def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:

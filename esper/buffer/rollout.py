@@ -1,8 +1,9 @@
 """A rollout: everything the policy saw and did in T steps of N hosts, and what it was paid for it."""
 
 # T steps, N hosts, S slots, O operations, H heads, V values of all parameter heads, D host features, F slot features,
-# R recurrent units
+# R recurrent units, L steps of a chunk, C chunks of a row
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -67,6 +68,13 @@ class Decided(Protocol):
     def log_prob(self) -> npt.NDArray[np.float32] | None: ...
     @property
     def value(self) -> npt.NDArray[np.float32] | None: ...
+    @property
+    def head_log_prob(self) -> npt.NDArray[np.float32] | None: ...
+
+
+def folded(values_TN: Tensor, chunk: int) -> Tensor:
+    """From `[T, N, ...]` to `[L, C * N, ...]`: chunks of L steps side by side, the first of every row, then the second, ..."""
+    return values_TN.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2)
 
 
 class Rollout:
@@ -96,6 +104,8 @@ class Rollout:
         self.seen = Seen.blank(spec, *shape)
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
         self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        self.head_log_prob_TNH = torch.zeros(*shape, len(Head))
+        """What each head adds to `log_prob_TN`; zeros where the controller does not tell."""
         self.successor_value_TN = torch.zeros(shape)
         """Value of the state after a step that was cut; 0 elsewhere."""
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
@@ -108,6 +118,8 @@ class Rollout:
         """Value of the state after the last step; ignored where that step terminated."""
         self.initial_state = {name: tensor.detach().clone() for name, tensor in (initial_state or {}).items()}
         self.length = 0
+        self.chunks = 1
+        """Rows that each host was cut into."""
 
     @property
     def full(self) -> bool:
@@ -150,9 +162,10 @@ class Rollout:
         for name, tensor in Seen.of(observation).tensors().items():
             getattr(self.seen, name)[t] = tensor
         self.action_TNH[t] = torch.as_tensor(decision.action)
-        for name, array in (("log_prob", decision.log_prob), ("value", decision.value)):
+        told = ((self.log_prob_TN, decision.log_prob), (self.value_TN, decision.value))
+        for tensor, array in (*told, (self.head_log_prob_TNH, decision.head_log_prob)):
             if array is not None:
-                getattr(self, f"{name}_TN")[t] = torch.as_tensor(array)
+                tensor[t] = torch.as_tensor(array)
         self.reward_TN[t] = torch.as_tensor(reward)
         self.terminated_TN[t], self.is_init_TN[t] = torch.as_tensor(terminated), torch.as_tensor(is_init)
         if truncated is not None and truncated.any():
@@ -188,3 +201,29 @@ class Rollout:
         if num > self.num_hosts:
             raise ValueError(f"agent.minibatches={num} exceeds hosts={self.num_hosts}: lower it, or raise hosts")
         yield from torch.randperm(self.num_hosts, generator=generator).tensor_split(num)
+
+    def folded(self, chunk: int) -> "Rollout":
+        """The same steps in rows of `chunk`: row c * N + n holds chunk c of host n.
+
+        Its first rows start where this rollout does. What is remembered at the starts of the others depends on the policy, which
+        is why `initial_state` has to be set before it is replayed.
+
+        Raises:
+            ValueError: the steps are no multiple of the chunk.
+        """
+        if self.num_steps % chunk:
+            raise ValueError(f"agent.chunk={chunk} does not divide steps={self.num_steps}: lower it to a divisor, or set it to 0")
+        part = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.shape[:2] == (self.num_steps, self.num_hosts):
+                setattr(part, name, folded(value, chunk))
+        part.seen = Seen(**{name: folded(tensor, chunk) for name, tensor in self.seen.tensors().items()})
+        part.last_value_N = self.next_value_TN[chunk - 1 :: chunk].flatten()
+        part.chunks = self.num_steps // chunk
+        part.num_steps, part.num_hosts, part.length = chunk, part.chunks * self.num_hosts, chunk
+        return part
+
+    def origin(self, step: int, row: int) -> tuple[int, int]:
+        """The step and the host that a step of a row was, before it was folded."""
+        chunk, host = divmod(row, self.num_hosts // self.chunks)
+        return chunk * self.num_steps + step, host

@@ -321,8 +321,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         )
         blueprints = np.where(self.state.blueprint < 0, len(self.layout.blueprint_names), self.state.blueprint)
         return {
-            "features": np.nan_to_num(obs.host_features(view)),
-            "slots": np.nan_to_num(obs.slot_features(view, self.layout.blueprint_names)),
+            "features": obs.host_features(view),
+            "slots": obs.slot_features(view, self.layout.blueprint_names),
             "blueprints": blueprints,
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),

@@ -1,12 +1,17 @@
 """What is measured, under which name, and where it goes."""
 
+from esper.telemetry.anomalies import AnomaliesConfig, Anomaly, Findings, Kind, Watch
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
 from esper.telemetry.tags import METRICS, Metric, UnknownTagError, Value, measured, under
-from esper.telemetry.writers import JsonlWriter, TensorBoardWriter, Writer, read_records
+from esper.telemetry.writers import JsonlWriter, TensorBoardWriter, Writer, read_events, read_records
 
 __all__ = [
     "METRICS",
+    "AnomaliesConfig",
+    "Anomaly",
+    "Findings",
     "JsonlWriter",
+    "Kind",
     "Metric",
     "QuietConfig",
     "Telemetry",
@@ -14,8 +19,10 @@ __all__ = [
     "TensorBoardWriter",
     "UnknownTagError",
     "Value",
+    "Watch",
     "Writer",
     "measured",
+    "read_events",
     "read_records",
     "under",
 ]

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.console import Console, Rows, build_console
-from esper.telemetry.tags import Value, measured
+from esper.telemetry.tags import Value, is_detail, measured
 from esper.telemetry.writers import Hparam, JsonlWriter, TensorBoardWriter, Writer
 
 
@@ -24,10 +25,16 @@ class TelemetryConfig:
     """Write one JSON object per line to `metrics.jsonl` in the run's folder."""
     every: int = 1
     """Write each `every`-th update, and the last; 1 or more [updates]. More: smaller files, and coarser curves."""
+    detail_every: int = 10
+    """Write all details (head by head, part by part) with each so-manieth of these, 1 or more. More: smaller files. After an
+    anomaly every update is written, with all details, for telemetry.anomalies.hold updates."""
+    anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
+    """When learning is called anomalous, as in telemetry.anomalies.entropy_share=0.05."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"telemetry.every must be >= 1, got {self.every}")
+        for name in ("every", "detail_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"telemetry.{name} must be >= 1, got {getattr(self, name)}")
 
     def build(self, folder: Path | str, *, resume_update: int, total_updates: int, file: TextIO | None = None) -> "Telemetry":
         """
@@ -60,7 +67,7 @@ class Telemetry:
         self, config: TelemetryConfig, folder: Path, *, resume_update: int, total_updates: int, file: TextIO | None
     ) -> None:
         """See `TelemetryConfig.build`."""
-        self._every = config.every
+        self._every, self._detail_every = config.every, config.every * config.detail_every
         self._total = total_updates
         self._hparams: dict[str, Hparam] = {}
         self._latest: dict[str, float] = {}
@@ -95,8 +102,11 @@ class Telemetry:
         if self._console:
             self._console.step(t, steps)
 
-    def update(self, update: int, metrics: Mapping[str, Value]) -> None:
+    def update(self, update: int, metrics: Mapping[str, Value], findings: Findings | None = None) -> None:
         """Takes the metrics of an update, values by tag; None and NaN are not measured.
+
+        Args:
+            findings: what looked wrong in it, if somebody looked.
 
         Raises:
             UnknownTagError: a tag is not in the table, whatever is switched on.
@@ -104,11 +114,19 @@ class Telemetry:
         """
         values = measured(metrics)
         self._latest.update(values)
-        if update % self._every == 0 or update == self._total:
+        findings, last = findings or Findings(), update == self._total
+        detailed = findings.detailed or last or update % self._detail_every == 0
+        if detailed or update % self._every == 0:
+            written = {tag: value for tag, value in values.items() if detailed or not is_detail(tag)}
             for writer in self._writers:
-                writer.write(update, values)
+                writer.write(update, written)
+        for anomaly in findings.new:
+            for writer in self._writers:
+                writer.anomaly(update, anomaly)
         if self._console:
             self._console.update(update, values)
+            for anomaly in findings.first:
+                self._console.say(update, anomaly.sentence())
 
     def finish(self, rows: Rows = ()) -> None:
         """Says what came out of a run that reached its end: name and text of each line of a summary."""

@@ -32,6 +32,7 @@ class Console(Protocol):
     def start(self, title: str) -> None: ...
     def step(self, t: int, steps: int) -> None: ...
     def update(self, update: int, metrics: Mapping[str, float]) -> None: ...
+    def say(self, update: int, sentence: str) -> None: ...
     def finish(self, rows: Rows) -> None: ...
     def close(self) -> None: ...
 
@@ -98,6 +99,10 @@ class PlainConsole:
         left = elapsed / max(1, update - self._first) * (self._total - update)
         values = ", ".join(f"{SHOWN[tag].label} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
         self._say(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
+
+    def say(self, update: int, sentence: str) -> None:
+        """Says what cannot wait for the next tenth."""
+        self._say(f"update {update}/{self._total}: {sentence}")
 
     def finish(self, rows: Rows) -> None:
         """Says what came out."""
@@ -169,6 +174,10 @@ class LiveConsole:
         coming = min(update + 1, self._total)
         self._progress.update(self._task, completed=update, description=f"update {coming}/{self._total}")
         self._live.update(self._picture())
+
+    def say(self, update: int, sentence: str) -> None:
+        """Writes a line that stays, above the picture."""
+        self._console.print(Text(f"update {update}/{self._total}: {sentence}", style="yellow"))
 
     def finish(self, rows: Rows) -> None:
         """Shows what came out below the last picture."""

@@ -16,18 +16,27 @@ class Metric:
     """One row of the table."""
 
     tag: str
-    """`group/name`. A name of `*` stands for names that are only known when the run is built."""
+    """`group/name`. A name of `*` stands for names that are only known when the run is built; `<word>` for those of `WORDS`."""
     unit: str
     """What one unit is; `1` for a pure number."""
     meaning: str
     """What is measured, over what, and how to read it."""
     label: str = ""
     """Short name in the console; empty where the console does not show it."""
+    detail: bool = False
+    """Is it written now and then only, as telemetry.detail_every says?"""
 
 
-def _row(tag: str, unit: str, meaning: str, label: str = "") -> Metric:
-    return Metric(tag=tag, unit=unit, meaning=meaning, label=label)
+def _row(tag: str, unit: str, meaning: str, label: str = "", *, detail: bool = False) -> Metric:
+    return Metric(tag=tag, unit=unit, meaning=meaning, label=label, detail=detail)
 
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "head": ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
+    "part": ("encoder", "core", "heads", "critic", "foresight"),
+    "quarter": ("lowest", "low", "high", "highest"),
+}
+"""What may stand for `<head>`, `<part>` and `<quarter>` in a tag."""
 
 METRICS: tuple[Metric, ...] = (
     _row("host/accuracy", "pp", "Validation accuracy at the end of the episode, mean over hosts.", "accuracy"),
@@ -74,10 +83,81 @@ METRICS: tuple[Metric, ...] = (
         "Largest |log ratio| before the first gradient step: above rounding, the replay differs from the rollout.",
     ),
     _row("policy/grad_norm", "1", "Norm of the gradient before clipping, mean over minibatches."),
+    _row("policy/grad_clipped", "fraction", "Minibatches whose gradient was longer than agent.max_grad_norm; 1 is saturation."),
+    _row(
+        "policy/contribution_loss", "1", "Half the squared error of predicted contributions, in units of 10 pp; agent.aux_coef."
+    ),
+    _row(
+        "policy/contribution_r2",
+        "1",
+        "R^2 of the contributions predicted while acting: 1 is perfect, 0 no better than their mean in the rollout.",
+    ),
     _row("policy/learning_rate", "1", "Learning rate of this update."),
     _row("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
     _row("policy/minibatches_skipped", "count", "Minibatches of this update that were not learned from."),
     _row("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
+    _row("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),
+    _row(
+        "policy/explained_variance_floored",
+        "1",
+        "As explained_variance, but of a variance of at least agent.advantage_floor squared: below it, returns count as equal.",
+    ),
+    _row("policy/value_slope", "1", "Slope of returns on predicted values: 1 is calibrated, below 1 predictions spread too far."),
+    _row("policy/value_intercept", "reward", "Return where the prediction is 0, by the same line; 0 is calibrated."),
+    _row(
+        "policy/value_error_<quarter>",
+        "reward",
+        "Return less prediction, mean over the quarter of the decisions in which predictions were lowest, low, high, highest.",
+        detail=True,
+    ),
+    _row("policy/ratio_max", "1", "Largest change of an action's probability by the update, up or down, as a factor >= 1."),
+    _row("policy/ratio_q95", "1", "95 % quantile of this factor, over decisions that were not forced."),
+    _row("policy/kl_of_target", "1", "Divergence after the update, in units of agent.target_kl."),
+    _row(
+        "policy/learnable_<head>",
+        "fraction",
+        "Steps at which this head mattered for what was done, and had a choice.",
+        detail=True,
+    ),
+    _row("policy/entropy_<head>", "nat", "Entropy of this head, mean over these steps; given operation and slot.", detail=True),
+    _row(
+        "policy/entropy_share_<head>",
+        "fraction",
+        "The same as a share of the largest entropy that the legal values allowed: 1 is chance, 0 has decided.",
+        detail=True,
+    ),
+    _row(
+        "policy/ratio_max_<head>", "1", "Largest change of this head's chosen probability, up or down, as a factor.", detail=True
+    ),
+    _row("policy/ratio_q95_<head>", "1", "95 % quantile of this factor, over the same steps.", detail=True),
+    _row(
+        "policy/kl_<head>",
+        "nat",
+        "Divergence of this head, mean over the same steps; weighted by learnable_<head> they add up to learnable_op x kl.",
+        detail=True,
+    ),
+    _row(
+        "policy/grad_norm_<part>", "1", "Norm of the gradient of this part before clipping, mean over minibatches.", detail=True
+    ),
+    _row("policy/core_h", "1", "Mean absolute output of the LSTM, over all steps and hosts.", detail=True),
+    _row(
+        "policy/core_c",
+        "1",
+        "Mean absolute cell state of the LSTM; a steady climb says that it counts without forgetting.",
+        detail=True,
+    ),
+    _row("policy/core_saturated", "fraction", "Outputs of the LSTM beyond 0.99 in absolute value."),
+    _row("policy/core_gates_saturated", "fraction", "Gates of the LSTM within 0.01 of 0 or 1.", detail=True),
+    _row("policy/core_dead", "fraction", "Units of the LSTM whose output deviates by less than 0.01 over the whole rollout."),
+    _row("policy/top_blueprint_share", "fraction", "Share of the blueprint planted most often, where there were several."),
+    _row(
+        "search/best_return",
+        "reward",
+        "Mean return of the best schedule so far, on the hosts that the search uses.",
+        "best return",
+    ),
+    _row("search/improved", "1", "1 where the schedule of this update is the best so far, else 0."),
+    _row("search/seeds", "count", "Seeds that the schedule of this update germinates."),
     _row("reward/*", "reward", "What the term of this name paid in one episode, with its weight; mean over hosts."),
     _row("action/wait", "fraction", "Steps at which the controller did nothing."),
     _row("action/germinate", "fraction", "Steps at which it planted a seed."),
@@ -94,7 +174,15 @@ METRICS: tuple[Metric, ...] = (
 )
 """Every metric there is. A new metric is one line here; docs/metrics.md is generated from it."""
 
-_EXACT = {metric.tag: metric for metric in METRICS if not metric.tag.endswith("*")}
+
+def tags_of(row: Metric) -> list[str]:
+    """The tags that a row stands for: one for each name that may stand for its `<word>`."""
+    before, bracket, rest = row.tag.partition("<")
+    word, _, after = rest.partition(">")
+    return [f"{before}{name}{after}" for name in WORDS[word]] if bracket else [row.tag]
+
+
+_EXACT = {tag: row for row in METRICS if not row.tag.endswith("*") for tag in tags_of(row)}
 _GROUPS = {metric.tag[:-1]: metric for metric in METRICS if metric.tag.endswith("*")}
 _NAME = re.compile(r"[a-z0-9_]+")
 
@@ -122,6 +210,15 @@ def metric(tag: str) -> Metric:
     close = get_close_matches(tag, _EXACT, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else f"known groups: {', '.join(groups())}."
     raise UnknownTagError(f"there is no metric {tag} in the table of esper/telemetry/tags.py; {hint}")
+
+
+def is_detail(tag: str) -> bool:
+    """Is this metric written now and then only?
+
+    Raises:
+        UnknownTagError: the table has no such row.
+    """
+    return metric(tag).detail
 
 
 def groups() -> list[str]:
@@ -168,11 +265,14 @@ def markdown() -> str:
         "",
         "Each metric is one value per controller update. What was not measured in an update is missing there, not 0.",
         "`pp` are percentage points; `1` is a pure number; `*` stands for names that the run itself brings along.",
+        *(f"`<{word}>` is one of {', '.join(names)}." for word, names in WORDS.items()),
+        "Rows with a `+` are details: written with each `telemetry.detail_every`-th record, and with each one for a while after",
+        "an anomaly (see [diagnostics.md](diagnostics.md)).",
     ]
     for group in groups():
-        lines += ["", f"## {group}", "", "| tag | unit | meaning |", "|---|---|---|"]
+        lines += ["", f"## {group}", "", "| tag | | unit | meaning |", "|---|---|---|---|"]
         lines += [
-            f"| `{row.tag}` | {row.unit} | {row.meaning.replace('|', chr(92) + '|')} |"
+            f"| `{row.tag}` | {'+' if row.detail else ''} | {row.unit} | {row.meaning.replace('|', chr(92) + '|')} |"
             for row in METRICS
             if row.tag.startswith(f"{group}/")
         ]

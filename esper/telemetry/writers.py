@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -11,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparam_summaries
 
 from esper.checkpoint import disk
+from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.tags import STAGES, Value, measured
 
 Hparam = bool | int | float | str
@@ -32,16 +34,21 @@ class Writer(Protocol):
         """
         ...
 
+    def anomaly(self, update: int, anomaly: Anomaly) -> None:
+        """Writes what began to be wrong in an update.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        ...
+
     def close(self) -> None:
         """Ends the writing; further calls do nothing."""
         ...
 
 
-class JsonlWriter:
-    """One JSON object a line: {"update": 3, "host/accuracy": 71.2, ...}.
-
-    JSON has no infinity: a measured one is written as the string "inf" or "-inf", which `read_records` turns back.
-    """
+class Lines:
+    """A file of one JSON object a line, each with its number under "update"."""
 
     def __init__(self, path: Path, *, resume_update: int = 0) -> None:
         """
@@ -65,9 +72,12 @@ class JsonlWriter:
                 self._file.close()
                 raise
 
-    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
-        """See `Writer`. A record that does not fit on the disk leaves no half of it behind."""
-        record = {tag: value if math.isfinite(value) else str(value) for tag, value in measured(metrics).items()}
+    def append(self, update: int, record: Mapping[str, Any]) -> None:
+        """Writes a record. One that does not fit on the disk leaves no half of it behind.
+
+        JSON has no infinity: a measured one is written as the string "inf" or "-inf", and float() turns it back.
+        """
+        record = {key: str(value) if value in (math.inf, -math.inf) else value for key, value in record.items()}
         line = json.dumps({"update": update, **record}).encode() + b"\n"
         with disk(f"write metrics to {self.path}"):
             start = os.fstat(self._file.fileno()).st_size
@@ -80,8 +90,47 @@ class JsonlWriter:
                 raise
 
     def close(self) -> None:
-        """See `Writer`."""
+        """Ends the writing; further calls do nothing."""
         self._file.close()
+
+
+class JsonlWriter(Lines):
+    """{"update": 3, "host/accuracy": 71.2, ...} a line, and beside it, where there was something to say, `events.jsonl`."""
+
+    def __init__(self, path: Path, *, resume_update: int = 0) -> None:
+        """See `Lines`."""
+        super().__init__(path, resume_update=resume_update)
+        self._resume_update = resume_update
+        self._events: Lines | None = None
+        if self.events_path.exists():
+            try:
+                self._open_events()
+            except BaseException:
+                super().close()
+                raise
+
+    @property
+    def events_path(self) -> Path:
+        """Where anomalies go."""
+        return self.path.with_name("events.jsonl")
+
+    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+        """See `Writer`."""
+        self.append(update, measured(metrics))
+
+    def anomaly(self, update: int, anomaly: Anomaly) -> None:
+        """See `Writer`."""
+        self._open_events().append(update, {"event": "anomaly", **asdict(anomaly)})
+
+    def _open_events(self) -> Lines:
+        self._events = self._events or Lines(self.events_path, resume_update=self._resume_update)
+        return self._events
+
+    def close(self) -> None:
+        """See `Writer`."""
+        super().close()
+        if self._events:
+            self._events.close()
 
 
 def _sizes(path: Path) -> Iterator[tuple[int, int]]:
@@ -102,6 +151,16 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
                 raise ValueError(f"line {number} of {path} is not a record of metrics: mend or move the file")
             yield line, cast(dict[str, Any], record)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The records of `events.jsonl`: what began in which update. Where nothing ever did, there is no file, and no record.
+
+    Raises:
+        ValueError: the file holds a line that is no record.
+        OSError: the file cannot be read.
+    """
+    return [record for _, record in _records(path)] if path.exists() else []
 
 
 def read_records(path: Path) -> list[dict[str, float]]:
@@ -138,6 +197,12 @@ class TensorBoardWriter:
             for tag, value in measured(metrics).items():
                 self._writer.add_scalar(tag, value, update)
             # A resumed run cannot fill in what was lost in memory; an update takes seconds, this far less.
+            self._writer.flush()
+
+    def anomaly(self, update: int, anomaly: Anomaly) -> None:
+        """See `Writer`. It stands among the texts."""
+        with disk(f"write TensorBoard events to {self.folder}"):
+            self._writer.add_text(f"anomaly/{anomaly.key}", anomaly.sentence(), update)
             self._writer.flush()
 
     def hparams(self, values: Mapping[str, Hparam], metrics: Mapping[str, Value]) -> None:

@@ -52,6 +52,51 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
         assert -(log_prob_C.exp() * log_prob_C).sum().item() == pytest.approx(entropy_B[row].item(), abs=1e-9)
 
 
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bool) -> None:
+    """Given the operation, and for parameters the slot: log-probability, entropy and number of legal values of every head."""
+    distribution, _ = random_distribution(seed, free=free)
+    for row in range(4):
+        action_CH, log_prob_C = distribution.enumerate(row)
+        repeated, probability_C = distribution._row(row, len(action_CH)), log_prob_C.exp()
+        heads = (repeated.head_log_probs(action_CH), repeated.head_entropies(action_CH), repeated.head_choices(action_CH))
+        for c, action_H in enumerate(action_CH):
+            for head in Head:
+                told = [tensor_CH[c, head].item() for tensor_CH in heads]
+                if not RELEVANT[action_H[Head.OP], head]:
+                    assert told == [0.0, 0.0, 0]
+                    continue
+                given = min(int(head), 2)  # nothing for the operation, the operation for the slot, both for the others
+                same_C = (action_CH[:, :given] == action_H[:given]).all(dim=1)
+                values = action_CH[same_C, head].unique()
+                mass_W = torch.stack([probability_C[same_C & (action_CH[:, head] == value)].sum() for value in values])
+                chances_W = mass_W / mass_W.sum()
+                assert told[0] == pytest.approx(chances_W[values == action_H[head]].log().item(), abs=1e-9)
+                assert told[1] == pytest.approx(-(chances_W * chances_W.log()).sum().item(), abs=1e-9)
+                assert told[2] == len(values)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), free=st.booleans(), scale=st.sampled_from([0.0, 1.0, 30.0]))
+def test_heads_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -> None:
+    """Their log-probabilities exactly; their entropies on average, by the chain rule; and one legal value adds nothing."""
+    distribution, _ = random_distribution(seed, free=free, scale=scale)
+    for row in range(2):
+        action_CH, log_prob_C = distribution.enumerate(row)
+        repeated = distribution._row(row, len(action_CH))
+        head_CH, entropy_CH, choices_CH = (
+            tell(action_CH) for tell in (repeated.head_log_probs, repeated.head_entropies, repeated.head_choices)
+        )
+        torch.testing.assert_close(head_CH.sum(dim=1), log_prob_C, rtol=0, atol=1e-9)
+        expected = (log_prob_C.exp() * entropy_CH.sum(dim=1)).sum()
+        torch.testing.assert_close(expected, distribution.entropy()[row], rtol=0, atol=1e-9)
+        certain_CH = choices_CH <= 1
+        assert (head_CH[certain_CH] == 0).all()
+        assert (entropy_CH[certain_CH] == 0).all()
+        assert (entropy_CH <= choices_CH.clamp(min=1).log() + 1e-9).all()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_mean_kl_estimate_over_all_actions_is_the_exact_divergence(seed: int) -> None:
     """The estimator ratio - 1 - ln ratio, averaged under the old policy, is KL(old || new) without error."""

@@ -2,11 +2,15 @@
 
 # T steps, N hosts, S slots
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from toy_worlds import World, blank, learn, make_spec, mean_return, play
 
-from esper.agent import PPO, Decision
+from esper.agent import PPO, Decision, PPOMLPConfig
+from esper.agent.losses import Surrogate
 from esper.env.actions import Head, Observation, Op
 
 
@@ -32,9 +36,12 @@ class MaskedBandit(World):
         return reward.astype(np.float32), np.zeros(len(action), np.bool_)
 
 
-def test_masked_bandit() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"surrogate": Surrogate.per_head}, {"kind": PPOMLPConfig}], ids=["ppo", "per_head", "mlp"]
+)
+def test_masked_bandit(options: dict[str, Any]) -> None:
     world = MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
-    agent = learn(world, 40, entropy_coef=0.03)
+    agent = learn(world, 40, entropy_coef=0.03, **options)
     rollout = play(agent, world, greedy=True)
     expected = np.where(world.open, 1.0, 0.1)
     assert (rollout.reward_TN[0].numpy() == expected.astype(np.float32)).mean() > 0.98
@@ -89,6 +96,14 @@ def test_memory_bridges_the_steps_and_is_gone_where_every_step_starts_an_episode
     assert mean_return(learn(world, 40), world) > 0.95
     forgetful = learn(world, 20, always_init=True)
     assert np.mean([mean_return(forgetful, world, always_init=True) for _ in range(8)]) < 0.65
+    without = learn(world, 20, kind=PPOMLPConfig)
+    assert np.mean([mean_return(without, world) for _ in range(8)]) < 0.65
+
+
+def test_chunks_carry_what_is_remembered_beyond_their_length() -> None:
+    """The last two steps learn to read what four steps before them left behind, though no gradient asked for it."""
+    world = Memory(make_spec(hosts=64, steps=6, slots=1, blueprints=1), np.random.default_rng(0))
+    assert mean_return(learn(world, 30, chunk=2), world) > 0.95
 
 
 class Rollback(World):

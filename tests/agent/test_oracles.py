@@ -8,10 +8,11 @@ import torch
 from test_gae import random_case
 from toy_worlds import make_spec
 
-from esper.agent.distribution import entropy_of, masked_log_softmax
+from esper.agent.distribution import ActionDistribution, Logits, entropy_of, masked_log_softmax, segments
 from esper.agent.gae import gae
-from esper.agent.losses import explained_variance
+from esper.agent.losses import clip_fraction, clipped_surrogate, explained_variance, value_loss
 from esper.agent.network import PolicyNetwork
+from esper.env.actions import Head, Op
 from esper.seeding import torch_stream
 
 GAMMA, LAM = 0.97, 0.9
@@ -84,7 +85,7 @@ def test_recurrent_replay_of_sb3_contrib() -> None:
     is_init_TN = torch.rand(11, 5, generator=generator) < 0.2
     process = policies.RecurrentActorCriticPolicy._process_sequence
     with torch.no_grad():
-        ours, end = network._recur(input_TNR, state, is_init_TN)
+        ours, end = network.core.unroll(input_TNR, state, is_init_TN)
         # It wants rows laid end to end, each in the order of time.
         flat = input_TNR.transpose(0, 1).reshape(55, 8)
         starts = is_init_TN.T.reshape(55).float()
@@ -92,3 +93,83 @@ def test_recurrent_replay_of_sb3_contrib() -> None:
     torch.testing.assert_close(ours, theirs.view(5, 11, 8).transpose(0, 1), atol=1e-6, rtol=0)
     torch.testing.assert_close(end["h"], h[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(end["c"], c[0], atol=1e-6, rtol=0)
+
+
+def test_heads_of_many_of_sb3_contrib() -> None:
+    """Where one operation is legal and no head depends on the slot, heads are independent, as they are there."""
+    distributions = pytest.importorskip("sb3_contrib.common.maskable.distributions")
+    spec, rows = make_spec(slots=4, blueprints=5), 64
+    generator = torch.Generator().manual_seed(1)
+    places = segments(spec.head_sizes)
+    heads = [Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET]
+    scores = {head: 2 * torch.randn(rows, spec.head_sizes[head], generator=generator, dtype=torch.float64) for head in heads}
+    legal = {head: torch.rand(scores[head].shape, generator=generator) < 0.5 for head in heads}
+    for mask in legal.values():
+        mask[:, 1] = True
+    legal_slots = torch.zeros(rows, len(Op), 4, dtype=torch.bool)
+    legal_slots[:, Op.GERMINATE] = legal[Head.SLOT]
+    legal_values = torch.zeros(rows, sum(spec.head_sizes[Head.BLUEPRINT :]), dtype=torch.bool)
+    for head, place in places.items():
+        legal_values[:, place] = legal.get(head, torch.ones(1, dtype=torch.bool))
+    logits = Logits(
+        op_BO=torch.zeros(rows, len(Op), dtype=torch.float64),
+        slot_BOS=scores[Head.SLOT][:, None].repeat(1, len(Op), 1),
+        parameters={(Op.GERMINATE, head): scores[head][:, None].repeat(1, 4, 1) for head in heads[1:]},
+    )
+    ours = ActionDistribution(logits, legal_slots, legal_values, spec.head_sizes)
+    theirs = distributions.MaskableMultiCategoricalDistribution([spec.head_sizes[head] for head in heads])
+    theirs.proba_distribution(torch.cat(list(scores.values()), dim=1))
+    theirs.apply_masking(torch.cat(list(legal.values()), dim=1).numpy())
+    action = ours.sample(torch.rand(rows, len(Head), generator=generator, dtype=torch.float64))
+    assert (action[:, Head.OP] == Op.GERMINATE).all()
+    np.testing.assert_allclose(ours.log_prob(action).numpy(), theirs.log_prob(action[:, heads]).numpy(), atol=1e-6)
+    np.testing.assert_allclose(ours.entropy().numpy(), theirs.entropy().numpy(), atol=1e-6)
+
+
+def test_objective_of_torchrl() -> None:
+    """Clipped surrogate, critic's loss, entropy, clipped share, and the gradient of all of them together."""
+    objectives = pytest.importorskip("torchrl.objectives")
+    modules, tensordict = pytest.importorskip("tensordict.nn"), pytest.importorskip("tensordict")
+    rng = np.random.default_rng(0)
+    seen, action = torch.from_numpy(rng.standard_normal((64, 4))), torch.from_numpy(rng.integers(0, 5, 64))
+    lived, advantage, target = (torch.from_numpy(rng.standard_normal(64)) for _ in range(3))
+    lived = 0.3 * lived - 1.6
+    torch.manual_seed(0)
+    policy, critic = torch.nn.Linear(4, 5).double(), torch.nn.Linear(4, 1).double()
+    weights = [*policy.parameters(), *critic.parameters()]
+
+    log_prob = masked_log_softmax(policy(seen), torch.ones(64, 5, dtype=torch.bool))
+    log_ratio, everywhere = log_prob[torch.arange(64), action] - lived, torch.ones(64, dtype=torch.bool)
+    surrogate = clipped_surrogate(log_ratio, advantage, everywhere, clip=0.25)
+    fit, spread = value_loss(critic(seen)[:, 0], target), entropy_of(log_prob).mean()
+    ours = torch.autograd.grad(surrogate + fit - 0.125 * spread, weights)
+
+    actor = modules.ProbabilisticTensorDictSequential(
+        modules.TensorDictModule(policy, in_keys=["observation"], out_keys=["logits"]),
+        modules.ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=torch.distributions.Categorical, return_log_prob=True
+        ),
+    )
+    value = modules.TensorDictModule(critic, in_keys=["observation"], out_keys=["state_value"])
+    loss = objectives.ClipPPOLoss(
+        actor,
+        value,
+        clip_epsilon=0.25,  # it keeps the logarithms of its bounds in float32, and the next one too
+        entropy_bonus=True,
+        entropy_coeff=0.125,
+        critic_coeff=0.5,  # its squared error has no half in front
+        loss_critic_type="l2",
+        normalize_advantage=False,
+    )
+    batch = {"observation": seen, "action": action, "action_log_prob": lived}
+    batch |= {"advantage": advantage[:, None], "value_target": target[:, None]}
+    out = loss(tensordict.TensorDict(batch, [64]))
+    theirs = torch.autograd.grad(out["loss_objective"] + out["loss_critic"] + out["loss_entropy"], list(loss.parameters()))
+
+    assert out["loss_objective"].item() == pytest.approx(surrogate.item(), abs=1e-7)
+    assert out["loss_critic"].item() == pytest.approx(fit.item(), abs=1e-9)
+    assert out["entropy"].item() == pytest.approx(spread.item(), abs=1e-9)
+    assert out["clip_fraction"].item() == pytest.approx(clip_fraction(log_ratio, everywhere, clip=0.25).item(), abs=1e-6)
+    assert 0.1 < out["clip_fraction"].item() < 0.9
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-9, rtol=1e-9)

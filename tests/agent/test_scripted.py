@@ -2,7 +2,6 @@
 
 # N hosts, S slots, H heads
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_worlds import blank, make_spec, random_observation
+from staged import SPEC, decide, ops, see
+from toy_worlds import random_observation
 
 from esper.agent import (
+    ActionConfig,
     AgentConfig,
-    Decision,
+    BestOfRandomConfig,
     GreedyPotentialConfig,
     Heuristic,
     HeuristicConfig,
+    PeriodicConfig,
     PPOConfig,
     RandomConfig,
     ScheduleConfig,
-    State,
     WaitConfig,
 )
 from esper.agent.distribution import segments
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal
-from esper.env.observation import HOST_FEATURES, slot_table
 
-SPEC = replace(
-    make_spec(hosts=4, steps=10, slots=3, blueprints=3),
-    feature_names=tuple(feature.name for feature in HOST_FEATURES),
-    slot_feature_names=tuple(feature.name for feature in slot_table([f"blueprint{i}" for i in range(3)])),
-)
 CONFIGS: list[AgentConfig] = [
     PPOConfig(hidden=8, slot_width=8),
     HeuristicConfig(),
@@ -40,34 +35,11 @@ CONFIGS: list[AgentConfig] = [
     RandomConfig(),
     WaitConfig(),
     ScheduleConfig(slot=1, blueprint="blueprint2", at=3),
+    ScheduleConfig(actions=[ActionConfig(slot=1, blueprint="blueprint2", at=3), ActionConfig(slot=1, op="fossilize")]),
+    PeriodicConfig(every=2),
+    BestOfRandomConfig(),
 ]
-IDS = [type(config).__name__ for config in CONFIGS]
-
-
-def see(step: int = 0, *, legal: dict[Op, list[int]] | None = None, **known: Any) -> Observation:
-    """Four hosts at a step; slots that are legal for an operation; host features by name, slot features as `slot_<name>`."""
-    observation = blank(SPEC)
-    observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
-    for op, slots in (legal or {}).items():
-        observation.legal_slots[:, op, slots] = True
-    for name, value in known.items():
-        if name.startswith("slot_"):
-            observation.slots[:, :, SPEC.slot_feature_names.index(name[5:])] = value
-        else:
-            observation.features[:, SPEC.feature_names.index(name)] = value
-    return observation
-
-
-def decide(config: AgentConfig, observation: Observation, *, state: State | None = None, seed: int = 0) -> Decision:
-    controller = config.build(SPEC, seed=0)
-    hosts = len(observation.features)
-    uniform = np.random.default_rng(seed).random((hosts, len(Head)))
-    state = controller.start(hosts) if state is None else state
-    return controller.act(observation, state, is_init=np.zeros(hosts, np.bool_), uniform=uniform)
-
-
-def ops(decision: Decision) -> list[int]:
-    return decision.action[:, Head.OP].tolist()
+IDS = [f"{type(config).__name__}{number}" for number, config in enumerate(CONFIGS)]
 
 
 # ---- the door
@@ -150,34 +122,6 @@ def test_the_ends_of_the_unit_interval_draw_nothing_illegal(uniform: float) -> N
         assert slot == (0 if op == Op.WAIT else 1)
 
 
-# ---- by the clock
-
-
-def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> None:
-    config = ScheduleConfig(slot=1, blueprint="blueprint2", at=3)
-    empty = {Op.GERMINATE: [0, 1, 2]}
-    assert ops(decide(config, see(2, legal=empty))) == [Op.WAIT] * 4
-    action = decide(config, see(3, legal=empty)).action
-    assert action[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist() == [[Op.GERMINATE, 1, 2]] * 4
-    assert ops(decide(config, see(5, legal=empty))) == [Op.GERMINATE] * 4
-    assert ops(decide(config, see(4, legal={Op.ADVANCE: [1], Op.PRUNE: [1]}))) == [Op.ADVANCE] * 4
-    assert ops(decide(config, see(4, legal={Op.FOSSILIZE: [1], Op.PRUNE: [1]}))) == [Op.FOSSILIZE] * 4
-    assert ops(decide(config, see(4, legal={Op.FOSSILIZE: [0], Op.ADVANCE: [2]}))) == [Op.WAIT] * 4
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (ScheduleConfig(slot=3, blueprint="blueprint0"), r"agent\.slot=3 is not a slot of this host: it has 0 to 2"),
-        (ScheduleConfig(blueprint="attention"), r"agent\.blueprint=attention is not offered: there are blueprint0"),
-        (ScheduleConfig(blueprint="blueprint0", at=10), r"agent\.at=10 never comes: an episode has steps=10"),
-    ],
-)
-def test_a_schedule_that_cannot_be_kept_is_refused(config: ScheduleConfig, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        config.build(SPEC, seed=0)
-
-
 # ---- by hand
 
 
@@ -243,8 +187,6 @@ def test_blueprints_take_turns_and_a_new_host_starts_from_the_first() -> None:
         (lambda: HeuristicConfig(plateau=-1.0), r"agent\.plateau must be finite and at least 0, got -1"),
         (lambda: HeuristicConfig(threshold=float("nan")), r"agent\.threshold must be finite and at least 0, got nan"),
         (lambda: RandomConfig(wait_weight=-1.0), r"agent\.wait_weight must be finite and at least 0, got -1"),
-        (lambda: ScheduleConfig(at=-1), r"agent\.at must be at least 0, got -1"),
-        (lambda: ScheduleConfig(slot=-1), r"agent\.slot must be at least 0, got -1"),
         (lambda: WaitConfig(gamma=2.0), r"agent\.gamma must be in \[0, 1\], got 2"),
     ],
 )

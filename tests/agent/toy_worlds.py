@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,10 +119,12 @@ def play(agent: PPO, world: World, *, greedy: bool = False, always_init: bool = 
     return rollout
 
 
-def learn(world: World, updates: int, *, seed: int = 0, always_init: bool = False, **config: float) -> PPO:
+def learn(
+    world: World, updates: int, *, seed: int = 0, always_init: bool = False, kind: type[PPOConfig] = PPOConfig, **config: Any
+) -> PPO:
     """A small policy after so many updates in a world."""
     torch.set_num_threads(1)
-    small = replace(PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
+    small = replace(kind(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
     agent = small.build(world.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):

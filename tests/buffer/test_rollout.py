@@ -27,6 +27,7 @@ class Made:
     action: np.ndarray
     log_prob: np.ndarray | None
     value: np.ndarray | None
+    head_log_prob: np.ndarray | None = None
 
 
 def observation(rng: np.random.Generator) -> Observation:
@@ -47,6 +48,7 @@ def made(rng: np.random.Generator) -> Made:
         action=rng.integers(0, 2, (4, len(Head))),
         log_prob=rng.standard_normal(4).astype(np.float32),
         value=rng.standard_normal(4).astype(np.float32),
+        head_log_prob=rng.standard_normal((4, len(Head))).astype(np.float32),
     )
 
 
@@ -69,6 +71,7 @@ def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
         assert np.array_equal(rollout.action_TNH[t], decision.action)
         assert np.array_equal(rollout.log_prob_TN[t], decision.log_prob)
         assert np.array_equal(rollout.value_TN[t], decision.value)
+        assert np.array_equal(rollout.head_log_prob_TNH[t], decision.head_log_prob)
         assert np.array_equal(rollout.reward_TN[t], reward)
         assert np.array_equal(rollout.terminated_TN[t], terminated)
         assert np.array_equal(rollout.is_init_TN[t], is_init)
@@ -152,4 +155,44 @@ def test_a_controller_without_probabilities_leaves_zeros() -> None:
     decision = Made(action=made(rng).action, log_prob=None, value=None)
     rollout.add(observation(rng), decision, reward=np.ones(4), terminated=flags(), is_init=flags())
     assert not rollout.log_prob_TN.any()
+    assert not rollout.head_log_prob_TNH.any()
     assert not rollout.value_TN.any()
+
+
+def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
+    rng = np.random.default_rng(0)
+    rollout = Rollout(SPEC, num_steps=6)
+    for t in range(6):
+        cut = {"truncated": flags(2), "successor_value": np.full(4, 5.0)} if t in (1, 4) else {}
+        given = {"reward": rng.standard_normal(4), "terminated": flags(t % 4), "is_init": flags(3 - t % 4)}
+        add(rollout, rng, **given, **cut)
+    rollout.finish(np.arange(4.0))
+    part = rollout.folded(3)
+    assert (part.num_steps, part.num_hosts, part.chunks, part.full) == (3, 8, 2, True)
+    tensors = {name: value for name, value in vars(rollout).items() if torch.is_tensor(value) and value.dim() > 1}
+    assert {"action_TNH", "log_prob_TN", "head_log_prob_TNH", "is_init_TN", "forced_TN", "reward_TN"} <= set(tensors)
+    tensors |= rollout.seen.tensors() | {"next_value_TN": rollout.next_value_TN}
+    for name, whole in tensors.items():
+        cut = getattr(part.seen if name in rollout.seen.tensors() else part, name)
+        for t in range(6):
+            for n in range(4):
+                assert torch.equal(cut[t % 3, 4 * (t // 3) + n], whole[t, n]), name
+                assert part.origin(t % 3, 4 * (t // 3) + n) == (t, n)
+    assert rollout.origin(5, 2) == (5, 2)
+    assert rollout.num_steps == 6, "the rollout itself stays"
+
+
+def test_one_chunk_is_the_row_itself() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    for _ in range(3):
+        add(rollout, rng)
+    part = rollout.folded(3)
+    assert part.chunks == 1
+    assert torch.equal(part.log_prob_TN, rollout.log_prob_TN)
+    for ours, theirs in zip(part.minibatches(2, torch.Generator()), rollout.minibatches(2, torch.Generator()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_chunk_that_does_not_divide_the_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"agent\.chunk=2 does not divide steps=3"):
+        Rollout(SPEC).folded(2)

@@ -51,6 +51,14 @@ def test_plain_has_no_control_characters_and_says_what_matters() -> None:
     assert re.fullmatch(r"done after 0:00:\d\d: accuracy 71 pp, folder runs/a", lines[-1])
 
 
+def test_plain_says_an_anomaly_at_once() -> None:
+    file = io.StringIO()
+    console = build_console(resume_update=0, total_updates=1000, file=file)
+    console.update(3, METRICS)
+    console.say(3, "the core is dead")
+    assert file.getvalue() == "update 3/1000: the core is dead\n"
+
+
 def test_plain_after_a_resume_counts_what_is_left() -> None:
     lines = plain_lines(100, resume=85)
     assert lines[0] == "shaped: 15 updates, after 85 before"
@@ -93,6 +101,16 @@ def test_live_picture_fits_and_shows_the_run(encoding: str) -> None:
         assert text.isascii()
     else:
         assert "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██" in text
+
+
+def test_live_writes_an_anomaly_where_it_stays() -> None:
+    shown, console = live()
+    shown.start("shaped")
+    shown.say(7, "the core is dead")
+    shown.close()
+    assert isinstance(console.file, io.TextIOWrapper)
+    text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert text.count("update 7/100: the core is dead") == 1
 
 
 def test_live_bar_moves_within_the_first_rollout() -> None:

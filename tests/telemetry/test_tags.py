@@ -6,16 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.agent.diagnostics import HEADS, PARTS, QUARTERS
 from esper.env.actions import Op
 from esper.population.lifecycle import Stage
-from esper.telemetry.tags import METRICS, STAGES, UnknownTagError, groups, markdown, measured, metric, under
+from esper.telemetry.tags import (
+    METRICS,
+    STAGES,
+    WORDS,
+    UnknownTagError,
+    groups,
+    is_detail,
+    markdown,
+    measured,
+    metric,
+    tags_of,
+    under,
+)
 
 TAGS = [row.tag for row in METRICS]
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_tags_are_unique_and_rows_are_filled() -> None:
-    assert len(set(TAGS)) == len(TAGS)
+    every = [tag for row in METRICS for tag in tags_of(row)]
+    assert len(set(every)) == len(every)
     for row in METRICS:
         assert row.tag.count("/") == 1
         assert row.unit
@@ -49,13 +63,39 @@ def test_what_no_row_covers_is_unknown(tag: str) -> None:
 
 
 def test_an_unknown_group_names_the_groups() -> None:
-    with pytest.raises(UnknownTagError, match="known groups: host, policy, reward"):
+    with pytest.raises(UnknownTagError, match="known groups: host, policy, "):
         metric("zzz/qqq")
-    assert groups()[:3] == ["host", "policy", "reward"]
+    assert groups()[:2] == ["host", "policy"]
 
 
 def test_reward_terms_share_a_row() -> None:
     assert metric("reward/rent").tag == "reward/*"
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_in_tags_stand_for_their_names_and_no_others(word: str) -> None:
+    rows = [row for row in METRICS if f"<{word}>" in row.tag]
+    assert rows
+    for row in rows:
+        assert row.detail, "one for each name is a detail"
+        for name in WORDS[word]:
+            assert metric(row.tag.replace(f"<{word}>", name)) is row
+        for wrong in (row.tag, row.tag.replace(f"<{word}>", "nonsense")):
+            with pytest.raises(UnknownTagError):
+                metric(wrong)
+    assert f"`<{word}>` is one of {', '.join(WORDS[word])}." in markdown()
+
+
+def test_the_words_are_those_of_the_policy() -> None:
+    assert {"head": tuple(HEADS.values()), "part": tuple(PARTS), "quarter": QUARTERS} == WORDS
+
+
+def test_details_are_marked_on_the_page() -> None:
+    assert is_detail("policy/entropy_op")
+    assert not is_detail("policy/entropy")
+    assert not is_detail("reward/rent")
+    assert "| `policy/entropy_<head>` | + | nat |" in markdown()
+    assert "| `policy/entropy` |  | nat |" in markdown()
 
 
 def test_under_puts_the_group_before_the_names() -> None:

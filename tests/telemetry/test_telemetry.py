@@ -8,9 +8,20 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.checkpoint import DiskError
-from esper.telemetry import QuietConfig, Telemetry, TelemetryConfig, UnknownTagError, read_records
+from esper.telemetry import (
+    Anomaly,
+    Findings,
+    Kind,
+    QuietConfig,
+    Telemetry,
+    TelemetryConfig,
+    UnknownTagError,
+    read_events,
+    read_records,
+)
 
-ACCURACY = "host/accuracy"
+ACCURACY, DETAIL = "host/accuracy", "policy/entropy_op"
+SPIKE = Anomaly(kind=Kind.kl_spike, where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
 
 
 def build(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> tuple[Telemetry, io.StringIO]:
@@ -29,9 +40,10 @@ def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0)
     return file.getvalue()
 
 
-def test_every_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"telemetry\.every must be >= 1, got 0"):
-        TelemetryConfig(every=0)
+@pytest.mark.parametrize("name", ["every", "detail_every"])
+def test_every_below_one_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"telemetry\.{name} must be >= 1, got 0"):
+        TelemetryConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,65 @@ def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, w
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars(ACCURACY)] == written
     assert events.Tags()["scalars"] == [ACCURACY]
+
+
+@pytest.mark.parametrize(
+    ("every", "detail_every", "alarmed", "written", "detailed"),
+    [
+        (1, 4, set(), set(range(1, 11)), {4, 8, 10}),
+        (3, 2, set(), {3, 6, 9, 10}, {6, 10}),
+        (3, 2, {4, 5, 6}, {3, 4, 5, 6, 9, 10}, {4, 5, 6, 10}),
+        (1, 1, set(), set(range(1, 11)), set(range(1, 11))),
+    ],
+)
+def test_details_come_now_and_then_and_always_after_an_anomaly(
+    tmp_path: Path, every: int, detail_every: int, alarmed: set[int], written: set[int], detailed: set[int]
+) -> None:
+    telemetry, _ = build(TelemetryConfig(every=every, detail_every=detail_every, console=False), tmp_path)
+    with telemetry:
+        for update in range(1, 11):
+            telemetry.update(update, {ACCURACY: 1.0, DETAIL: 0.5}, Findings(detailed=update in alarmed))
+    records = read_records(tmp_path / "metrics.jsonl")
+    assert {record["update"] for record in records} == written
+    assert {record["update"] for record in records if DETAIL in record} == detailed
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {event.step for event in events.Scalars(DETAIL)} == detailed
+
+
+def test_an_anomaly_is_told_everywhere_when_it_begins_and_to_people_once(tmp_path: Path) -> None:
+    telemetry, file = build(TelemetryConfig(), tmp_path, total=1000)
+    with telemetry:
+        telemetry.update(1, {ACCURACY: 1.0})
+        telemetry.update(2, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), first=(SPIKE,), detailed=True))
+        telemetry.update(3, {ACCURACY: 1.0}, Findings(present=(SPIKE,), detailed=True))
+        telemetry.update(40, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), detailed=True))
+    assert file.getvalue() == "update 2/1000: kl spike (policy): it jumped; lower it\n"
+    events = read_events(tmp_path / "events.jsonl")
+    assert [(event["update"], event["event"], event["kind"]) for event in events] == [
+        (2, "anomaly", "kl_spike"),
+        (40, "anomaly", "kl_spike"),
+    ]
+    assert float(events[0]["value"]) == math.inf
+    texts = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("anomaly/kl_spike_policy/text_summary")
+    assert [text.step for text in texts] == [2, 40]
+    assert texts[0].tensor_proto.string_val == [b"kl spike (policy): it jumped; lower it"]
+
+
+def test_events_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:
+    config = QuietConfig()
+    telemetry, _ = build(config, tmp_path)
+    with telemetry:
+        for update in (2, 5):
+            telemetry.update(update, {ACCURACY: 1.0}, Findings(new=(SPIKE,)))
+    telemetry, _ = build(config, tmp_path, resume=3)
+    telemetry.close()
+    assert [event["update"] for event in read_events(tmp_path / "events.jsonl")] == [2]
+
+
+def test_where_nothing_happened_there_is_no_file_of_events(tmp_path: Path) -> None:
+    run(QuietConfig(), tmp_path)
+    assert read_events(tmp_path / "events.jsonl") == []
+    assert not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""A search without learning: written schedules drawn at random, of which the best is kept."""
+
+# N hosts, S slots, K blueprints, H heads
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, State, check_offered, check_slot, check_time
+from esper.agent.distribution import segments
+from esper.agent.schedule import ActionConfig, Written
+from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op
+from esper.seeding import stream
+
+EPISODE = 0
+"""Every schedule is tried on the hosts of this episode: what differs between two returns is the schedule."""
+BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
+"""What else is drawn for a seed, where the config leaves it free."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BestOfRandomConfig(AgentConfig):
+    """Tries one schedule an update, each on the same hosts, and plays the one of the highest mean return so far. The first is to
+    do nothing; the others germinate seeds at random times in random slots, which advance and are kept as soon as they may."""
+
+    most: int = 0
+    """Most seeds in a schedule, at least 0; 0 means one for each slot in use. Their number is drawn from 1 on."""
+    latest: int | None = None
+    """Latest host epoch to germinate in, at least 0; null means the last of the episode. Lower: no try is spent on seeds that
+    come too late to be kept."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        if self.most < 0:
+            raise ValueError(f"agent.most must be at least 0, got {self.most}: 0 means one seed for each slot")
+        if self.latest is not None and self.latest < 0:
+            raise ValueError(f"agent.latest must be at least 0, got {self.latest}: it counts host epochs from the start")
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+        if self.latest is not None:
+            check_time(f"agent.latest={self.latest}", self.latest, steps)
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "BestOfRandom":
+        return BestOfRandom(self, spec, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchStats:
+    """What a try came to."""
+
+    best_return: float | None
+    """Mean return of the best schedule so far [reward]."""
+    improved: bool
+    """Is it the one that was just tried?"""
+    seeds: int
+    """Seeds that the schedule just tried germinates."""
+
+
+class BestOfRandom:
+    """See `BestOfRandomConfig`. It plays the best schedule; `candidate` is what is tried next, and `learn` judges it.
+
+    A schedule is known by the root seed and its number, so that a search goes on exactly with what its checkpoint holds.
+    """
+
+    def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
+        self.config, self.spec, self.seed = config, spec, seed
+        self.tried = 0
+        self.best_return: float | None = None
+        self._best: list[ActionConfig] = []
+        self._player, self._trial = Written([], spec), list[ActionConfig]()
+
+    # ---- playing
+
+    def start(self, num_hosts: int) -> State:
+        """What the best schedule remembers."""
+        return self._player.start(num_hosts)
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        """See `Controller`. Before the first try, it waits."""
+        return self._player.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
+
+    # ---- searching
+
+    def candidate(self, first: Observation) -> Written:
+        """The next schedule to try.
+
+        Args:
+            first: of newborn hosts, which says what may be planted where.
+        """
+        self._trial = self._draw(first) if self.tried else []
+        return Written(self._trial, self.spec)
+
+    def learn(self, return_N: FloatArray) -> SearchStats:
+        """Keeps what was tried last where no other did better; of equals the earlier stays."""
+        mean = float(return_N.mean(dtype=np.float64))
+        improved = bool(np.isfinite(mean)) and (self.best_return is None or mean > self.best_return)
+        if improved:
+            self.best_return = mean
+            self._play(self._trial)
+        self.tried += 1
+        seeds = sum(action.op == "germinate" for action in self._trial)
+        return SearchStats(best_return=self.best_return, improved=improved, seeds=seeds)
+
+    @property
+    def best(self) -> list[ActionConfig]:
+        """The best schedule so far; it would be written as `agent.actions`, see `ScheduleConfig`."""
+        return list(self._best)
+
+    def words(self) -> str:
+        """The best schedule as it is written on the command line."""
+        actions = [", ".join(f"{name}: {value}" for name, value in action.plain().items()) for action in self._best]
+        return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
+
+    def _play(self, actions: list[ActionConfig]) -> None:
+        self._best, self._player = actions, Written(actions, self.spec)
+
+    def _draw(self, first: Observation) -> list[ActionConfig]:
+        rng, spec = stream(self.seed, "schedule", self.tried), self.spec
+        free_S = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0))
+        offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
+        most, last = self.config.most or len(free_S), spec.num_steps - 1 if self.config.latest is None else self.config.latest
+        count = min(int(rng.integers(most)) + 1, len(free_S)) if len(free_S) else 0
+        actions: list[ActionConfig] = []
+        slots, times = rng.permutation(free_S)[:count].tolist(), np.sort(rng.integers(last + 1, size=count)).tolist()
+        for slot, at in zip(slots, times, strict=True):
+            blueprint = spec.blueprint_names[rng.choice(offered[Head.BLUEPRINT])]
+            free = [head for head in BIRTH if len(offered[head]) > 1]
+            others = {head.name.lower(): list(VALUES[head])[rng.choice(offered[head])] for head in free}
+            actions.append(ActionConfig(at=at, op="germinate", slot=slot, blueprint=blueprint, **others))
+            actions.append(ActionConfig(at=at, op="fossilize", slot=slot))
+        return actions
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the search knows."""
+        best = [action.plain() for action in self._best]
+        return {"tried": self.tried, "best_return": self.best_return, "best": best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from where `state_dict` was asked.
+
+        Raises:
+            ValueError: the best schedule cannot be played on these hosts, which are others.
+        """
+        best = [ActionConfig(**plain) for plain in state["best"]]
+        for action in best:
+            check_time(f"at={action.at} in the best schedule", action.at, self.spec.num_steps)
+            if action.blueprint is not None:
+                check_offered(f"blueprint={action.blueprint} in the best schedule", action.blueprint, self.spec.blueprint_names)
+            check_slot(f"slot={action.slot} in the best schedule", action.slot, self.spec.num_slots)
+        self.tried, self.best_return = state["tried"], state["best_return"]
+        self._play(best)

@@ -1,0 +1,212 @@
+"""The search over random schedules: what it draws, what it keeps, and that it goes on exactly."""
+
+# N hosts, S slots
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staged import SPEC, see
+
+from esper.agent import ActionConfig, BestOfRandom, BestOfRandomConfig, ScheduleConfig
+from esper.agent.search import EPISODE
+from esper.config import Config, register
+from esper.env.actions import HeadsConfig, Observation, Op
+from esper.episode import play
+from esper.evaluate import Evaluation, parse
+from esper.overrides import check
+from esper.task.base import Split
+from esper.telemetry import read_records
+from esper.trainer import Trainer, build_env
+
+HOSTS = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+TINY = [*HOSTS, "agent=best_of_random", "agent.most=1", "agent.latest=1"]
+register()
+
+
+def newborn(slots: list[int], *, free: bool = False) -> Observation:
+    observation = see(0, legal={Op.GERMINATE: slots})
+    observation.legal_values[:, 1] = False  # the second blueprint is not offered
+    if free:
+        observation.legal_values[:, 3:] = True
+    return observation
+
+
+def drawn(search: BestOfRandom, tries: int, first: Observation) -> list[list[ActionConfig]]:
+    schedules: list[list[ActionConfig]] = []
+    for _ in range(tries):
+        search.candidate(first)
+        schedules.append(search._trial)
+        search.learn(np.zeros(4, np.float32))
+    return schedules
+
+
+# ---- what is drawn
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    most=st.integers(0, 4),
+    latest=st.one_of(st.none(), st.integers(0, 9)),
+    slots=st.lists(st.integers(0, 2), unique=True),
+    free=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_schedules_are_such_as_one_could_write(most: int, latest: int | None, slots: list[int], free: bool, seed: int) -> None:
+    search = BestOfRandomConfig(most=most, latest=latest).build(SPEC, seed=seed)
+    first, *others = drawn(search, 12, newborn(slots, free=free))
+    assert first == []
+    for schedule in others:
+        planted = [action for action in schedule if action.op == "germinate"]
+        assert min(len(slots), 1) <= len(planted) <= min(most or 3, len(slots))
+        assert len({action.slot for action in planted} & set(slots)) == len(planted)
+        assert {action.blueprint for action in planted} <= {"blueprint0", "blueprint2"}
+        assert all(action.at <= (9 if latest is None else latest) for action in schedule)
+        assert [action.at for action in schedule] == sorted(action.at for action in schedule)
+        kept = [(action.at, action.slot) for action in schedule if action.op == "fossilize"]
+        assert kept == [(action.at, action.slot) for action in planted]
+        assert all((action.tempo is not None) == free for action in planted)
+        heads = HeadsConfig(style="free", tempo="free", alpha_target="free") if free else HeadsConfig()
+        if schedule:
+            ScheduleConfig(actions=schedule, heads=heads).build(SPEC, seed=0)
+
+
+def test_every_slot_blueprint_and_time_comes_up_evenly() -> None:
+    planted = [schedule[0] for schedule in drawn(BestOfRandomConfig(most=1).build(SPEC, seed=0), 1500, newborn([0, 2]))[1:]]
+    slots = [action.slot for action in planted]
+    kinds = [action.blueprint for action in planted]
+    assert slots.count(0) / len(slots) == pytest.approx(0.5, abs=0.05)
+    assert kinds.count("blueprint0") / len(kinds) == pytest.approx(0.5, abs=0.05)
+    np.testing.assert_allclose(np.bincount([action.at for action in planted]) / len(planted), [0.1] * 10, atol=0.035)
+
+
+def test_a_schedule_is_known_by_seed_and_number_alone() -> None:
+    first = newborn([0, 1, 2])
+    whole = drawn(BestOfRandomConfig().build(SPEC, seed=7), 6, first)
+    search = BestOfRandomConfig().build(SPEC, seed=7)
+    drawn(search, 3, first)
+    later = BestOfRandomConfig().build(SPEC, seed=7)
+    later.load_state_dict(search.state_dict())
+    assert drawn(later, 3, first) == whole[3:]
+    assert drawn(BestOfRandomConfig().build(SPEC, seed=8), 6, first) != whole
+
+
+@pytest.mark.parametrize(
+    ("plain", "words"),
+    [
+        ({"slot": 3}, r"slot=3 in the best schedule is not a slot of this host: it has 0 to 2"),
+        ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not offered"),
+        ({"at": 10}, r"at=10 in the best schedule never comes in steps=10"),
+    ],
+)
+def test_a_schedule_that_other_hosts_cannot_have_is_refused(plain: dict[str, int | str], words: str) -> None:
+    search = BestOfRandomConfig().build(SPEC, seed=0)
+    action = {"at": 0, "op": "germinate", "slot": 0, "blueprint": "blueprint0"} | plain
+    with pytest.raises(ValueError, match=words):
+        search.load_state_dict({"tried": 5, "best_return": 1.0, "best": [action]})
+    assert search.tried == 0
+
+
+# ---- what is kept
+
+
+@settings(max_examples=50, deadline=None)
+@given(returns=st.lists(st.sampled_from([1.0, 2.0, 3.0, float("nan"), float("inf")]), min_size=1, max_size=8))
+def test_the_highest_mean_return_is_kept_the_earliest_of_equals(returns: list[float]) -> None:
+    search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
+    tried: list[list[ActionConfig]] = []
+    for mean in returns:
+        search.candidate(first)
+        tried.append(search._trial)
+        stats = search.learn(np.array([mean - 1, mean + 1], np.float32))
+        assert stats.seeds == len(search._trial) // 2
+    sound = [mean for mean in returns if np.isfinite(mean)]
+    assert search.best_return == (max(sound) if sound else None)
+    assert search.best == (tried[returns.index(max(sound))] if sound else [])
+
+
+def test_a_search_that_goes_on_still_knows_what_there_is_to_beat() -> None:
+    search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
+    for paid in (0.0, 2.0):
+        search.candidate(first)
+        search.learn(np.full(4, paid, np.float32))
+    later = BestOfRandomConfig().build(SPEC, seed=0)
+    later.load_state_dict(search.state_dict())
+    later.candidate(first)
+    assert not later.learn(np.ones(4, np.float32)).improved
+    assert later.best == search.best
+    assert later.state_dict() == search.state_dict() | {"tried": 3}
+
+
+def test_it_plays_the_best_and_waits_before_the_first_try() -> None:
+    search, first = BestOfRandomConfig(most=1, latest=0).build(SPEC, seed=0), newborn([0, 1, 2])
+
+    def acts() -> list[int]:
+        decision = search.act(first, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
+        return decision.action[0, :3].tolist()
+
+    assert acts() == [Op.WAIT, 0, 0]
+    for paid in (0.0, 1.0, 0.5):
+        search.candidate(first)
+        search.learn(np.full(4, paid, np.float32))
+    (plant, _), schedule = search.best, search.best
+    assert acts() == [Op.GERMINATE, plant.slot, SPEC.blueprint_names.index(plant.blueprint or "")]
+    assert search.words().startswith(f"[{{at: 0, op: germinate, slot: {plant.slot}, blueprint: {plant.blueprint}}}, ")
+    assert search.best == schedule
+
+
+# ---- in a run
+
+
+def config(*words: str) -> Config:
+    return check([*TINY, *words])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BestOfRandom]:
+    """A search that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("search")
+    trainer = Trainer(config("updates=4"), folder)
+    trainer.run()
+    assert isinstance(trainer.agent, BestOfRandom)
+    return folder, trainer.agent
+
+
+def test_a_search_that_was_stopped_goes_on_exactly(whole: tuple[Path, BestOfRandom], tmp_path: Path) -> None:
+    folder, search = whole
+    Trainer(config("updates=2"), tmp_path).run()
+    later = Trainer(config("updates=4"), tmp_path)
+    later.run()
+    assert isinstance(later.agent, BestOfRandom)
+    assert later.agent.state_dict() == search.state_dict()
+    timeless = [
+        [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in read_records(path)]
+        for path in (folder / "metrics.jsonl", tmp_path / "metrics.jsonl")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_of_them_is_kept(whole: tuple[Path, BestOfRandom]) -> None:
+    folder, search = whole
+    paid = [record["policy/return"] for record in read_records(folder / "metrics.jsonl")]
+    best = [record["search/best_return"] for record in read_records(folder / "metrics.jsonl")]
+    assert len(set(paid)) > 1
+    np.testing.assert_allclose(best, np.maximum.accumulate(paid), rtol=1e-6)
+    env = build_env(config(), split=Split.TRAINING)
+    env.reset(options={"episode": EPISODE})
+    assert search.best, "a seed helps"
+    written = check([*HOSTS, "agent=schedule", f"agent.actions={search.words()}"])
+    again = play(env, written.agent.build(env.layout, seed=0))
+    env.close()
+    assert float(again.return_N.mean(dtype=np.float64)) == search.best_return
+
+
+def test_an_evaluation_plays_the_best_schedule(whole: tuple[Path, BestOfRandom]) -> None:
+    folder, search = whole
+    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"]))
+    player = evaluation.controller("policy")
+    evaluation.env.close()
+    assert isinstance(player, BestOfRandom)
+    assert player.best == search.best

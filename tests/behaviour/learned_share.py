@@ -1,0 +1,75 @@
+"""How much of the optimal value of the sandbox PPO learns with the default config, seed by seed.
+
+    python tests/behaviour/learned_share.py --seeds 5
+
+The share is that of the way from doing nothing, which is paid 0, to the best controller there is: 1 is the optimum. Chance is
+below 0. What a controller reaches is measured on hosts that nobody learnt from, as the optimum plus its mean difference to the
+best controller on the same hosts, which cancels most of the luck.
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from oracle import Oracle
+from sandbox import Puzzle, Sandbox, play
+
+from esper.agent import PPO, Controller, PPOConfig, RandomConfig
+
+JUDGED, JUDGING_SEED = 20_000, 9_999
+
+
+class Judge:
+    """Measures controllers on the same hosts."""
+
+    def __init__(self, oracle: Oracle, hosts: int = JUDGED) -> None:
+        self.value = oracle.value
+        self.env = Sandbox(oracle.puzzle, num_hosts=hosts, seed=JUDGING_SEED)
+        self.best_N = self.returns(oracle)
+
+    def returns(self, controller: Controller, *, greedy: bool = True) -> np.ndarray:
+        return play(self.env, controller, episode=0, greedy=greedy).reward_TN.sum(dim=0).double().numpy()
+
+    def share(self, controller: Controller, *, greedy: bool = True) -> tuple[float, float]:
+        """Share of the optimum, and its standard error."""
+        behind_N = (self.returns(controller, greedy=greedy) - self.best_N) / self.value
+        return 1 + float(behind_N.mean()), float(behind_N.std() / len(behind_N) ** 0.5)
+
+
+def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int) -> PPO:
+    """PPO with the default config."""
+    env = Sandbox(puzzle, num_hosts=hosts, seed=seed)
+    agent = PPOConfig(twins=1).build(env.spec, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for update in range(updates):
+        agent.update(play(env, agent), progress=update / updates, generator=generator)
+    return agent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--hosts", type=int, default=64)
+    parser.add_argument("--updates", type=int, default=200)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    puzzle = Puzzle()
+    oracle = Oracle(puzzle)
+    judge = Judge(oracle)
+    blind = Oracle(Puzzle(candour=1 / puzzle.worth_QSK.shape[1])).value
+    chance, _ = judge.share(RandomConfig().build(judge.env.spec, seed=0), greedy=False)
+    print(
+        f"optimum {oracle.value:.3f} a host; without a look at the lights {blind / oracle.value:.3f} of it, chance {chance:.3f}"
+    )
+    print("| seed | greedy | standard error | drawn | seconds | seconds of one core |\n|---|---|---|---|---|---|")
+    for seed in range(given.seeds):
+        begun, busy = time.perf_counter(), time.process_time()
+        agent = learn(puzzle, seed=seed, hosts=given.hosts, updates=given.updates)
+        seconds, busy = time.perf_counter() - begun, time.process_time() - busy
+        (greedy, error), (drawn, _) = judge.share(agent), judge.share(agent, greedy=False)
+        print(f"| {seed} | {greedy:.3f} | {error:.3f} | {drawn:.3f} | {seconds:.0f} | {busy:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

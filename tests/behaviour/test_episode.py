@@ -1,0 +1,67 @@
+"""An episode as it is played: the noise a host is acted on with is its own."""
+
+# T steps, N hosts, H heads
+
+from contextlib import closing
+
+import numpy as np
+
+from esper.agent import Decision, State
+from esper.env.actions import Head, Observation
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard import DeviceConfig
+from esper.episode import play
+from esper.governor import WatchdogConfig
+from esper.population.blueprints import NormConfig
+from esper.population.lifecycle import OneSeedConfig
+from esper.reward import ShapedConfig
+from esper.task.digits import DigitsConfig
+
+
+class Listener:
+    """Waits, and remembers what chance it was given."""
+
+    def __init__(self) -> None:
+        self.heard: list[np.ndarray] = []
+
+    def start(self, num_hosts: int) -> State:
+        return {}
+
+    def act(
+        self, observation: Observation, state: State, *, is_init: np.ndarray, uniform: np.ndarray, greedy: bool = False
+    ) -> Decision:
+        self.heard.append(uniform)
+        return Decision(action=np.zeros((len(uniform), len(Head)), np.int64), state=state)
+
+
+def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
+    """`[T, N, H]` of the last of so many episodes."""
+    env = GrowthEnv(
+        task=DigitsConfig(valid_samples=50).build(),
+        slots=OneSeedConfig(),
+        blueprints={"norm": NormConfig()},
+        reward=ShapedConfig().build(gamma=1.0),
+        governor=WatchdogConfig().build(num_classes=10),
+        devices={"cpu": DeviceConfig()},
+        num_hosts=hosts,
+        num_steps=2,
+        seed=seed,
+    )
+    listener = Listener()
+    with closing(env):
+        env.reset()
+        for _ in range(episodes):
+            play(env, listener)
+    return np.stack(listener.heard[-2:])
+
+
+def test_the_noise_of_a_host_depends_on_neither_the_others_nor_their_number() -> None:
+    few, many = heard(1), heard(3)
+    np.testing.assert_array_equal(few, many[:, :1])
+    assert len(np.unique(many)) == many.size, "and no two numbers of it are the same"
+
+
+def test_every_seed_and_every_episode_has_noise_of_its_own() -> None:
+    first = heard(1)
+    assert not np.isin(heard(1, seed=1), first).any()
+    assert not np.isin(heard(1, episodes=2), first).any()

@@ -1,0 +1,263 @@
+"""Each rule fires beyond its threshold and not before, never on few samples, and the watch says everything once."""
+
+import json
+import math
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.agent import UpdateStats
+from esper.agent.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats
+from esper.env.actions import Head
+from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Kind, Watch, find
+from esper.telemetry.tags import METRICS, UnknownTagError, metric, tags_of, under
+
+CORE = CoreHealth(h=0.3, c=0.6, saturated=0.0, gates_saturated=0.1, dead=0.0)
+HEAD = HeadStats(steps=100, learnable=0.2, entropy=0.5, entropy_share=0.7, ratio_max=2.0, ratio_q95=1.3, kl=0.01)
+DIAGNOSTICS = Diagnostics(
+    steps=640,
+    explained_variance_floored=0.7,
+    value_slope=1.0,
+    value_intercept=0.0,
+    value_error=dict.fromkeys(QUARTERS, 0.1),
+    heads=dict.fromkeys(Head, HEAD),
+    ratio_max=2.0,
+    ratio_q95=1.3,
+    kl_of_target=0.5,
+    skipped_fraction=0.3,
+    grad_norm=dict.fromkeys(PARTS, 0.5),
+    core=CORE,
+    germinations=40,
+    top_blueprint="norm",
+    top_blueprint_share=0.5,
+)
+CONFIG = AnomaliesConfig()
+
+
+def stats_of(diagnostics: Diagnostics) -> UpdateStats:
+    """An update in which nothing else is remarkable."""
+    plain = {entry.name: 0.1 for entry in fields(UpdateStats) if entry.name != "diagnostics"}
+    return UpdateStats(**plain, diagnostics=diagnostics)
+
+
+def update(**changes: Any) -> UpdateStats:
+    """A healthy update, but for these changes."""
+    return stats_of(replace(DIAGNOSTICS, **changes))
+
+
+def head(which: Head, **changes: Any) -> UpdateStats:
+    return update(heads=DIAGNOSTICS.heads | {which: replace(HEAD, **changes)})
+
+
+def core(**changes: float) -> UpdateStats:
+    return update(core=replace(CORE, **changes))
+
+
+def gradient(part: str, norm: float) -> UpdateStats:
+    return update(grad_norm=DIAGNOSTICS.grad_norm | {part: norm})
+
+
+# What is wrong, where, its threshold's name, and the update: at a value just inside the threshold, and one just beyond it.
+CASES: list[tuple[Kind, str, str, Any, float, float]] = [
+    (Kind.entropy_collapse, "tempo", "entropy_share", lambda x: head(Head.TEMPO, entropy_share=x), 0.02, 0.0199),
+    (Kind.ratio_explosion, "slot", "ratio", lambda x: head(Head.SLOT, ratio_max=x), 20.0, 20.01),
+    (Kind.ratio_explosion, "action", "ratio", lambda x: update(ratio_max=x), 20.0, math.inf),
+    (Kind.kl_spike, "policy", "kl", lambda x: update(kl_of_target=x), 3.0, 3.1),
+    (Kind.hardly_learned, "policy", "skipped", lambda x: update(skipped_fraction=x), 0.9, 0.91),
+    (Kind.useless_critic, "critic", "explained_variance", lambda x: update(explained_variance_floored=x), -0.1, -0.11),
+    (Kind.exploding_gradient, "encoder", "gradient_above", lambda x: gradient("encoder", x), 100.0, 100.1),
+    (Kind.vanishing_gradient, "core", "gradient_below", lambda x: gradient("core", x), 1e-5, 0.9e-5),
+    (Kind.dead_core, "core", "dead", lambda x: core(dead=x), 0.5, 0.51),
+    (Kind.saturated_core, "core", "saturated", lambda x: core(saturated=x), 0.5, 0.51),
+    (Kind.saturated_core, "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
+    (Kind.monoculture, "norm", "monoculture", lambda x: update(top_blueprint_share=x), 0.98, 0.99),
+]
+NAMES = [f"{kind}-{where}" for kind, where, *_ in CASES]
+
+
+def test_a_healthy_update_has_no_anomaly() -> None:
+    assert find(update(), CONFIG) == []
+    assert find(update(core=None), CONFIG) == []
+
+
+def test_every_kind_has_a_case() -> None:
+    assert {kind for kind, *_ in CASES} == set(Kind)
+
+
+@pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
+def test_each_rule_fires_beyond_its_threshold_alone(
+    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+) -> None:
+    assert find(make(inside), CONFIG) == []
+    (anomaly,) = find(make(beyond), CONFIG)
+    assert (anomaly.kind, anomaly.where, anomaly.value) == (kind, where, beyond)
+    assert anomaly.threshold == getattr(CONFIG, name) == inside
+    assert find(make(math.nan), CONFIG) == [], "what was not measured is no anomaly"
+
+
+@pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
+def test_each_threshold_can_be_moved_out_of_the_way(
+    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+) -> None:
+    never = {"entropy_share": 0, "gradient_below": 0, "explained_variance": -math.inf}
+    shares = dict.fromkeys(("skipped", "dead", "saturated", "monoculture"), 1)
+    assert find(make(beyond), AnomaliesConfig(**{name: (never | shares).get(name, math.inf)})) == []
+
+
+@pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
+def test_each_anomaly_says_what_it_means_and_what_to_try(
+    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+) -> None:
+    (anomaly,) = find(make(beyond), CONFIG)
+    assert anomaly.sentence().startswith(f"{kind.replace('_', ' ')} ({where}): ")
+    assert len(anomaly.meaning) > 20
+    assert len(anomaly.remedy) > 20
+    assert anomaly.sentence().isprintable()
+
+
+def test_remedies_name_knobs_that_exist() -> None:
+    from esper.agent import PPOConfig
+
+    for _, _, _, make, _, beyond in CASES:
+        for word in find(make(beyond), CONFIG)[0].remedy.replace(",", " ").split():
+            if word.startswith("agent."):
+                assert word.removeprefix("agent.") in PPOConfig.__dataclass_fields__
+
+
+# ---- few samples
+
+
+def test_of_a_head_with_few_steps_nothing_is_said() -> None:
+    for steps, count in ((31, 0), (32, 2)):
+        assert len(find(head(Head.STYLE, steps=steps, entropy_share=0.0, ratio_max=1e6), CONFIG)) == count
+    assert len(find(head(Head.STYLE, steps=31, entropy_share=0.0), AnomaliesConfig(min_steps=31))) == 1
+
+
+def test_where_nearly_all_steps_were_forced_the_policy_is_not_judged() -> None:
+    few = DIAGNOSTICS.heads | {Head.OP: replace(HEAD, steps=31)}
+    quiet = update(heads=few, ratio_max=1e6, kl_of_target=99.0, skipped_fraction=1.0, grad_norm=dict.fromkeys(PARTS, 0.0))
+    assert find(quiet, CONFIG) == []
+    assert [a.kind for a in find(update(heads=few, grad_norm={"critic": 1e9}), CONFIG)] == [Kind.exploding_gradient]
+
+
+def test_few_seeds_and_few_values_are_not_judged() -> None:
+    assert find(update(germinations=31, top_blueprint_share=1.0), CONFIG) == []
+    assert find(update(steps=31, explained_variance_floored=-9.0), CONFIG) == []
+
+
+# ---- the watch
+
+
+def bad(kind: Kind) -> UpdateStats:
+    return next(make(beyond) for of, _, _, make, _, beyond in CASES if of is kind)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_must_last_counts_after_patience_and_the_rest_at_once(kind: Kind) -> None:
+    watch = Watch(AnomaliesConfig(patience=3))
+    present = [bool(watch.look(number, bad(kind)).present) for number in range(1, 5)]
+    assert present == ([True] * 4 if kind in AT_ONCE else [False, False, True, True])
+
+
+def test_a_pause_starts_the_count_anew() -> None:
+    watch = Watch(AnomaliesConfig(patience=2))
+    story = [bad(Kind.dead_core), update(), bad(Kind.dead_core), bad(Kind.dead_core)]
+    assert [len(watch.look(number, stats).present) for number, stats in enumerate(story, 1)] == [0, 0, 0, 1]
+
+
+def test_a_beginning_is_told_once_and_again_after_a_while() -> None:
+    watch = Watch(AnomaliesConfig(hold=2))
+    wrong = {1, 2, 5, 9, 10}  # after 2, the details last up to 4: what is there in 5 is still the same
+    told = {number: watch.look(number, bad(Kind.kl_spike) if number in wrong else update()) for number in range(1, 14)}
+    assert [number for number, findings in told.items() if findings.present] == [1, 2, 5, 9, 10]
+    assert [number for number, findings in told.items() if findings.new] == [1, 9]
+    assert [number for number, findings in told.items() if findings.first] == [1]
+    assert [number for number, findings in told.items() if findings.detailed] == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
+
+
+def test_without_hold_details_end_with_the_anomaly() -> None:
+    watch = Watch(AnomaliesConfig(hold=0))
+    assert watch.look(1, bad(Kind.kl_spike)).detailed
+    assert not watch.look(2, update()).detailed
+
+
+DEAD, JUMP = Kind.dead_core, Kind.kl_spike
+
+
+@pytest.mark.parametrize("stop", range(2, 13))
+@pytest.mark.parametrize("patience", [1, 2, 3])
+@pytest.mark.parametrize(
+    "story", [(DEAD, DEAD, DEAD, None, DEAD, DEAD, DEAD, DEAD), (JUMP, None, None, JUMP, DEAD, DEAD, *6 * [None], JUMP)]
+)
+def test_a_resumed_watch_says_what_one_that_never_stopped_says(story: tuple[Kind | None, ...], stop: int, patience: int) -> None:
+    config = AnomaliesConfig(patience=patience, hold=2)
+    whole, resumed = Watch(config), Watch(config)
+    for number, kind in enumerate(story, 1):
+        stats = update() if kind is None else bad(kind)
+        if number == stop:
+            state = json.loads(json.dumps(resumed.state_dict()))
+            resumed = Watch(config)
+            resumed.load_state_dict(state)
+        findings = whole.look(number, stats)
+        assert findings == resumed.look(number, stats)
+        assert set(findings.first) <= set(findings.new) <= set(findings.present)
+        assert findings.detailed or not findings.present
+
+
+# ---- config and names
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hold", -1),
+        ("patience", 0),
+        ("min_steps", 0),
+        ("min_germinations", 0),
+        ("entropy_share", 1.5),
+        ("ratio", 1.0),
+        ("kl", 0.0),
+        ("skipped", -0.1),
+        ("explained_variance", 2.0),
+        ("gradient_above", 0.0),
+        ("gradient_below", 100.0),
+        ("dead", math.nan),
+        ("saturated", 2.0),
+        ("monoculture", -1.0),
+    ],
+)
+def test_every_rule_of_the_config_fires(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"telemetry\.anomalies\.{name} must be .*, got {value}: .* is a good start"):
+        AnomaliesConfig(**{name: value})
+
+
+def test_the_page_names_every_kind_and_every_number_of_the_config() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+    rows = {tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in page.splitlines() if line.startswith("| `")}
+    thresholds = {str(kind): name for kind, _, name, *_ in CASES}
+    assert {row[0]: row[2] for row in rows} == thresholds
+    for entry in fields(AnomaliesConfig):
+        assert f"`{entry.name}`" in page or f"telemetry.anomalies.{entry.name}" in page
+    tags = re.findall(r"`(policy/[a-z_0-9]+\*?)`", page)
+    assert tags
+    for tag in tags:
+        assert any(known(tag.replace("*", name)) for name in ("op", "core", "low")), tag
+
+
+def known(tag: str) -> bool:
+    """Is there such a metric?"""
+    try:
+        metric(tag)
+    except UnknownTagError:
+        return False
+    return True
+
+
+def test_every_number_of_an_update_has_a_tag_and_every_tag_of_a_detail_a_number() -> None:
+    told = under("policy", update().metrics())
+    assert {f"policy/entropy_{name}" for name in HEADS.values()} <= set(told)
+    details = {tag for row in METRICS if row.detail for tag in tags_of(row)}
+    assert details <= set(told)
