@@ -2,8 +2,8 @@
 
     python experiments/2026-11-21_first_policy/judge.py multirun/first_policy --seeds 0 1 2 --arms critic
 
-Expects runs in ROOT/ARM+SEED. Writes results.json and curves.png beside this file; needs matplotlib, which is no dependency of the
-project.
+Expects runs in ROOT/ARM+SEED. Writes results.json and curves.png beside this file; needs matplotlib, no dependency of the
+project itself.
 """
 
 import argparse
