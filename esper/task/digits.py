@@ -5,17 +5,16 @@ others (oxx). A lesioned block's 3x3 kernels are reduced to their centre, so tha
 differs from host to host, and a healthy host is better left alone.
 
 Measured with what ships: 20 epochs, one seed planted at once and kept, test accuracy [%] / return of reward=shaped [points],
-about 64 hosts a cell, standard error of an accuracy 0.4 to 1.6.
+48 to 96 hosts a cell.
 
     seed                  ooo         xoo         oxx         all
-    none                  87.1/76.1   73.4/59.2   43.4/33.1   67.9/55.9
-    depthwise in r0c0     87.3/75.8   85.7/74.9   43.9/33.2   72.5/61.5
-    conv_heavy in r0c0    87.2/75.5   86.1/74.1   50.6/38.6   74.8/62.9
-    conv_heavy in r0c1    87.8/70.7   74.8/55.2   68.8/52.5   76.9/59.2
+    none                  89.7/78.8   79.1/65.6   53.5/43.3   69.0/57.8
+    depthwise in r0c0     90.2/79.5   88.4/77.7   58.4/48.1   73.7/63.2
+    conv_heavy in r0c0    90.8/78.7   90.0/78.3   63.2/51.8   76.7/65.0
+    conv_heavy in r0c1    90.8/73.9   80.5/60.9   78.6/62.5   82.3/65.2
 
-A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 6.0 points of return (standard error 1.2; chosen
-on other hosts than judged), and on 288 further hosts by 4.6, or by 5.3 with a closed loop: see
-experiments/2026-11-21_where_to_grow and experiments/2026-11-21_first_policy.
+A schedule that knows the kind leads the best fixed one, conv_heavy in r0c0, by 5.6 points of return (standard error 0.8; chosen
+on other hosts than judged): see experiments/2026-11-21_where_to_grow.
 """
 
 import math

@@ -1,14 +1,16 @@
-"""Judges policies trained with different baselines on the same fresh hosts, beside fixed schedules.
+"""Judges policies, of one or more ways to train, on the same fresh hosts, beside fixed schedules.
 
-    python experiments/2026-11-21_twins/judge.py multirun/twins --seeds 0 1 2 --arms critic twins blend residual
+    python experiments/2026-11-21_first_policy/judge.py multirun/first_policy --seeds 0 1 2 --arms critic
 
-Expects runs in ROOT/ARM+SEED. Writes results.json beside this file.
+Expects runs in ROOT/ARM+SEED. Writes results.json and curves.png beside this file; needs matplotlib, no dependency of the
+project itself.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -18,6 +20,7 @@ from esper.config import from_plain, register
 from esper.episode import Episode, play
 from esper.stats import mean_interval
 from esper.task.base import Split
+from esper.telemetry import read_records
 from esper.trainer import build_env, find_checkpoint
 
 FIXED = "conv_heavy in r0c0"
@@ -90,11 +93,32 @@ def table(judged: list[dict[str, dict[str, list]]], arms: list[str]) -> None:
         print(f"| {name} | {whole} | {', '.join(f'{mean:.1f}' for mean in means)} | {np.mean(oracle):.1f} |")
 
 
+def draw(root: Path, arms: list[str], judged: list[dict[str, dict[str, list]]]) -> None:
+    """Return and explained variance over updates, beside what the others reach on fresh hosts."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
+    for arm, colour in zip(arms, ("tab:blue", "tab:purple", "tab:brown", "tab:pink"), strict=False):
+        runs = [read_records(root / f"{arm}{seed}" / "metrics.jsonl") for seed in range(len(judged))]
+        for axis, tag in ((left, "policy/return"), (right, "policy/explained_variance")):
+            curves = np.array([[record[tag] for record in run if tag in record] for run in runs])
+            updates = np.arange(1, curves.shape[1] + 1)
+            axis.plot(updates, curves.T, color=colour, alpha=0.3, linewidth=1)
+            axis.plot(updates, curves.mean(0), color=colour, linewidth=2, label=f"{arm}, mean of {len(runs)} seeds")
+            axis.set_xlabel("update (32 hosts x 20 epochs each)")
+    for name, colour in {"wait": "tab:gray", "best schedule": "tab:green", "oracle": "tab:red"}.items():
+        mean = np.mean([np.mean(one[name]["return"]) for one in judged])
+        left.axhline(mean, color=colour, linestyle="--", linewidth=1, label=f"{name}, fresh hosts")
+    left.set_ylabel("return [points]")
+    left.legend(fontsize=8, loc="lower right")
+    right.set_ylabel("explained variance, fresh rollouts")
+    right.set_ylim(-0.2, 1)
+    figure.savefig(Path(__file__).parent / "curves.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--arms", nargs="+", default=["critic", "twins", "blend", "residual"])
+    parser.add_argument("--arms", nargs="+", default=["critic"])
     parser.add_argument("--hosts", type=int, default=96)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results.json")
     given = parser.parse_args()
@@ -102,6 +126,7 @@ def main() -> None:
     register()
     judged = [judge(given.root, given.arms, seed, given.hosts) for seed in given.seeds]
     table(judged, given.arms)
+    draw(given.root, given.arms, judged)
     given.out.write_text(json.dumps(judged) + "\n")
 
 
