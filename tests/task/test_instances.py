@@ -14,12 +14,15 @@ from esper.task.digits import DigitsConfig
 from esper.task.instances import Instance, Instances, Name, lesson
 
 HOSTS = 60
+KINDS = ["ooo", "xoo", "oxx"]
 
 
 @pytest.fixture(scope="module")
 def mixed():
     """A task whose hosts differ in everything."""
-    return DigitsConfig(label_noise=[0.0, 0.3], data_share=[1.0, 0.1], classes=[0, 2, 5], rate_factor=[1.0, 0.25, 4.0]).build()
+    return DigitsConfig(
+        kinds=KINDS, label_noise=[0.0, 0.3], data_share=[1.0, 0.1], classes=[0, 2, 5], rate_factor=[1.0, 0.25, 4.0]
+    ).build()
 
 
 def drawn(task, split=Split.TRAINING, episode=0):
@@ -52,7 +55,7 @@ def test_every_value_is_about_as_likely_as_any_other(mixed, split, field, values
 
 def test_properties_are_drawn_apart(mixed):
     """Drawing one more property changes none of the others: arms of a comparison share all that they do not compare."""
-    plain = DigitsConfig().build()
+    plain = DigitsConfig(kinds=KINDS).build()
     assert [one.lesion for one in drawn(mixed)] == [one.lesion for one in drawn(plain)]
     noisy = DigitsConfig(label_noise=[0.0, 0.3]).build()
     assert [one.label_noise for one in drawn(mixed)] == [one.label_noise for one in drawn(noisy)]
