@@ -70,8 +70,9 @@ class DigitsConfig(ImagesConfig):
 class DigitsMLPConfig(DigitsConfig):
     """The same digits for hosts that take them as 64 numbers: layers without convolutions, lesioned or whole.
 
-    Bare hosts reach 94.4 % (oo), 87.1 % (ox) and 79.1 % (xo) on the test part in 20 epochs. Seeds add at most 3.6 points to any kind,
-    of which rent takes most: an oracle leads the best fixed schedule by 0.1 points of return (experiments/2026-11-21_tasks).
+    Bare hosts reach 94.4 % (oo), 87.1 % (ox) and 79.1 % (xo) on the test part in 20 epochs. Seeds add at most 3.6 points to
+    a kind, of which rent takes most: an oracle leads the best fixed schedule by 0.1 points of return
+    (experiments/2026-11-21_tasks).
     """
 
     instances: Instances = Instances.lesioned
