@@ -75,8 +75,9 @@ class Crew:
             )
             for device, rows in self.places
         ]
-        slots = self.shards[0].network.slots
-        self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
+        if not self._sensors:  # all hosts of a task have the same slots
+            slots = self.shards[0].network.slots
+            self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
 
     def epoch(
         self,

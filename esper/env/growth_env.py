@@ -130,7 +130,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.time = 0
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
-        # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_growth_potential.
+        # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
         self.potential_NSK = self.crew.potential(self.crew.feel(self.orders(), draws_NI3=self.draws()))
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
