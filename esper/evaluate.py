@@ -28,11 +28,12 @@ from esper.agent import Controller, Learner, PPOConfig, Replay, ReplayConfig, Sc
 from esper.agent.replay import Topology, read, topologies
 from esper.checkpoint import load
 from esper.cli import in_one_sentence
-from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, from_plain, option
+from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, option
 from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
 from esper.knobs import field_docs
+from esper.saved import from_plain
 from esper.stats import mean_interval
 from esper.task.base import Split
 from esper.trainer import build_env, find_checkpoint

@@ -25,7 +25,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, to_plain, typed, unknown_key
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, typed, unknown_key
+from esper.saved import to_plain
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)

@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 
 from esper.checkpoint import load
 from esper.cli import in_one_sentence, run
-from esper.config import CONF, from_plain, resumed, typed
+from esper.config import CONF, typed
+from esper.saved import from_plain, resumed
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

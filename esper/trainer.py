@@ -16,9 +16,10 @@ from esper.agent import PPO, BestOfRandom, Learner, PPOConfig
 from esper.agent.search import EPISODE
 from esper.buffer import Rollout
 from esper.checkpoint import Checkpoints
-from esper.config import CHECKPOINTS, Config, ConfigError, difference, from_plain, to_plain
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.episode import Episode, Transition, play
+from esper.saved import difference, from_plain, to_plain
 from esper.seeding import torch_stream
 from esper.task.base import Split
 from esper.telemetry import Findings, Telemetry, under

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
 
-from esper.config import ALIASES, Config, ConfigError, flat, ready, register, to_plain
+from esper.config import ALIASES, Config, ConfigError, ready, register
 from esper.overrides import check_over
+from esper.saved import flat, to_plain
 
 WORLD = ("task", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
 """Roots of the keys that an evaluation may change."""

@@ -19,12 +19,13 @@ ROWS = (
     ("buffer", "agent"),
     ("telemetry", "stats"),
     ("config",),
+    ("saved",),
     ("overrides", "knobs", "cli", "transfer"),
     ("episode", "trainer"),
     ("train", "evaluate", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"config", "overrides", "cli", *ROWS[-1]}
+DOOR = {"config", "saved", "overrides", "cli", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 

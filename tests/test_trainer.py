@@ -13,8 +13,9 @@ import torch
 
 from esper.agent import PPO
 from esper.checkpoint import DiskError, load
-from esper.config import CHECKPOINTS, ConfigError, difference, from_plain, register, resumed, to_plain
+from esper.config import CHECKPOINTS, ConfigError, register
 from esper.overrides import check
+from esper.saved import difference, from_plain, resumed, to_plain
 from esper.telemetry import read_events, read_records
 from esper.trainer import Stopped, Trainer, find_checkpoint
 

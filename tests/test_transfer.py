@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import Config, ConfigError, from_plain, register, to_plain
+from esper.config import Config, ConfigError, register
 from esper.evaluate import Evaluation, main, parse
 from esper.overrides import check, check_over
+from esper.saved import from_plain, to_plain
 from esper.trainer import Trainer
 from esper.transfer import Transfer, changes, is_of_world, moved
 

@@ -16,8 +16,9 @@ import torch
 
 from esper.agent import PPO, ScheduleConfig, WaitConfig
 from esper.checkpoint import Checkpoints
-from esper.config import from_plain, register
+from esper.config import register
 from esper.episode import Episode, play
+from esper.saved import from_plain
 from esper.stats import mean_interval
 from esper.task.base import Split
 from esper.telemetry import read_records
