@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.population.lifecycle import Op, SlotState
+from esper.population.plans import Plan
 from esper.reward import terms
 from esper.reward.signals import StepSignals
 
@@ -33,6 +34,8 @@ class Reward:
 
     names: tuple[str, ...]
     """Names of the terms, in order."""
+    needs: frozenset[Plan] = frozenset()
+    """Counterfactuals it must be told after every step, beside those of leave-one-out."""
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
         """Every term of the step, weighted, by name: `[N]` each [pp]."""
