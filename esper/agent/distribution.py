@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from esper.agent.base import BoolArray
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, Head, Op
 
 MASKED = -1e9
@@ -35,10 +37,11 @@ def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
 
 def free_parameters(legal_slots_BOS: Tensor, legal_values_BV: Tensor, head_sizes: tuple[int, ...]) -> list[tuple[Op, Head]]:
     """The pairs of operation and parameter head between whose values there is a choice, in at least one of B decisions."""
-    places = segments(head_sizes)
-    free = [head for head, place in places.items() if bool((legal_values_BV[:, place].sum(dim=1) > 1).any())]
-    ops = [op for op in Op if bool(legal_slots_BOS[:, op].any())]
-    return [(op, head) for op in ops for head in free if RELEVANT[op, head]]
+    # In NumPy: of arrays this small, a sum in torch costs several times as much.
+    legal_values: BoolArray = legal_values_BV.numpy()
+    legal_O: BoolArray = np.any(legal_slots_BOS.numpy(), axis=(0, 2))
+    free = [head for head, place in segments(head_sizes).items() if (legal_values[:, place].sum(axis=1) > 1).any()]
+    return [(op, head) for op in Op if legal_O[op] for head in free if RELEVANT[op, head]]
 
 
 def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class PPO:
             foresight=config.aux_coef > 0,
         )
         self.popart = PopArt(step=config.popart_step)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         self.parts = parts_of(self.network)
         """Parameters of the parts whose gradients are told apart."""
         self.updates = 0
@@ -266,13 +266,15 @@ class PPO:
             loss = loss + self.config.aux_coef * terms["contribution_loss"]
         self.optimizer.zero_grad()
         loss.backward()
-        parts = {f"grad_norm_{part}": norm for part, norm in gradient_norms(self.parts).items()}
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
+        norms = gradient_norms(self.parts)
+        norm = torch.tensor(math.hypot(*norms.values()))
+        nn.utils.clip_grads_with_norm_(self.network.parameters(), self.config.max_grad_norm, norm)
         numbers = {name: float(term.detach()) for name, term in terms.items()} | {"grad_norm": float(norm)}
         sick = [name for name, number in numbers.items() if not math.isfinite(number)]
         if not sick:
             self.optimizer.step()
             self.strikes = 0
+            parts = {f"grad_norm_{part}": length for part, length in norms.items()}
             return [numbers | parts | {"grad_clipped": float(numbers["grad_norm"] > self.config.max_grad_norm)}]
         self.strikes += 1
         if self.strikes >= STRIKES:

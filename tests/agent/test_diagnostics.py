@@ -344,7 +344,6 @@ def test_returns_are_lived_ones_by_the_values_at_the_time() -> None:
 def test_looking_changes_nothing_that_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = make(), make()
     one.update(rollout_of(one), progress=0.0, generator=generator())
-    monkeypatch.setattr("esper.agent.learner.gradient_norms", lambda parts: dict.fromkeys(parts, 0.0))
     monkeypatch.setattr("esper.agent.learner.diagnose", lambda *_, **__: None)
     two.update(rollout_of(two), progress=0.0, generator=generator())
     weights = one.network.state_dict(), two.network.state_dict()
