@@ -56,6 +56,9 @@ class Episode:
     samples: int = 0
     """Training samples in a host epoch."""
     seconds: float = 0.0
+    """How long it took."""
+    act_seconds: float = 0.0
+    """How much of that the controller took."""
     instance: list[str] = field(default_factory=lambda: list[str]())
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Blueprint of the fossil in each slot at the end, -1 where there is none."""
@@ -88,6 +91,7 @@ class Episode:
             "governor/rollbacks_nonfinite": self.causes[Cause.NONFINITE],
             "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
             "time/rollout_seconds": self.seconds,
+            "time/act_seconds": self.act_seconds,
             "time/host_epochs_per_second": hosts * steps / self.seconds,
             "time/samples_per_second": hosts * steps * self.samples / self.seconds,
         }
@@ -138,7 +142,9 @@ def play(
     for step in range(num_steps):
         if progress:
             progress(step, num_steps)
+        asked = time.perf_counter()
         decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
+        episode.act_seconds += time.perf_counter() - asked
         arrays, reward_N, terminated_N, _, info = env.step(decision.action)
         if record:
             record(

@@ -168,6 +168,7 @@ METRICS: tuple[Metric, ...] = (
     _row("governor/rollbacks_nonfinite", "count", "Hosts set back because a loss or parameter was not finite."),
     _row("governor/rollbacks_divergence", "count", "Hosts set back because their loss ran away."),
     _row("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
+    _row("time/act_seconds", "s", "Part of it in which the controller decides what to do."),
     _row("time/update_seconds", "s", "Time spent in learning from the rollout."),
     _row("time/samples_per_second", "1/s", "Training samples of all hosts per second of rollout."),
     _row("time/host_epochs_per_second", "1/s", "Host epochs of all hosts per second of rollout.", "host epochs/s"),
