@@ -1,4 +1,4 @@
-"""Honest numbers: means with intervals."""
+"""Honest numbers: means with intervals, and comparisons of arms."""
 
 from esper.stats.intervals import Interval, mean_interval
 

@@ -1,0 +1,101 @@
+"""What an experiment says of each pair of arms: one of three verdicts, or none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from statsmodels.stats.multitest import multipletests
+
+from esper.stats.paired import Difference
+
+LEAST_BLOCKS = 10
+"""No verdict with fewer: at five, an interval of 95 % that does not know its spread holds the truth in 85 of 100."""
+
+
+class Verdict(StrEnum):
+    """What is said of two arms."""
+
+    better = "better"
+    """They differ, and by the sign of the difference one is better."""
+    equivalent = "equivalent"
+    """They differ by less than the margin, whether or not they differ."""
+    undecided = "undecided"
+    """Neither is shown."""
+    too_few = "too few blocks"
+    """Nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A difference, and what it comes to beside all others of the experiment."""
+
+    difference: Difference
+    p_holm: float
+    """p of the difference, corrected for the number of pairs (Holm 1979)."""
+    p_equivalence_holm: float
+    verdict: Verdict
+    higher_is_better: bool
+    margin: float
+
+    @property
+    def winner(self) -> str | None:
+        """The better arm, where there is one."""
+        if self.verdict is not Verdict.better:
+            return None
+        ahead = (self.difference.mean.mean > 0) == self.higher_is_better
+        return self.difference.first if ahead else self.difference.second
+
+    def __str__(self) -> str:
+        apart, margin = self.difference, f"{self.margin:g}"
+        enough = f"a difference of {margin} takes {apart.needed} blocks"
+        match self.verdict:
+            case Verdict.better:
+                loser = apart.second if self.winner == apart.first else apart.first
+                return f"{self.winner} is better than {loser}"
+            case Verdict.equivalent:
+                return f"{apart.first} and {apart.second} differ by less than {margin}"
+            case Verdict.undecided:
+                return f"undecided between {apart.first} and {apart.second}: {enough}"
+            case Verdict.too_few:
+                few = f"{apart.count} blocks are fewer than {LEAST_BLOCKS}"
+                return f"no verdict on {apart.first} and {apart.second}: {few}, and {enough}"
+
+
+def judge(
+    differences: Sequence[Difference], *, margin: float, higher_is_better: bool = True, alpha: float = 0.05
+) -> list[Judgement]:
+    """Judges all pairs of an experiment's arms together: the chance of any wrong claim is at most `alpha` for either kind.
+
+    Args:
+        differences: one for each pair.
+        margin: what they were computed with.
+        higher_is_better: which sign is good.
+        alpha: chance of a wrong claim.
+    """
+    if not differences:
+        return []
+    by_holm = [_holm([apart.p for apart in differences]), _holm([apart.p_equivalence for apart in differences])]
+    found: list[Judgement] = []
+    for apart, p, p_equivalence in zip(differences, *by_holm, strict=True):
+        if apart.count < LEAST_BLOCKS:
+            verdict = Verdict.too_few
+        elif p_equivalence < alpha:  # a difference that does not matter is none, however sure it is
+            verdict = Verdict.equivalent
+        else:
+            verdict = Verdict.better if p < alpha else Verdict.undecided
+        found.append(
+            Judgement(
+                difference=apart,
+                p_holm=p,
+                p_equivalence_holm=p_equivalence,
+                verdict=verdict,
+                higher_is_better=higher_is_better,
+                margin=margin,
+            )
+        )
+    return found
+
+
+def _holm(p_values: Sequence[float]) -> list[float]:
+    return np.asarray(multipletests(p_values, method="holm")[1], dtype=np.float64).tolist()

@@ -1,0 +1,143 @@
+"""Comparisons of two arms against other libraries, and against what must hold."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from rliable import metrics as rliable
+from scipy import stats
+
+from esper.stats.paired import (
+    blocks_needed,
+    equivalence,
+    improvement,
+    improvement_interval,
+    iqm,
+    iqm_error,
+    iqm_interval,
+    paired_difference,
+    resamples,
+    sign_flip,
+    unpaired_difference,
+)
+
+NUMBERS = st.floats(-100, 100).map(lambda number: round(number, 3))
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays(np.float64, st.integers(4, 30), elements=NUMBERS), arrays(np.float64, st.integers(4, 30), elements=NUMBERS))
+def test_iqm_and_improvement_are_those_of_rliable(first: np.ndarray, second: np.ndarray) -> None:
+    assert float(iqm(first)) == pytest.approx(rliable.aggregate_iqm(first[:, None]))
+    assert improvement(first, second) == pytest.approx(rliable.probability_of_improvement(first[:, None], second[:, None]))
+    assert improvement_interval(first, second, generator(), paired=False).mean == pytest.approx(improvement(first, second))
+
+
+def test_the_error_of_an_iqm_is_that_of_many_samples() -> None:
+    samples = generator().standard_normal((20_000, 16))
+    assert iqm_error(samples).mean() == pytest.approx(iqm(samples, axis=1).std(), rel=0.05)
+
+
+@settings(max_examples=25, deadline=None)
+@given(arrays(np.float64, st.integers(3, 12), elements=NUMBERS))
+def test_few_blocks_are_tested_exactly_as_by_scipy(apart: np.ndarray) -> None:
+    theirs = stats.permutation_test(
+        (apart, np.zeros_like(apart)),
+        lambda one, other, axis: np.mean(one - other, axis=axis),
+        permutation_type="samples",
+        n_resamples=10_000,
+    )
+    assert sign_flip(apart, generator()).p == pytest.approx(theirs.pvalue, abs=1e-12)
+
+
+def test_many_blocks_are_tested_about_as_by_students_t() -> None:
+    apart = generator(3).standard_normal(40) + 0.3
+    test = sign_flip(apart, generator())
+    assert test.p == pytest.approx(stats.ttest_1samp(apart, 0).pvalue, abs=0.01)
+    low, high = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    assert (test.interval.low, test.interval.high) == pytest.approx((low, high), abs=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays(np.float64, st.integers(7, 16), elements=NUMBERS), st.floats(-20, 20))
+def test_the_interval_holds_what_the_test_does_not_refuse(apart: np.ndarray, theta: float) -> None:
+    interval = sign_flip(apart, generator(1)).interval
+    assert interval.low <= interval.mean <= interval.high
+    if min(abs(theta - interval.low), abs(theta - interval.high)) > 1e-6 and np.ptp(apart) > 0:
+        refused = sign_flip(apart - theta, generator(1)).p <= 0.05
+        assert refused == (not interval.low < theta < interval.high)
+
+
+def test_the_interval_shifts_and_scales_with_its_data() -> None:
+    apart = generator(5).exponential(size=12)
+    one, other = sign_flip(apart, generator()).interval, sign_flip(-3 * apart + 2, generator()).interval
+    assert (other.low, other.high) == pytest.approx((2 - 3 * one.high, 2 - 3 * one.low))
+
+
+def test_equal_arms_differ_by_exactly_nothing() -> None:
+    told = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
+    assert (told.p, told.p_rank, told.p_equivalence, told.needed) == (1, 1, 0, 2)
+    assert (told.mean.low, told.mean.high, told.iqm.low, told.improvement.mean) == (0, 0, 0, 0.5)
+    apart = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
+    assert apart.p == 2 / 2**12
+    assert apart.p_equivalence == 1
+    assert apart.mean.low == apart.mean.high == 2
+
+
+def test_equivalence_is_two_t_tests() -> None:
+    apart = generator(2).standard_normal(15) * 0.3
+    sides = [
+        stats.ttest_1samp(apart, -0.4, alternative="greater").pvalue,
+        stats.ttest_1samp(apart, 0.4, alternative="less").pvalue,
+    ]
+    assert equivalence(apart, 0.4) == pytest.approx(max(sides))
+    assert equivalence(apart, 0.1) > 0.05
+
+
+@pytest.mark.parametrize(("effect", "blocks"), [(1.0, 10), (0.5, 34), (0.25, 128)])
+def test_the_blocks_it_asks_for_are_those_of_textbooks(effect: float, blocks: int) -> None:
+    assert blocks_needed(1.0, effect) == blocks
+    assert blocks_needed(2.0, 2 * effect) == blocks
+
+
+def test_the_blocks_it_asks_for_are_enough() -> None:
+    rng, count = generator(7), blocks_needed(1.0, 0.8)
+    found = [sign_flip(rng.standard_normal(count) + 0.8, rng).p < 0.05 for _ in range(400)]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+
+
+def test_resamples_stay_in_their_strata() -> None:
+    strata = np.array(["a", "b", "a", "b", "b"])
+    index = resamples(5, generator(), strata)
+    assert (strata[index] == strata).all()
+    assert len(np.unique(index[:, 0])) == 2
+    values = np.array([0.0, 10.0, 0.1, 10.1, 9.9])
+    assert iqm_interval(values, generator(), strata=strata).half_width < iqm_interval(values, generator()).half_width
+
+
+def test_arms_without_common_blocks_are_compared_by_welch() -> None:
+    rng = generator(4)
+    one, other = rng.standard_normal(14) + 1, 3 * rng.standard_normal(11)
+    told = unpaired_difference(("a", "b"), one, other, margin=0.5, generator=rng)
+    assert told.p == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    assert told.p_rank == pytest.approx(stats.mannwhitneyu(one, other).pvalue)
+    assert told.mean.low < one.mean() - other.mean() < told.mean.high
+    assert told.count == 11
+    assert not told.paired
+    closer = unpaired_difference(("a", "b"), one, one + 0.01, margin=2.0, generator=rng)
+    assert closer.p_equivalence < 0.05 < closer.p
+
+
+def test_pairs_see_what_lies_in_the_blocks() -> None:
+    """With a common part in each block, the paired interval is many times as narrow."""
+    rng = generator(8)
+    block = 10 * rng.standard_normal(12)
+    one, other = block + rng.standard_normal(12) + 2, block + rng.standard_normal(12)
+    with_pairs = paired_difference(("a", "b"), one, other, margin=1, generator=rng)
+    without = unpaired_difference(("a", "b"), one, other, margin=1, generator=rng)
+    assert with_pairs.mean.half_width < without.mean.half_width / 4
+    assert with_pairs.p < 0.01 < without.p
