@@ -94,7 +94,7 @@ def sign_flip(differences: npt.ArrayLike, generator: np.random.Generator, *, con
     the pattern that was seen is added (Phipson, Smyth 2010). A difference theta is refused where the test refuses d - theta, so
     p < 1 - confidence and an interval that excludes 0 are the same statement. Exact where differences are distributed evenly
     about theirs; at 10 to 20 blocks the intervals of heavy-tailed differences held the truth in 94 to 96 of 100, those of a
-    bootstrap-t in 90 to 93 (`tests/stats/test_calibration.py`).
+    bootstrap-t in 90 to 93 (`python -m esper.stats.calibration`).
     """
     values = np.asarray(differences, dtype=np.float64)
     count, middle = len(values), float(np.mean(values))
