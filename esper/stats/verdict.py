@@ -97,7 +97,7 @@ def judge(
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected p: the k-th smallest of m times m - k + 1, and no less than the one before (statsmodels collects garbage here)."""
+    """Corrected p: the k-th smallest of m times m - k + 1, and no less than the one before. statsmodels takes 0.1 s for this."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p)
     corrected = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
