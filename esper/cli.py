@@ -5,11 +5,12 @@ import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import fields
 
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.checkpoint import CheckpointError, DiskError
-from esper.config import ConfigError, ready, register
+from esper.config import BlocksConfig, ConfigError, ready, register
 from esper.knobs import help_text
 from esper.overrides import check, check_sweep
 from esper.task.base import TaskError
@@ -35,6 +36,20 @@ def _say(message: Warning | str, category: type[Warning], filename: str, lineno:
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
+def _spell_out(words: list[str]) -> list[str]:
+    """The words of an experiment in blocks as Hydra knows them: arms=... is short for hydra.sweeper.arms=..., quoted."""
+    if not any(word.startswith("sweep=ab") for word in words):
+        return words
+    short = tuple(f"{field.name}=" for field in fields(BlocksConfig) if not field.name.startswith("_"))
+
+    def spelled(word: str) -> str:
+        key, _, value = word.partition("=")
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"hydra.sweeper.{key}='{quoted}'" if key == "arms" else f"hydra.sweeper.{word}"
+
+    return [spelled(word) if word.startswith(short) else word for word in words]
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` command with the words of the command line.
 
@@ -42,6 +57,7 @@ def run(main: Callable[[], None]) -> None:
     """
     register()
     warnings.formatwarning = _say
+    sys.argv[1:] = _spell_out(sys.argv[1:])
     args = get_args_parser().parse_args()
     if args.help:
         print(help_text(main.__doc__ or "", check([])))

@@ -3,7 +3,6 @@
 Defaults live in the dataclasses beside the parts; YAML holds choices only. Past `typed` nothing knows Hydra.
 """
 
-import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -66,6 +65,9 @@ class Config:
     """N, host networks that train side by side, 1 or more. More: a steadier gradient, and each update costs more."""
     steps: int = 20
     """T, length of one host's training run, 1 or more [host epochs]. Longer: growth has more time to pay for itself."""
+    policy_seed: int | None = None
+    """Seed of the policy's first weights and of the order in which it learns from its hosts, 0 or more; null takes seed. Runs
+    that differ in it alone meet the same hosts."""
     resume: str | None = None
     """Folder of an earlier run to go on with, or null for a new one."""
     task: TaskConfig = MISSING
@@ -88,8 +90,9 @@ class Config:
     """What is written down, and where; chosen by the `telemetry` group."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        for name, seed in (("seed", self.seed), ("policy_seed", self.policy_seed)):
+            if seed is not None and seed < 0:
+                raise ValueError(f"{name} must be 0 or more, got {seed}")
         for name in ("updates", "hosts", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
@@ -117,6 +120,24 @@ class Config:
                 f"steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or gates.min_blending",
                 stacklevel=2,
             )
+
+
+BLOCK_SWEEPER = "hydra_plugins.esper_blocks.BlockSweeper"
+
+
+@dataclass(kw_only=True, slots=True)
+class BlocksConfig:
+    """An experiment in blocks, as `sweep=ab` runs it; see `esper.design`."""
+
+    _target_: str = BLOCK_SWEEPER
+    arms: Any = None
+    """What is compared, as in 'reward: shaped,sparse', or words by the name of the arm."""
+    blocks: int = 12
+    """Runs of each arm."""
+    root: int = 0
+    """Of the seeds and of the order."""
+    again: bool = True
+    """Is the first arm repeated with another first policy?"""
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -171,11 +192,6 @@ class ConfigError(ValueError):
     """What was asked for cannot be run. The message is one sentence for the person who asked, with the remedy."""
 
 
-def ab_seeds(count: int, root: int) -> str:
-    """The same `count` distinct seeds for one `root`, as Hydra's sweeper wants them: "3,17,42"."""
-    return ",".join(str(seed) for seed in random.Random(root).sample(range(2**31), count))
-
-
 def first_set(*values: str | None) -> str | None:
     """The first value that is not null: how a resumed run finds its old folder and a new run makes one."""
     return next((value for value in values if value is not None), None)
@@ -193,7 +209,7 @@ def register() -> None:
         for name in GROUPS[group]:
             choice = {"defaults": [{f"override /{group}": name}]}
             store.store(group=alias, name=name, node=choice, package="_global_")
-    OmegaConf.register_new_resolver("ab_seeds", ab_seeds, use_cache=True, replace=True)
+    store.store(group="hydra/sweeper", name="esper_blocks", node=BlocksConfig)
     OmegaConf.register_new_resolver("first_set", first_set, replace=True)
 
 

@@ -24,7 +24,8 @@ def main(cfg: DictConfig) -> None:
             config = typed(cfg)
             if config.resume is not None:
                 saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
-                config = resumed(saved, config, list(HydraConfig.get().overrides.task))
+                words = [word for word in HydraConfig.get().overrides.task if not word.startswith("sweep=")]
+                config = resumed(saved, config, words)
             Trainer(config, folder).run()
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)

@@ -86,7 +86,8 @@ class Trainer:
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         twins = config.agent.twins if isinstance(config.agent, PPOConfig) else 1
         self.env = build_env(config, split=Split.TRAINING, twins=twins)
-        self.agent = config.agent.build(self.env.layout, seed=config.seed)
+        self.policy_seed = config.seed if config.policy_seed is None else config.policy_seed
+        self.agent = config.agent.build(self.env.layout, seed=self.policy_seed)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
         self.watch, self.findings = config.telemetry.anomalies.build(), Findings()
         self.update = 0
@@ -153,7 +154,7 @@ class Trainer:
         if rollout is None or not isinstance(self.agent, PPO):
             return {}
         begun = time.perf_counter()
-        generator = torch_stream(self.config.seed, "minibatches", self.update)
+        generator = torch_stream(self.policy_seed, "minibatches", self.update)
         stats = self.agent.update(rollout, progress=self.update / self.config.updates, generator=generator)
         self.findings = self.watch.look(self.update + 1, stats)
         told = under("policy", stats.metrics() | {"anomalies": len(self.findings.present)})

@@ -187,7 +187,7 @@ def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
     done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = yaml.safe_load(done.stdout)
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "resume"}
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "resume"}
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 
@@ -209,3 +209,22 @@ def test_a_sweep_makes_a_folder_for_every_run(tmp_path: Path) -> None:
     # Both rewards have a rent; only the shaped one has an attribution.
     assert [("attribution" in cfg["reward"], cfg["seed"]) for cfg in ran] == [(True, 1), (True, 2), (False, 1), (False, 2)]
     assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(4))
+
+
+def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    tiny = ["updates=2", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
+    words = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
+    done = typed_at_a_shell(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mine: 3 arms x 1 blocks, 0 of 3 runs done" in done.stdout
+    cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "again")]
+    weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
+    assert all(path.is_file() for path in weights)
+    first = weights[1].read_bytes()
+    weights[1].unlink()  # as if it had been stopped after its first update
+    went_on = typed_at_a_shell(*words, cwd=tmp_path)
+    assert "2 of 3 runs done" in went_on.stdout, went_on.stderr
+    assert weights[1].read_bytes() == first
+    refused = typed_at_a_shell(*words, "hosts=5", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "holds an experiment with other common" in refused.stderr

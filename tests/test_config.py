@@ -160,7 +160,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("blueprint=[norm,conv_lite]", "no option conv_lite .*; did you mean conv_light?"),
     ("blueprint=[norm] blueprint.conv_light.kernel=5", "add 'blueprint=\\[norm,conv_light\\]'"),
     ("experiment=healthi", "no option healthi in group experiment: .*; did you mean healthy?"),
-    ("sweep=nothing", "choose from ab_reward"),
+    ("sweep=nothing", "choose from ab, ab_reward"),
     ("devices=[cuda:9]", "no option cuda:9 in group devices"),
     ("devices=[]", "devices is not set: choose"),
     ("~reward", "reward is not set: choose one of shaped, sparse"),
@@ -223,20 +223,21 @@ def test_the_command_line_has_the_last_word_over_an_experiment() -> None:
     assert getattr(check(["experiment=healthy", "task.instances=lesioned"]).task, "instances", None) == "lesioned"
 
 
+ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
+
+
 @pytest.mark.parametrize("name", knobs.yaml_names("sweep"))
 def test_every_sweep_composes_to_several_jobs(name: str) -> None:
-    jobs = check_sweep([f"sweep={name}"])
+    jobs = check_sweep([f"sweep={name}", *ARMS])
     assert len(jobs) > 1
     assert all(a != b for a, b in pairwise(jobs))
 
 
 def test_arms_of_the_comparison_share_their_seeds() -> None:
-    seeds: dict[type, list[int]] = {}
-    for job in check_sweep(["sweep=ab_reward"]):
-        seeds.setdefault(type(job.reward), []).append(job.seed)
-    shaped, sparse = seeds.values()
-    assert shaped == sparse
-    assert len(set(shaped)) == 8
+    shaped, sparse, again = check_sweep(["sweep=ab_reward"])
+    assert [type(job.reward).__name__ for job in (shaped, sparse, again)] == ["ShapedConfig", "SparseConfig", "ShapedConfig"]
+    assert shaped.seed == sparse.seed == again.seed
+    assert again.policy_seed is not None
 
 
 def test_a_sweep_runs_every_combination() -> None:
@@ -257,7 +258,8 @@ def test_a_sweep_runs_every_combination() -> None:
         ("sede=1,2", "no key sede"),
         ("seed=1,two", "seed must be a whole number, got two"),
         ("seed=interval(1,2)", "is no list of values"),
-        ("sweep=ab", "no option ab in group sweep"),
+        ("sweep=a", "no option a in group sweep"),
+        ("sweep=ab", "there are no arms to compare"),
     ],
 )
 def test_one_bad_arm_refuses_the_sweep(words: str, word: str) -> None:

@@ -20,6 +20,7 @@ ROWS = (
     ("telemetry", "stats"),
     ("config",),
     ("saved",),
+    ("design",),
     ("overrides", "knobs", "cli", "transfer"),
     ("episode", "trainer"),
     ("train", "evaluate", "compare", "export"),

@@ -1,0 +1,100 @@
+"""Experiments in blocks: what is run, in which order, and what a stopped one does."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from esper.config import ConfigError, register
+from esper.design import AGAIN, Cell, Design, design
+from esper.overrides import check_sweep
+
+REWARDS = "reward: shaped,sparse"
+
+
+def test_every_block_has_every_arm_once_and_one_seed() -> None:
+    planned = design(REWARDS, blocks=12, root=1)
+    assert list(planned.arms) == ["shaped", "sparse", AGAIN]
+    assert Counter((cell.arm, cell.block) for cell in planned.cells) == Counter(
+        {(arm, block): 1 for arm in planned.arms for block in range(12)}
+    )
+    for block in range(12):
+        seeds = {word for cell in planned.cells if cell.block == block for word in cell.words if word.startswith("seed=")}
+        assert seeds == {f"seed={planned.seeds[block]}"}
+    assert len({*planned.seeds, *planned.policy_seeds}) == 24
+
+
+def test_blocks_come_one_after_another_and_arms_in_drawn_order() -> None:
+    planned = design("reward: a,b,c", blocks=40, root=3, again=False)
+    assert [cell.block for cell in planned.cells] == sorted(cell.block for cell in planned.cells)
+    firsts = Counter(arms[0] for arms in planned.order)
+    assert min(firsts.values()) >= 5  # 13 are expected of each; fewer than 5 come once in a thousand roots
+    assert len({tuple(arms) for arms in planned.order}) == 6
+
+
+def test_the_root_says_it_all() -> None:
+    assert design(REWARDS, blocks=5, root=1) == design(REWARDS, blocks=5, root=1)
+    other = design(REWARDS, blocks=5, root=2)
+    assert not {*other.seeds} & {*design(REWARDS, blocks=5, root=1).seeds}
+
+
+def test_the_repeated_arm_differs_in_its_first_policy_alone() -> None:
+    first, _, again = design(REWARDS, blocks=1, root=0, common=["hosts=4"]).firsts()
+    assert [word for word in again.words if word not in first.words] == [again.words[-1]]
+    assert again.words[-1].startswith("policy_seed=")
+    assert set(first.words) < set(again.words)
+
+
+def test_arms_by_name() -> None:
+    planned = design('{small: agent.hidden=16, large: "agent.hidden=32 agent.slot_width=64"}', blocks=1, root=0, again=False)
+    assert planned.arms == {"small": ["agent.hidden=16"], "large": ["agent.hidden=32", "agent.slot_width=64"]}
+    assert planned == design({"small": "agent.hidden=16", "large": list(planned.arms["large"])}, blocks=1, root=0, again=False)
+
+
+@pytest.mark.parametrize(
+    ("arms", "more", "sentence"),
+    [
+        (None, {}, "there are no arms to compare"),
+        ("reward", {}, "there are no arms to compare"),
+        ("reward: [", {}, "cannot read arms="),
+        ("reward: shaped,shaped", {}, "names an arm twice"),
+        ("reward: shaped", {"again": False}, "one arm is no comparison"),
+        ("{again: hosts=2, b: hosts=4}", {}, "no arm can be called again|an arm cannot be called again"),
+        ("{a/b: hosts=2}", {}, "cannot name an arm"),
+        ("{a: 3, b: hosts=2}", {}, "arm a has no words"),
+        ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
+        (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
+        (REWARDS, {"blocks": 0}, "blocks must be 1 or more, got 0"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(arms: str | None, more: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        design(arms, **{"blocks": 2, "root": 0, **more})
+
+
+def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
+    planned = design(REWARDS, blocks=2, root=0)
+    planned.save(tmp_path)
+    planned.save(tmp_path)
+    assert Design.load(tmp_path) == planned
+    with pytest.raises(ConfigError, match="an experiment with other seeds"):
+        design(REWARDS, blocks=3, root=0).save(tmp_path)
+    assert json.loads((tmp_path / "design.json").read_text())["seeds"] == planned.seeds
+
+
+def test_a_cell_that_was_not_begun_is_run_from_its_start(tmp_path: Path) -> None:
+    cell = Cell(arm="a", block=3, words=("sweep=ab", "hosts=2", "seed=1"))
+    assert cell.pending(tmp_path) == ["sweep=ab", "hosts=2", "seed=1", "hydra.sweep.subdir=a/block-03"]
+
+
+def test_every_arm_is_checked_before_anything_runs() -> None:
+    register()
+    words = ["sweep=ab", "hydra.sweeper.arms='agent.hidden: 16,32'", "hydra.sweeper.blocks=3", "hosts=4"]
+    jobs = check_sweep(words)
+    assert [job.agent.hidden for job in jobs] == [16, 32, 16]  # pyright: ignore[reportAttributeAccessIssue]
+    assert {job.hosts for job in jobs} == {4}
+    assert len({job.seed for job in jobs}) == 1
+    assert [job.policy_seed is None for job in jobs] == [True, True, False]
+    with pytest.raises(ConfigError, match="no option spars in group reward"):
+        check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,spars'"])
