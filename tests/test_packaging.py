@@ -33,7 +33,7 @@ def bash_blocks(page: str) -> list[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that no build folder is left in the checkout."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for folder in ("esper", "conf"):
+    for folder in ("esper", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_and_every_yaml(wheel: Path) -> None:
     held = {name for name in ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "esper").rglob("*.py")}
+    modules = {str(path.relative_to(ROOT)) for folder in ("esper", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")}
     choices = {f"esper/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert held == modules | choices | {"esper/py.typed"}
 

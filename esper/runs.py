@@ -1,0 +1,208 @@
+"""Finished runs as experiments see them: which arm and block each is, and what it reached without regard to what it was paid."""
+
+# H hosts
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.checkpoint import Checkpoints, load, update_of
+from esper.config import CHECKPOINTS, ConfigError
+from esper.design import AGAIN, FILE, Design
+from esper.saved import flat
+from esper.telemetry import read_records
+
+UNSHARED = ("seed", "policy_seed", "resume", "telemetry")
+"""Keys that never make an arm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Something that a run is judged by."""
+
+    name: str
+    unit: str
+    what: str
+    margin: float
+    """Smallest difference that matters, where nothing else is said."""
+    higher_is_better: bool = True
+
+
+OUTCOMES = {
+    outcome.name: outcome
+    for outcome in (
+        Outcome(name="accuracy", unit="pp", what="test accuracy of what fresh hosts committed, actions drawn", margin=1.0),
+        Outcome(name="accuracy_greedy", unit="pp", what="the same, most probable actions", margin=1.0),
+        Outcome(name="parameters", unit="1", what="parameters of the seeds of fresh hosts", margin=20.0, higher_is_better=False),
+        Outcome(name="flops", unit="1", what="FLOPs of a sample in what they committed", margin=1000.0, higher_is_better=False),
+        Outcome(name="learning", unit="pp", what="committed accuracy in training, mean over all updates", margin=1.0),
+        Outcome(
+            name="catastrophes", unit="1", what="roll-backs a host and episode in training", margin=0.05, higher_is_better=False
+        ),
+    )
+}
+"""Reward-free, so that arms with different pay can be compared. The first four are judged on fresh hosts and the test part."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """One cell of an experiment."""
+
+    arm: str
+    block: int
+    folder: Path
+    update: int = 0
+    updates: int = 0
+    config: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Values by dotted key."""
+
+    @property
+    def finished(self) -> bool:
+        return 0 < self.updates <= self.update
+
+    @property
+    def fate(self) -> str:
+        """What became of it, in words."""
+        if not self.updates:
+            return "never begun"
+        return "finished" if self.finished else f"stopped after {self.update} of {self.updates} updates"
+
+
+def find_runs(folders: Sequence[Path]) -> list[Run]:
+    """All cells of the experiments and runs in these folders, arm by arm; those of a design that were not run are among them.
+
+    Raises:
+        ConfigError: there is nothing, or one cell is there twice.
+    """
+    found: list[Run] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder: name that of an experiment, or those of its runs")
+        if (folder / FILE).is_file():
+            planned = Design.load(folder)
+            cells = sorted(planned.cells, key=lambda cell: list(planned.arms).index(cell.arm))
+            found += [_read(folder / cell.folder, cell.arm, cell.block) for cell in cells]
+        else:
+            found += _loose(folder)
+    if not any(run.finished for run in found):
+        raise ConfigError(f"{', '.join(map(str, folders))}: no finished run in there, and so nothing to compare")
+    there: dict[tuple[str, int], Run] = {}
+    for run in found:
+        twin = there.setdefault((run.arm, run.block), run)
+        if twin is not run:
+            raise ConfigError(
+                f"{run.folder} and {twin.folder} are the same cell, block {run.block} of arm {run.arm}: name one of them only"
+            )
+    return found
+
+
+def _read(folder: Path, arm: str, block: int) -> Run:
+    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    if newest is None:
+        return Run(arm=arm, block=block, folder=folder)
+    plain = load(newest)["config"]
+    return Run(
+        arm=arm,
+        block=block,
+        folder=folder,
+        update=update_of(newest),
+        updates=plain["values"]["updates"],
+        config=flat(plain),
+    )
+
+
+def _loose(folder: Path) -> list[Run]:
+    """Runs that belong to no design: their arm is what they differ in, and their block is their seed."""
+    places = sorted({path.parent for path in folder.rglob(CHECKPOINTS) if path.is_dir()})
+    runs = [_read(place, "", 0) for place in places]
+    begun = [run for run in runs if run.updates]
+    keys = dict.fromkeys(key for run in begun for key in run.config if key.split(".")[0] not in UNSHARED)
+    # Where options of a group differ, so do their keys: the choice says it all.
+    differ = [key for key in keys if len({str(run.config.get(key)) for run in begun}) > 1]
+    differ = [key for key in differ if "." not in key or key.split(".")[0] not in differ]
+    for run in begun:
+        parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config.get(key)}" for key in differ]
+        run.arm, run.block = ",".join(parts) or folder.name, int(run.config["seed"])
+    return begun
+
+
+def judged_file(run: Run, hosts: int) -> Path:
+    """Where the outcomes of a run on so many fresh hosts are kept."""
+    return run.folder / f"judged_{run.updates:06d}_{hosts}_hosts.json"
+
+
+def judge(run: Run, hosts: int) -> dict[str, float]:
+    """Outcomes of a finished run by name; NaN where one does not apply. Fresh hosts are grown once, and their numbers kept."""
+    path = judged_file(run, hosts)
+    if not path.exists():
+        from esper.evaluate import EvaluateConfig, Evaluation
+
+        names = ["policy", "policy_greedy"] if str(run.config["agent"]).startswith("ppo") else ["policy"]
+        evaluation = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=hosts, controllers=names))
+        outcomes = evaluation.run()
+        evaluation.env.close()
+        rows = {
+            name: {
+                "accuracy": outcome.accuracy_N.tolist(),
+                "parameters": outcome.params_N.tolist(),
+                "flops": outcome.flops_N.tolist(),
+            }
+            for name, outcome in outcomes.items()
+        }
+        path.write_text(json.dumps(rows) + "\n")
+    rows: Mapping[str, Mapping[str, list[float]]] = json.loads(path.read_text())
+    values = {name: float(np.mean(rows["policy"][name])) for name in ("accuracy", "parameters", "flops")}
+    greedy = rows.get("policy_greedy", {}).get("accuracy")
+    return {**values, "accuracy_greedy": float(np.mean(greedy)) if greedy else float("nan"), **_lived(run)}
+
+
+def _lived(run: Run) -> dict[str, float]:
+    """Outcomes that training itself wrote down."""
+    records = records_of(run)
+    accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
+    panics = [sum(value for tag, value in record.items() if tag.startswith("governor/rollbacks")) for record in records]
+    hosts = float(run.config["hosts"])
+    return {"learning": float(np.nanmean(accuracy)), "catastrophes": float(np.sum(panics)) / hosts / run.updates}
+
+
+def records_of(run: Run) -> list[dict[str, float]]:
+    """What a run wrote down after each update."""
+    return read_records(run.folder / "metrics.jsonl")
+
+
+# ---- what makes an experiment void
+
+DECIDED = 0.01
+"""Share of the largest entropy, of choosing an operation, below which a policy tries nothing any more."""
+ONE_KIND = 0.99
+"""Share of germinations above which a policy knows one blueprint only."""
+DATA = ("task", "hosts", "steps", "updates")
+"""Keys that say how much data each host sees, and how many of them there are."""
+
+
+def faults(runs: Sequence[Run]) -> list[str]:
+    """What makes an experiment void, in sentences; that the repeated arm differs from itself comes with the comparison."""
+    found: list[str] = []
+    for key in dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] in DATA):
+        values = {run.arm: run.config.get(key) for run in runs}
+        if len({str(value) for value in values.values()}) > 1:
+            shown = ", ".join(f"{arm} {value}" for arm, value in values.items())
+            found.append(f"arms do not see the same data: {key} is {shown}")
+    for arm in dict.fromkeys(run.arm for run in runs):
+        last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
+        entropy = [record["policy/entropy_share_op"] for record in last if "policy/entropy_share_op" in record]
+        share = [record["policy/top_blueprint_share"] for record in last if "policy/top_blueprint_share" in record]
+        if entropy and np.nanmedian(entropy) < DECIDED:
+            found.append(
+                f"{arm} has stopped trying: its operations have {100 * np.nanmedian(entropy):.1f} % of the largest entropy"
+            )
+        if share and np.nanmedian(share) > ONE_KIND:
+            found.append(f"{arm} knows one blueprint only: {100 * np.nanmedian(share):.0f} % of its germinations")
+    return found
+
+
+__all__ = ["AGAIN", "OUTCOMES", "Outcome", "Run", "faults", "find_runs", "judge", "records_of"]

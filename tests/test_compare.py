@@ -1,0 +1,159 @@
+"""Experiments on disk: what is found, what is said, and what makes them void."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper import compare as C
+from esper.config import ConfigError, register
+from esper.design import AGAIN, design
+from esper.overrides import check
+from esper.runs import OUTCOMES, Run, faults, find_runs, judge, judged_file
+from esper.trainer import Trainer
+
+TINY = ["updates=1", "hosts=2", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms and a control, two blocks, trained for a moment; one run is missing."""
+    register()
+    folder = tmp_path_factory.mktemp("experiment")
+    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY)
+    planned.save(folder)
+    for cell in planned.cells:
+        if (cell.arm, cell.block) != ("sparse", 1):
+            Trainer(check(list(cell.words)), folder / cell.folder).run()
+    return folder
+
+
+def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    C.main([str(experiment), "hosts=2"])
+    shown = capsys.readouterr().out
+    assert "no verdict on shaped and sparse: 1 blocks" in shown or "sparse, block 1: never begun" in shown
+    assert "sparse, block 1: never begun" in shown
+    numbers = json.loads((experiment / "comparison.json").read_text())
+    assert {run["fate"] for run in numbers["runs"]} == {"finished", "never begun"}
+    assert ["sparse", 1] in numbers["missing"]["accuracy"]
+    rows = list(csv.DictReader((experiment / "comparison.csv").open()))
+    assert len(rows) == 6
+    assert [row["fate"] for row in rows].count("finished") == 5
+    assert all(np.isfinite(float(row[name])) for row in rows if row["fate"] == "finished" for name in OUTCOMES)
+
+
+def test_judging_is_done_once(experiment: Path) -> None:
+    run = next(run for run in find_runs([experiment]) if run.finished)
+    first = judge(run, 2)
+    path = judged_file(run, 2)
+    kept = json.loads(path.read_text())
+    assert first["accuracy"] == pytest.approx(np.mean(kept["policy"]["accuracy"]))
+    kept["policy"]["accuracy"] = [1.0, 3.0]
+    path.write_text(json.dumps(kept))
+    assert judge(run, 2)["accuracy"] == 2.0
+    path.unlink()
+    assert judge(run, 2) == first
+
+
+def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) -> None:
+    loose = find_runs([experiment / "shaped", experiment / "sparse"])
+    assert {run.block for run in loose} == set(design("reward: shaped,sparse", blocks=2, root=1).seeds)
+    whole = {run.arm for run in find_runs([experiment / "shaped"])}
+    assert whole == {"shaped"}  # nothing differs but the seed: the folder's name stands for it
+
+
+def test_one_cell_twice_is_refused(experiment: Path) -> None:
+    with pytest.raises(ConfigError, match="are the same cell"):
+        find_runs([experiment, experiment])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "there is no folder"),
+        (["nowhere"], "nowhere is no folder"),
+        (["."], "no finished run"),
+        ([".", "outcome=acuracy"], "did you mean accuracy"),
+        ([".", "margin=0"], "margin must be above 0"),
+        ([".", "hosts=1"], "hosts must be 2 or more"),
+        ([".", "alpha=0.7"], "alpha must be in"),
+        ([".", "host=3"], "there is no key host"),
+    ],
+)
+def test_what_cannot_be_compared(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        C.main(words)
+    assert sentence in capsys.readouterr().err
+
+
+def test_help_tells_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    C.main(["--help"])
+    page = capsys.readouterr().out
+    assert all(name in page for name in (*OUTCOMES, *C.CompareConfig.__dataclass_fields__))
+
+
+# ---- with made-up outcomes
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, values: dict[str, np.ndarray]) -> C.Study:
+    """The study of an experiment with these accuracies."""
+    runs = [
+        Run(arm=arm, block=block, folder=Path(f"{arm}/{block}"), update=1, updates=1, config={"hosts": 1, "seed": block})
+        for arm, row in values.items()
+        for block in range(len(row))
+    ]
+    monkeypatch.setattr(C, "find_runs", lambda _: runs)
+    monkeypatch.setattr(C, "faults", lambda _: [])
+    told = dict.fromkeys(OUTCOMES, 0.0)
+    monkeypatch.setattr(C, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
+    return C.study([], C.CompareConfig())
+
+
+def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((3, 12))
+    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AGAIN: noise[2] + 60})
+    assert found.sentences() == ["b is better than a"]
+    assert found.arms == ["a", "b", AGAIN]
+    assert found.controls["accuracy"].mean.low < 0 < found.controls["accuracy"].mean.high
+
+
+def test_an_arm_that_differs_from_itself_makes_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((3, 12))
+    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AGAIN: noise[2] + 65})
+    assert found.sentences()[0].startswith("void: a differs from its own repetition by")
+
+
+def test_the_control_is_no_pair_of_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((3, 12))
+    found = made_up(monkeypatch, {"a": noise[0], "b": noise[1] + 1, AGAIN: noise[2]})
+    (told,) = found.comparisons["accuracy"].judgements
+    assert told.p_holm == told.difference.p
+
+
+def test_arms_that_saw_other_data_make_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.runs.records_of", lambda _: [{}])
+    runs = [Run(arm=arm, block=0, folder=Path(), config={"hosts": hosts, "seed": 1}) for arm, hosts in (("a", 32), ("b", 16))]
+    assert faults(runs) == ["arms do not see the same data: hosts is a 32, b 16"]
+    assert faults(runs[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"policy/entropy_share_op": 0.001}, "a has stopped trying"),
+        ({"policy/top_blueprint_share": 1.0}, "a knows one blueprint only"),
+    ],
+)
+def test_policies_that_have_collapsed_make_it_void(
+    record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.runs.records_of", lambda _: [record])
+    (fault,) = faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
+    assert sentence in fault
+    monkeypatch.setattr("esper.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
+    assert faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
