@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, load, update_of
-from esper.config import CHECKPOINTS, ConfigError
-from esper.design import AGAIN, FILE, Design
+from esper.config import CHECKPOINTS, ConfigError, did_you_mean
+from esper.design import FILE, Design
 from esper.saved import flat
 from esper.telemetry import read_records
 
@@ -46,6 +46,33 @@ OUTCOMES = {
     )
 }
 """Reward-free, so that arms with different pay can be compared. The first four are judged on fresh hosts and the test part."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CompareConfig:
+    """What is compared, and how."""
+
+    outcome: str = "accuracy"
+    """By which outcome the verdict is given, decided before the experiment is run. The others are shown beside it."""
+    margin: float | None = None
+    """Smallest difference in it that matters, above 0; null takes the outcome's own. Larger finds arms equivalent sooner."""
+    hosts: int = 96
+    """Fresh hosts that each policy grows, 2 or more. More: less noise of hosts in the outcome of a run, and longer."""
+    alpha: float = 0.05
+    """Chance of a wrong claim among all pairs of arms, in (0, 0.5)."""
+    plots: bool = True
+    """Draw the report's figures? They need matplotlib."""
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            hint = did_you_mean(self.outcome, list(OUTCOMES))
+            raise ValueError(f"there is no outcome {self.outcome}: choose out of {', '.join(OUTCOMES)}{hint}")
+        if self.margin is not None and not 0 < self.margin < float("inf"):
+            raise ValueError(f"margin must be above 0, got {self.margin}: it is the smallest difference that matters")
+        if self.hosts < 2:
+            raise ValueError(f"hosts must be 2 or more, got {self.hosts}: 96 is a good start")
+        if not 0 < self.alpha < 0.5:
+            raise ValueError(f"alpha must be in (0, 0.5), got {self.alpha}: 0.05 is usual")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -203,6 +230,3 @@ def faults(runs: Sequence[Run]) -> list[str]:
         if share and np.nanmedian(share) > ONE_KIND:
             found.append(f"{arm} knows one blueprint only: {100 * np.nanmedian(share):.0f} % of its germinations")
     return found
-
-
-__all__ = ["AGAIN", "OUTCOMES", "Outcome", "Run", "faults", "find_runs", "judge", "records_of"]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from esper import compare as C
+from esper import study as S
 from esper.config import ConfigError, register
 from esper.design import AGAIN, design
 from esper.overrides import check
+from esper.report import pareto
 from esper.runs import OUTCOMES, Run, faults, find_runs, judge, judged_file
 from esper.trainer import Trainer
 
@@ -38,6 +40,10 @@ def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pyte
     numbers = json.loads((experiment / "comparison.json").read_text())
     assert {run["fate"] for run in numbers["runs"]} == {"finished", "never begun"}
     assert ["sparse", 1] in numbers["missing"]["accuracy"]
+    page = (experiment / "report.html").read_text()
+    assert page.count("data:image/png") == 4
+    assert "sparse, block 1: never begun" in page
+    assert "<td>shaped</td>" in page
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["fate"] for row in rows].count("finished") == 5
@@ -100,18 +106,18 @@ def test_help_tells_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> Non
 # ---- with made-up outcomes
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, values: dict[str, np.ndarray]) -> C.Study:
+def made_up(monkeypatch: pytest.MonkeyPatch, values: dict[str, np.ndarray]) -> S.Study:
     """The study of an experiment with these accuracies."""
     runs = [
         Run(arm=arm, block=block, folder=Path(f"{arm}/{block}"), update=1, updates=1, config={"hosts": 1, "seed": block})
         for arm, row in values.items()
         for block in range(len(row))
     ]
-    monkeypatch.setattr(C, "find_runs", lambda _: runs)
-    monkeypatch.setattr(C, "faults", lambda _: [])
+    monkeypatch.setattr(S, "find_runs", lambda _: runs)
+    monkeypatch.setattr(S, "faults", lambda _: [])
     told = dict.fromkeys(OUTCOMES, 0.0)
-    monkeypatch.setattr(C, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
-    return C.study([], C.CompareConfig())
+    monkeypatch.setattr(S, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
+    return S.study([], C.CompareConfig())
 
 
 def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,3 +163,8 @@ def test_policies_that_have_collapsed_make_it_void(
     assert sentence in fault
     monkeypatch.setattr("esper.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
     assert faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    points = np.array([[3.0, 5.0], [1.0, 2.0], [2.0, 2.0], [1.0, 1.0], [4.0, 5.0], [0.5, np.nan], [5.0, 9.0]])
+    assert pareto(points).tolist() == [[1, 2], [3, 5], [5, 9]]

@@ -1,0 +1,165 @@
+"""The report of an experiment: one page that holds its tables and figures."""
+
+# U updates, B blocks
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+
+from esper.config import ConfigError
+from esper.runs import Outcome, Run, records_of
+from esper.stats import mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Cells = Mapping[str, Mapping[int, float]]
+"""Arm -> block -> outcome."""
+CURVE = "host/committed_accuracy"
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f")
+PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{{ title }}</title>
+<style>
+  body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+  table { border-collapse: collapse; margin: 1rem 0; }
+  td, th { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; }
+  td:first-child, th:first-child { text-align: left; } .verdict { font-size: 1.2rem; } .void { color: #b00020; }
+  img { max-width: 100%; } figure { margin: 1.5rem 0; } figcaption { color: #555; } caption { text-align: left; color: #555; }
+</style>
+<h1>{{ title }}</h1>
+{% for line in sentences %}
+<p class="verdict{{ ' void' if line.startswith('void') }}">{{ line }}</p>
+{% endfor %}
+{% for table in tables %}
+<table><caption>{{ table.caption }}</caption>
+<tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in table.rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% endfor %}
+{% for figure in figures %}
+<figure>
+<img alt="{{ figure.caption }}" src="data:image/png;base64,{{ figure.image }}">
+<figcaption>{{ figure.caption }}</figcaption>
+</figure>
+{% endfor %}
+<p>{{ command }}</p>
+</html>
+""")
+
+
+def page(
+    *, title: str, sentences: list[str], tables: list[dict[str, Any]], figures: list[tuple["Figure", str]], command: str
+) -> str:
+    """The report as HTML, with figures inside.
+
+    Args:
+        tables: each with `caption`, `head` and `rows`.
+        figures: each with its caption.
+        command: what made it.
+    """
+    images: list[dict[str, str]] = []
+    for figure, caption in figures:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110)
+        images.append({"image": base64.b64encode(buffer.getvalue()).decode(), "caption": caption})
+    return PAGE.render(title=title, sentences=sentences, tables=tables, figures=images, command=command)
+
+
+def figures(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) -> list[tuple["Figure", str]]:
+    """All figures of an experiment, with captions.
+
+    Raises:
+        ConfigError: matplotlib is not there.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("figures need matplotlib: install the extra compare, or leave them out with plots=false") from error
+    cells = outcomes[outcome.name]
+    colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(cells)}
+    drawn: list[tuple[Figure, str]] = []
+
+    def draw(caption: str, width: float = 7.0) -> "Axes":
+        figure = Figure(figsize=(width, 3.8), layout="constrained")
+        drawn.append((figure, caption))
+        return figure.subplots()
+
+    finished = [run for run in runs if run.finished]
+    learning_curves(draw("Committed accuracy in training: mean over blocks, and its 95 % interval."), finished, colours)
+    slopes(draw(f"{outcome.name} of every block, joined: {outcome.what}."), cells, outcome, colours)
+    profiles(draw(f"Share of runs that reach a given {outcome.name}."), cells, outcome, colours)
+    front(draw("Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."), outcomes, colours)
+    return drawn
+
+
+def learning_curves(axes: "Axes", runs: list[Run], colours: Mapping[str, str]) -> None:
+    """Mean and interval over blocks, update by update, as far as all runs of an arm have come."""
+    for arm, colour in colours.items():
+        lived = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
+        if not lived or not (length := min(map(len, lived))):
+            continue
+        curves_BU = np.array([curve[:length] for curve in lived])
+        updates = np.arange(1, length + 1)
+        axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=arm)
+        if len(curves_BU) > 1:
+            bands = [mean_interval(column) for column in curves_BU.T]
+            axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
+    axes.set_xlabel("update")
+    axes.set_ylabel("committed accuracy [pp]")
+    axes.legend()
+
+
+def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:
+    """A line a block across all arms, and their means."""
+    arms = list(cells)
+    for block in sorted({block for row in cells.values() for block in row}):
+        axes.plot(range(len(arms)), [cells[arm].get(block, np.nan) for arm in arms], color="#999999", linewidth=0.8, marker=".")
+    for place, arm in enumerate(arms):
+        axes.plot([place - 0.15, place + 0.15], 2 * [np.nanmean(list(cells[arm].values()))], color=colours[arm], linewidth=3)
+    axes.set_xticks(range(len(arms)), arms)
+    axes.set_ylabel(f"{outcome.name} [{outcome.unit}]")
+
+
+def profiles(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:
+    """Performance profiles: the share of runs beyond each value (Dolan, More 2002)."""
+    for arm, row in cells.items():
+        values = np.sort([value for value in row.values() if np.isfinite(value)])
+        if len(values):
+            steps = np.concatenate([[values[0]], values])
+            axes.step(steps, np.linspace(1, 0, len(steps)), where="post", color=colours[arm], label=arm)
+    axes.set_xlabel(f"{outcome.name} [{outcome.unit}]")
+    axes.set_ylabel("share of runs beyond")
+    axes.legend()
+
+
+def front(axes: "Axes", outcomes: Mapping[str, Cells], colours: Mapping[str, str]) -> None:
+    """Accuracy against parameters, with the Pareto front of all runs."""
+    points: list[tuple[float, float]] = []
+    for arm, colour in colours.items():
+        pairs = [(outcomes["parameters"][arm][block], value) for block, value in outcomes["accuracy"][arm].items()]
+        points += pairs
+        axes.scatter(*np.array(pairs).T, color=colour, label=arm, s=18)
+    best = pareto(np.array(points))
+    axes.plot(*best.T, color="#444444", linewidth=1, drawstyle="steps-post")
+    axes.set_xlabel("parameters of seeds")
+    axes.set_ylabel("test accuracy [pp]")
+    axes.legend()
+
+
+def pareto(points_B2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Points that no other beats in cost (first column, less is better) and gain (second), by cost."""
+    finite = points_B2[np.isfinite(points_B2).all(axis=1)]
+    ordered = finite[np.lexsort((-finite[:, 1], finite[:, 0]))]
+    reached = np.maximum.accumulate(np.concatenate([[-np.inf], ordered[:-1, 1]])) if len(ordered) else np.zeros(0)
+    return ordered[ordered[:, 1] > reached]

@@ -1,0 +1,200 @@
+"""An experiment, judged: every pair of its arms in every outcome, and what is to be said of it."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from esper.design import AGAIN
+from esper.report import figures, page
+from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs, judge
+from esper.stats.experiment import Comparison, compare
+from esper.stats.paired import Difference
+from esper.stats.verdict import LEAST_BLOCKS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """An experiment and what it says."""
+
+    config: CompareConfig
+    runs: list[Run]
+    outcomes: dict[str, dict[str, dict[int, float]]]
+    """Outcome -> arm -> block -> value; NaN where it was not reached."""
+    comparisons: dict[str, Comparison]
+    """Of all pairs of arms, by outcome."""
+    controls: dict[str, Difference]
+    """The first arm less its repetition, by outcome; empty where there is none."""
+    faults: list[str] = field(default_factory=lambda: list[str]())
+    """Why it is void; empty where it is not."""
+
+    @property
+    def arms(self) -> list[str]:
+        """All, the repeated one last."""
+        return list(next(iter(self.outcomes.values())))
+
+    @property
+    def outcome(self) -> Outcome:
+        """By which the verdict is given."""
+        return OUTCOMES[self.config.outcome]
+
+    def sentences(self) -> list[str]:
+        """What is to be said, most important first."""
+        said = [f"void: {fault}" for fault in self.faults]
+        said += [str(told) for told in self.comparisons[self.config.outcome].judgements]
+        return said + [f"{run.arm}, block {run.block}: {run.fate}" for run in self.runs if not run.finished]
+
+
+def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], None] = lambda _: None) -> Study:
+    """Reads, judges and compares.
+
+    Args:
+        tell: is told which run is being judged.
+    """
+    runs = find_runs(folders)
+    finished = [run for run in runs if run.finished]
+    arms = sorted(dict.fromkeys(run.arm for run in runs), key=AGAIN.__eq__)
+    outcomes = {name: {arm: {run.block: float("nan") for run in runs if run.arm == arm} for arm in arms} for name in OUTCOMES}
+    for index, run in enumerate(finished):
+        tell(f"judging {index + 1} of {len(finished)}: {run.folder}")
+        for name, value in judge(run, config.hosts).items():
+            outcomes[name][run.arm][run.block] = value
+    comparisons: dict[str, Comparison] = {}
+    controls: dict[str, Difference] = {}
+    for name, outcome in OUTCOMES.items():
+        margin = config.margin if name == config.outcome and config.margin is not None else outcome.margin
+        table = {arm: cells for arm, cells in outcomes[name].items() if np.isfinite(list(cells.values())).any()}
+        plain = {arm: cells for arm, cells in table.items() if arm != AGAIN}
+        comparisons[name] = compare(plain, margin=margin, higher_is_better=outcome.higher_is_better, alpha=config.alpha)
+        if AGAIN in table and arms[0] in table:
+            pair = compare({arm: table[arm] for arm in (arms[0], AGAIN)}, margin=margin, alpha=config.alpha).judgements
+            controls.update((name, told.difference) for told in pair)
+    return Study(
+        config=config,
+        runs=runs,
+        outcomes=outcomes,
+        comparisons=comparisons,
+        controls=controls,
+        faults=[*faults(finished), *_differs_from_itself(controls.get(config.outcome))],
+    )
+
+
+def _differs_from_itself(control: Difference | None) -> list[str]:
+    """Why the repeated arm says that the experiment is void."""
+    if control is None or control.count < LEAST_BLOCKS or control.mean.low <= 0 <= control.mean.high:
+        return []
+    return [f"{control.first} differs from its own repetition by {control.mean.low:.2g} to {control.mean.high:.2g}"]
+
+
+def summary(found: Study) -> dict[str, Any]:
+    """All numbers, as plain values."""
+    return {
+        "sentences": found.sentences(),
+        "config": asdict(found.config),
+        "faults": found.faults,
+        "runs": [
+            {"arm": run.arm, "block": run.block, "folder": str(run.folder), "seed": run.config.get("seed"), "fate": run.fate}
+            for run in found.runs
+        ],
+        "outcomes": found.outcomes,
+        "differences": {
+            name: [
+                asdict(told.difference)
+                | {"p_holm": told.p_holm, "p_equivalence_holm": told.p_equivalence_holm, "verdict": told.verdict}
+                for told in comparison.judgements
+            ]
+            for name, comparison in found.comparisons.items()
+        },
+        "controls": {name: asdict(control) for name, control in found.controls.items()},
+        "missing": {name: comparison.missing for name, comparison in found.comparisons.items()},
+    }
+
+
+def tables(found: Study) -> list[dict[str, Any]]:
+    """Arms and differences as rows of text, each table with `caption`, `head` and `rows`."""
+    values = {name: {arm: _finite(cells[arm]) for arm in found.arms} for name, cells in found.outcomes.items()}
+    arms = [
+        [arm, str(len(values["learning"][arm])), *(f"{np.mean(row[arm]):.4g}" if row[arm] else "" for row in values.values())]
+        for arm in found.arms
+    ]
+    pairs = [
+        [*_cells(told.difference), f"{told.p_holm:.3g}", f"{told.p_equivalence_holm:.3g}", str(told.verdict.value)]
+        for told in found.comparisons[found.outcome.name].judgements
+    ]
+    if control := found.controls.get(found.outcome.name):
+        pairs.append([*_cells(control), f"{control.p:.3g}", f"{control.p_equivalence:.3g}", "control"])
+    return [
+        {
+            "caption": "Means over blocks",
+            "head": ["arm", "blocks", *(f"{name} [{outcome.unit}]" for name, outcome in OUTCOMES.items())],
+            "rows": arms,
+        },
+        {
+            "caption": f"Differences in {found.outcome.name}: {found.outcome.what} [{found.outcome.unit}]",
+            "head": [
+                "first - second",
+                "blocks",
+                "mean",
+                "95 % interval",
+                "IQM",
+                "P(first ahead)",
+                "p, Holm",
+                "p within",
+                "verdict",
+            ],
+            "rows": pairs,
+        },
+    ]
+
+
+def _finite(cells: Mapping[int, float]) -> list[float]:
+    return [value for value in cells.values() if np.isfinite(value)]
+
+
+def _cells(apart: Difference) -> list[str]:
+    blocks = str(apart.count) if apart.paired else f"{apart.count}, unpaired"
+    between = f"{apart.mean.low:.2f} to {apart.mean.high:.2f}"
+    pair = f"{apart.first} - {apart.second}"
+    return [pair, blocks, f"{apart.mean.mean:.2f}", between, f"{apart.iqm.mean:.2f}", f"{apart.improvement.mean:.2f}"]
+
+
+def show(found: Study, console: Console) -> None:
+    """Arms, differences and sentences."""
+    for one in tables(found):
+        table = Table(title=one["caption"], title_justify="left")
+        for index, heading in enumerate(one["head"]):
+            table.add_column(escape(heading), justify="right" if index else "left")
+        for row in one["rows"]:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for sentence in found.sentences():
+        console.print(escape(sentence), highlight=False)
+
+
+def write(found: Study, folder: Path, command: str) -> list[Path]:
+    """Writes the numbers as JSON, a row a run as CSV, and the report."""
+    numbers, rows, report = (folder / name for name in ("comparison.json", "comparison.csv", "report.html"))
+    drawn = figures(found.runs, found.outcomes, found.outcome) if found.config.plots else []
+    report.write_text(
+        page(
+            title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {found.outcome.name}",
+            sentences=found.sentences(),
+            tables=tables(found),
+            figures=drawn,
+            command=command,
+        )
+    )
+    numbers.write_text(json.dumps(summary(found), indent=1) + "\n")
+    with rows.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "block", "fate", *OUTCOMES])
+        for run in found.runs:
+            writer.writerow([run.arm, run.block, run.fate, *(found.outcomes[name][run.arm][run.block] for name in OUTCOMES)])
+    return [report, numbers, rows]
