@@ -26,6 +26,7 @@ from esper.population.blueprints import BlueprintConfig, check_blueprints, is_in
 from esper.population.costs import Meter, count_costs
 from esper.population.gates import GatesConfig, gradient_ratio
 from esper.population.hosts import slot_specs
+from esper.population.latency import BATCH, Latency, measure_latency
 from esper.population.lifecycle import SlotsConfig, Stage
 from esper.population.roles import Blend
 from esper.reward import Reward, StepSignals
@@ -82,6 +83,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         specs = slot_specs(example)
         self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
         self.host_params = int(self.costs.params.host)
+        self.latency: Latency | None = None
         self.meter = Meter(self.costs.flops, slots.incubation)
         self.crew = Crew(
             task,
@@ -128,6 +130,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if seed is not None:
             self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
+        self.time_inference()
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         self.cohort = replace(self.cohort, root=self.root, episode=self.episode)
@@ -190,6 +193,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+
+    def time_inference(self, known: Latency | None = None) -> None:
+        """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
+        if known is None and self.reward.needs_latency and self.latency is None:
+            host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
+            known = measure_latency(host, self.crew.blueprints, self.chosen_S, samples, self.crew.places[0][0])
+        if known is not None:
+            self.latency, self.costs = known, replace(self.costs, latency=known.price)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stops the threads of the shards."""

@@ -12,7 +12,7 @@ respect to its input as much again.
 # N hosts, S slots, R = S + 1 segments, K blueprints, V counterfactual variants
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class Flops:
 
             the host                      3 forwards: outputs, gradient of the weights, gradient of the features
             a seed that learns            3
-            a seed that does not          2, or 1 where its gradient may not reach the host
+            a seed that does not          2: what comes before it needs the gradient of its features
             all after a seed in a closed loop, the host's segments and other seeds
                                           2 more, for the shadow pass
             a seed behind in a closed loop
@@ -79,7 +79,7 @@ class Flops:
         """
         seed_NS = self.forward.at(roles.blueprint, roles.blend)
         shadow_NS = roles.behind & (roles.blueprint >= 0) & (incubation is Incubation.closed_loop)
-        forwards_NS = np.where(roles.learns, 3, np.where(roles.open, 2, 1))
+        forwards_NS = np.where(roles.learns, 3, 2)
         main_N = 3.0 * self.forward.host + np.where(shadow_NS, 0, forwards_NS * seed_NS).sum(axis=1)
         after_NS = np.cumsum(shadow_NS, axis=1) > 0  # at or after the first seed behind
         host_N = (2 * after_NS * self.segment_R[1:]).sum(axis=1)
@@ -125,6 +125,44 @@ class Costs:
             for key, state in ((f"{name}_before_NS", before), (f"{name}_NS", after)):
                 told[key] = unknown_NS if price is None else price.of(state).astype(np.float32)
         return told
+
+    def committed(
+        self, blueprint_NS: npt.NDArray[np.int64], blend_NS: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """What hosts cost with these seeds `[N]`: parameters, FLOPs of a sample, and latency [s], NaN where not measured.
+
+        Args:
+            blueprint_NS: index of the blueprint, -1 where there is no seed.
+            blend_NS: its `Blend`.
+        """
+        prices = {"params": self.params, "flops": self.flops.forward, "latency": self.latency}
+        unknown_N = np.full(len(blueprint_NS), np.nan)
+        return {
+            name: unknown_N if price is None else price.host + price.at(blueprint_NS, blend_NS).sum(axis=1, dtype=np.float64)
+            for name, price in prices.items()
+        }
+
+    def table(self, blueprints: Sequence[str], slots: Sequence[str]) -> dict[str, Any]:
+        """All of it for people, by name; None where it was not measured.
+
+        Args:
+            blueprints: their names, in the order of their indices.
+            slots: their names.
+        """
+        prices = {"params": self.params, "flops": self.flops.forward, "latency": self.latency}
+
+        def each(read: Callable[[Price], Any]) -> dict[str, int | float | None]:
+            read_all = {name: None if price is None else np.asarray(read(price)).item() for name, price in prices.items()}
+            return {name: None if value is None or math.isnan(value) else value for name, value in read_all.items()}
+
+        return {
+            "host": each(lambda price: price.host),
+            "seeds": {
+                blueprint: {slot: each(lambda price, k=k, s=s: price.seed_KS[k, s]) for s, slot in enumerate(slots)}
+                for k, blueprint in enumerate(blueprints)
+            },
+            "gates": {slot: each(lambda price, s=s: price.gate_S[s]) for s, slot in enumerate(slots)},
+        }
 
 
 class Meter:
