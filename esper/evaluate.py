@@ -280,10 +280,10 @@ def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     """The rows as a table."""
     table = Table(title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION)
     for heading in ("controller", "return", "over wait", "test accuracy", "over wait", "parameters", *FLOPS):
-        table.add_column(heading, justify="left" if heading == "controller" else "right")
+        table.add_column(heading, justify="left" if heading == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         cells = [_cell(row[key]) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
-        flops = (f"{row[key]:.3g}" for key in ("flops", "training_flops"))
+        flops = (_short(row[key]) for key in ("flops", "training_flops"))
         table.add_row(row["controller"], *cells, f"{row['parameters']:.0f}", *flops)
     console.print(table)
 
@@ -304,14 +304,21 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-CAPTION = """\
-Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those of the
-seeds held at the end; FLOPs are those of one sample through what was kept, and of a host's whole training."""
-FLOPS = ("FLOPs", "FLOPs to train")
+CAPTION = (
+    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those of "
+    "the seeds held at the end; FLOPs those of one sample through what was kept, and of all of a host's training."
+)
+FLOPS = ("FLOPs", "to train")
 
 
 def _cell(interval: Mapping[str, float]) -> str:
     return f"{interval['mean']:.1f} ± {(interval['high'] - interval['low']) / 2:.1f}"
+
+
+def _short(value: float) -> str:
+    """Three digits and a letter: 7.07k."""
+    power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
 def help_text() -> str:
