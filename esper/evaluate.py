@@ -305,8 +305,8 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
 
 
 CAPTION = (
-    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those of "
-    "the seeds held at the end; FLOPs those of one sample through what was kept, and of all of a host's training."
+    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those "
+    "of the seeds held at the end; FLOPs those of one sample through what was kept, and of all of a host's training."
 )
 FLOPS = ("FLOPs", "to train")
 
