@@ -64,6 +64,13 @@ class Episode:
     """Blueprint of the fossil in each slot at the end, -1 where there is none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Its `Blend`."""
+    committed: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: dict[str, npt.NDArray[Any]]())
+    """What each committed network costs, host and fossils `[N]`: `params`, `flops` of a sample, and `latency` [s], NaN where it
+    was not measured."""
+    training_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """FLOPs that training each host took, its seeds included; see `Flops.training`."""
+    measuring_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """FLOPs that validating it took, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
     """Accuracy of what was committed, on the test part [pp], where the environment measures it."""
 
@@ -85,6 +92,11 @@ class Episode:
             "host/loss": _mean(signals.loss_N),
             "host/committed_accuracy": _mean(signals.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
+            "host/parameters_committed": self.committed["params"].mean(),
+            "host/flops_committed": self.committed["flops"].mean(),
+            "host/latency_committed": self.committed["latency"].mean(),
+            "host/training_flops": self.training_flops_N.mean(),
+            "host/measuring_flops": self.measuring_flops_N.mean(),
             "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
             "host/seeds_fossilized": self.fossilized / hosts,
             "host/seeds_pruned": self.pruned / hosts,
@@ -156,6 +168,8 @@ def play(
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
     final = info["final_info"]
     episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
+    episode.training_flops_N, episode.measuring_flops_N = final["training_flops"], final["measuring_flops"]
+    episode.committed = env.costs.committed(episode.kept_NS, episode.blend_NS)
     episode.samples = env.cohort.samples_per_epoch
     episode.seconds = time.perf_counter() - begun
     if progress:

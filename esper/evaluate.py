@@ -33,6 +33,7 @@ from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
 from esper.knobs import field_docs
+from esper.population.latency import Latency
 from esper.saved import from_plain
 from esper.stats import mean_interval
 from esper.task.base import Split
@@ -113,6 +114,9 @@ class Outcome:
     return_N: np.ndarray
     accuracy_N: np.ndarray
     params_N: np.ndarray
+    flops_N: np.ndarray
+    """FLOPs of a sample in the committed network."""
+    training_flops_N: np.ndarray
     instance: list[str]
     kept: list[Topology]
     """The seeds that each host kept."""
@@ -124,6 +128,8 @@ class Outcome:
             return_N=episode.return_N,
             accuracy_N=episode.test_accuracy_N,
             params_N=episode.params_N,
+            flops_N=episode.committed["flops"],
+            training_flops_N=episode.training_flops_N,
             instance=episode.instance,
             kept=topologies(episode.kept_NS, episode.blend_NS, layout),
         )
@@ -148,6 +154,8 @@ class Evaluation:
         self._agent_state: dict[str, Any] = state["agent"]
         self._check()
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=given.hosts, test_at_end=True)
+        if state.get("latency") and not words:  # paid as in training; other hosts are measured anew
+            self.env.time_inference(Latency.from_state(state["latency"]))
         for name in {*self.names} & {*POLICIES}:
             self.controller(name)  # one that cannot act here says so before anything else takes its time
 
@@ -238,6 +246,8 @@ class Evaluation:
             return_N=pick("return_N"),
             accuracy_N=pick("accuracy_N"),
             params_N=pick("params_N"),
+            flops_N=pick("flops_N"),
+            training_flops_N=pick("training_flops_N"),
             instance=here["wait"].instance,
             kept=kept,
         )
@@ -249,7 +259,12 @@ def summarise(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     wait = outcomes["wait"]
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
-        row: dict[str, Any] = {"controller": name, "parameters": float(outcome.params_N.mean())}
+        row: dict[str, Any] = {
+            "controller": name,
+            "parameters": float(outcome.params_N.mean()),
+            "flops": float(outcome.flops_N.mean()),
+            "training_flops": float(outcome.training_flops_N.mean()),
+        }
         for key, values, base in (
             ("return", outcome.return_N, wait.return_N),
             ("accuracy", outcome.accuracy_N, wait.accuracy_N),
@@ -264,11 +279,12 @@ def summarise(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     """The rows as a table."""
     table = Table(title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION)
-    for heading in ("controller", "return", "over wait", "test accuracy", "over wait", "parameters"):
-        table.add_column(heading, justify="left" if heading == "controller" else "right")
+    for heading in ("controller", "return", "over wait", "test accuracy", "over wait", "parameters", *FLOPS):
+        table.add_column(heading, justify="left" if heading == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         cells = [_cell(row[key]) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
-        table.add_row(row["controller"], *cells, f"{row['parameters']:.0f}")
+        flops = (_short(row[key]) for key in ("flops", "training_flops"))
+        table.add_row(row["controller"], *cells, f"{row['parameters']:.0f}", *flops)
     console.print(table)
 
 
@@ -280,17 +296,29 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
             "return": outcome.return_N.tolist(),
             "accuracy": outcome.accuracy_N.tolist(),
             "parameters": outcome.params_N.tolist(),
+            "flops": outcome.flops_N.tolist(),
+            "training_flops": outcome.training_flops_N.tolist(),
             "kept": outcome.kept,
         }
         for name, outcome in outcomes.items()
     }
 
 
-CAPTION = "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host."
+CAPTION = (
+    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those "
+    "of the seeds held at the end; FLOPs those of one sample through what was kept, and of all of a host's training."
+)
+FLOPS = ("FLOPs", "to train")
 
 
 def _cell(interval: Mapping[str, float]) -> str:
     return f"{interval['mean']:.1f} ± {(interval['high'] - interval['low']) / 2:.1f}"
+
+
+def _short(value: float) -> str:
+    """Three digits and a letter: 7.07k."""
+    power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
 def help_text() -> str:

@@ -19,6 +19,7 @@ from esper.checkpoint import Checkpoints
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.episode import Episode, Transition, play
+from esper.population.latency import Latency
 from esper.saved import difference, from_plain, to_plain
 from esper.seeding import torch_stream
 from esper.task.base import Split
@@ -106,6 +107,7 @@ class Trainer:
             telemetry = config.telemetry.build(self.folder, resume_update=self.update, total_updates=config.updates)
             with telemetry:
                 telemetry.start(self.title(), self.hparams())
+                telemetry.costs(self.costs())
                 while self.update < config.updates:
                     rollout, episode = self.collect(telemetry, asked)
                     learnt = self.learn(rollout, episode)
@@ -165,7 +167,9 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on exactly: hosts and noise come back by their names."""
         agent = self.agent.state_dict() if isinstance(self.agent, Learner) else {}
-        return {"config": to_plain(self.config), "update": self.update, "agent": agent, "watch": self.watch.state_dict()}
+        latency = self.env.latency.state_dict() if self.env.latency else None
+        state = {"config": to_plain(self.config), "update": self.update, "agent": agent, "watch": self.watch.state_dict()}
+        return state | {"latency": latency}
 
     def restore(self) -> None:
         """Goes on from the newest checkpoint in the folder, or writes the first.
@@ -175,6 +179,7 @@ class Trainer:
         """
         newest = self.checkpoints.latest()
         if newest is None:
+            self.env.time_inference()
             self.checkpoints.save(self.state_dict(), self.update)
             return
         state = self.checkpoints.load(newest)
@@ -187,6 +192,8 @@ class Trainer:
             self.watch.load_state_dict(state["watch"])
         if isinstance(self.agent, Learner):
             self.agent.load_state_dict(state["agent"])
+        if state.get("latency"):  # measured by the first process of the run: no two measurements agree
+            self.env.time_inference(Latency.from_state(state["latency"]))
 
     # ---- words for people
 
@@ -204,6 +211,11 @@ class Trainer:
         named = {name: choices[name] for name in ("task", "slots", "gates", "reward", "agent", "governor")}
         data = self.env.task.data.fingerprint()
         return {"seed": self.config.seed, "hosts": self.config.hosts, "steps": self.config.steps, **named, "data": data}
+
+    def costs(self) -> dict[str, Any]:
+        """What hosts and seeds cost in this run, and how latency was measured, if it was."""
+        names, latency = (self.env.layout.blueprint_names, self.env.layout.slot_names), self.env.latency
+        return self.env.costs.table(*names) | {"latency_measured": latency.table(*names) if latency else None}
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary at the end."""

@@ -50,7 +50,15 @@ def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
 def test_differences_are_paired_host_by_host():
     def outcome(values):
         values = np.array(values, dtype=np.float32)
-        return Outcome(return_N=values, accuracy_N=2 * values, params_N=values, instance=["o"] * 3, kept=[[]] * 3)
+        return Outcome(
+            return_N=values,
+            accuracy_N=2 * values,
+            params_N=values,
+            flops_N=3 * values,
+            training_flops_N=4 * values,
+            instance=["o"] * 3,
+            kept=[[]] * 3,
+        )
 
     rows = summarise({"wait": outcome([1, 20, 300]), "better": outcome([2, 21, 301])})
     difference = rows[1]["return_over_wait"]

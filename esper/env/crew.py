@@ -15,8 +15,9 @@ from torch import nn
 
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
+from esper.population.costs import Meter
 from esper.population.evidence import Evidence, Probes
-from esper.population.roles import Blend, Fossils, Incubation, Roles
+from esper.population.roles import Blend, Fossils, Incubation, Roles, no_seeds
 from esper.population.sensor import SAMPLES, SPOTS, PotentialSensor
 from esper.seeding import torch_stream
 from esper.task.base import Data, Lesson, Task
@@ -45,11 +46,19 @@ class Crew:
         *,
         incubation: Incubation = Incubation.straight_through,
         fossils: Fossils = Fossils.learning,
+        meter: Meter | None = None,
     ) -> None:
+        """Finds the devices and takes the data there.
+
+        Args:
+            meter: counts what training and measuring take, if given.
+        """
+        self.meter = meter
         self.task, self.blueprints, self._growth = task, tuple(blueprints), (incubation, fossils)
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
+        self._roles: Roles | None = None
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread a shard: kernels this small gain nothing from more, and their threads spin for each other, which beside a
         # busy neighbour has taken a hundred times as long.
@@ -60,7 +69,9 @@ class Crew:
     def start(self, hosts: Sequence[nn.Module], lessons: Sequence[Lesson] = ()) -> None:
         """Takes N new hosts and what their instances make of the data; what was there is dropped."""
         incubation, fossils = self._growth
-        self.shards = []
+        self.shards, self._roles = [], None
+        if self.meter:
+            self.meter.start(len(hosts))
         return_memory()
         self.shards = [
             Shard(
@@ -111,6 +122,7 @@ class Crew:
             host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
             seed_norm_MS=np.concatenate([report.seed_norm_MS for report in reports]),
         )
+        self._count(alpha_VNS, trained=order_NI.shape[1])
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
             felt = {shard: one.evidence() for shard, one in zip(self.shards, probes, strict=True) if one is not None}
@@ -132,6 +144,7 @@ class Crew:
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
+        self._count(alpha_VNS, test=test)
         return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)))
 
     def feel(
@@ -143,6 +156,7 @@ class Crew:
 
     def arrange(self, roles: Roles) -> None:
         """See `GrowingNetwork.arrange`."""
+        self._roles = roles
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             shard.network.arrange(roles.of(rows))
 
@@ -178,6 +192,14 @@ class Crew:
     def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
         """See `GrowingNetwork.restore`."""
         self._each(lambda shard, rows: shard.network.restore(torch.from_numpy(sick_N[rows]).to(shard.device)))
+
+    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0, test: bool = False) -> None:
+        """Tells the meter of training on so many samples a host, and of one measurement."""
+        if self.meter is None:
+            return
+        roles, batch = self._roles or no_seeds(*alpha_VNS.shape[1:]), min(self.task.batch_size, max(trained, 1))
+        self.meter.train(roles, trained // batch * batch)
+        self.meter.measure(roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
 
     def close(self) -> None:
         """Stops the threads."""

@@ -23,10 +23,11 @@ from esper.env.shard import DeviceConfig, TrainReport
 from esper.governor import Governor
 from esper.population import lifecycle
 from esper.population.blueprints import BlueprintConfig, check_blueprints, is_informed
-from esper.population.gated import gate_parameters
+from esper.population.costs import Meter, count_costs
 from esper.population.gates import GatesConfig, gradient_ratio
-from esper.population.hosts import SlotSpec, slot_specs
-from esper.population.lifecycle import SlotsConfig, SlotState, Stage
+from esper.population.hosts import slot_specs
+from esper.population.latency import BATCH, Latency, measure_latency
+from esper.population.lifecycle import SlotsConfig, Stage
 from esper.population.roles import Blend
 from esper.reward import Reward, StepSignals
 from esper.task.base import Split, Task
@@ -78,20 +79,27 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
         self.cohort = Cohort(task=task, split=split, num_hosts=num_hosts, twins=twins)
         self.test_at_end, self.episode = test_at_end, -1
-        self.crew = Crew(task, tuple(blueprints.values()), devices, num_hosts, incubation=slots.incubation, fossils=slots.fossils)
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
-        self.host_params = sum(parameter.numel() for parameter in example.parameters())
-        self.seed_params_KS = np.array(
-            [[_params_of(blueprint, spec) for spec in specs] for blueprint in blueprints.values()], np.int64
+        self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
+        self.host_params = int(self.costs.params.host)
+        self.latency: Latency | None = None
+        self.meter = Meter(self.costs.flops, slots.incubation)
+        self.crew = Crew(
+            task,
+            tuple(blueprints.values()),
+            devices,
+            num_hosts,
+            incubation=slots.incubation,
+            fossils=slots.fossils,
+            meter=self.meter,
         )
-        self.gate_params_S = np.array([gate_parameters(spec.channels) for spec in specs], np.int64)
         self.layout = EnvSpec(
             num_hosts=num_hosts,
             num_steps=num_steps,
             slot_names=tuple(spec.name for spec in specs),
             blueprint_names=tuple(blueprints),
-            seed_params=tuple(tuple(row) for row in self.seed_params_KS.tolist()),
+            seed_params=tuple(tuple(row) for row in self.costs.params.seed_KS.tolist()),
             feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
             slot_feature_names=tuple(feature.name for feature in obs.slot_table(tuple(blueprints))),
         )
@@ -122,6 +130,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if seed is not None:
             self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
+        self.time_inference()
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         self.cohort = replace(self.cohort, root=self.root, episode=self.episode)
@@ -148,10 +157,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
-        params_before_NS = self._params(before)
         self._act(np.asarray(actions, dtype=np.int64))
         report, committed_N = self._live(last=self.time + 1 == self.num_steps)
-        ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self._params(self.state), self.host_params)
+        ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         # A seed behind the host does not show in the host's losses.
         train_loss_N = np.where(np.isinf(report.seed_norm_MS).any(axis=1), np.inf, report.loss_M)
@@ -166,9 +174,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
             committed_accuracy_N=committed_N,
-            params_before_NS=params_before_NS,
-            params_NS=self._params(self.state),
-            host_params=self.host_params,
+            **self.costs.signals(before, self.state),
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
@@ -181,11 +187,20 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         observation = self._guard(verdict.rollback_N)
         if signals.last:
             final: dict[str, Any] = {"instance": self.cohort.instances()}
+            final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy()
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+
+    def time_inference(self, known: Latency | None = None) -> None:
+        """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
+        if known is None and self.reward.needs_latency and self.latency is None:
+            host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
+            known = measure_latency(host, self.crew.blueprints, self.chosen_S, samples, self.crew.places[0][0])
+        if known is not None:
+            self.latency, self.costs = known, replace(self.costs, latency=known.price)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stops the threads of the shards."""
@@ -313,7 +328,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             chance_loss=math.log(self.task.data.num_classes),
             state=self.state,
             potential_NSK=self.potential_NSK,
-            params_NS=self._params(self.state),
+            params_NS=self.costs.params.of(self.state),
             host_params=self.host_params,
             max_seeds=self.slots.max_seeds or int(self.chosen_S.sum()),
             op_N=self.op_N,
@@ -332,17 +347,6 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
         return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
-
-    def _params(self, state: SlotState) -> npt.NDArray[np.int64]:
-        """Parameters of the seed in each slot, its gate's included `[N, S]`."""
-        slot = np.arange(self.layout.num_slots)[None]
-        gates = np.where(state.blend == Blend.GATE, self.gate_params_S, 0)
-        return np.where(state.within(*lifecycle.OCCUPIED), self.seed_params_KS[state.blueprint, slot] + gates, 0)
-
-
-def _params_of(blueprint: BlueprintConfig, slot: SlotSpec) -> int:
-    """Parameters of a seed; 0 in a slot where it cannot grow, which is then not in use."""
-    return 0 if blueprint.obstacle(slot) else blueprint.num_parameters(slot)
 
 
 def _observation_space(spec: EnvSpec) -> spaces.Dict:

@@ -62,3 +62,10 @@ class Roles:
     def of(self, rows: slice) -> "Roles":
         """Those of some hosts."""
         return Roles(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
+
+
+def no_seeds(num_hosts: int, num_slots: int) -> Roles:
+    """The roles where no seed takes part."""
+    shape = (num_hosts, num_slots)
+    none = {"blueprint": np.full(shape, -1), "blend": np.zeros(shape, np.int64), "alpha": np.zeros(shape, np.float32)}
+    return Roles(**none, **{name: np.zeros(shape, np.bool_) for name in ("behind", "open", "learns", "fossil")})

@@ -36,6 +36,8 @@ class Reward:
     """Names of the terms, in order."""
     needs: frozenset[Plan] = frozenset()
     """Counterfactuals it must be told after every step, beside those of leave-one-out."""
+    needs_latency: bool = False
+    """Must it be told measured latency? It is then timed once, when the run begins."""
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
         """Every term of the step, weighted, by name: `[N]` each [pp]."""

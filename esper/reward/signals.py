@@ -35,6 +35,18 @@ class StepSignals:
     """Parameters of the seed in each slot, 0 where there is none, before and after."""
     host_params: int
     """Parameters of a host without seeds."""
+    flops_before_NS: FloatArray
+    flops_NS: FloatArray
+    """FLOPs that the seed in each slot adds to the forward pass of one sample, 0 where there is none, before and after; see
+    `population.costs`."""
+    host_flops: float
+    """Those of a host without seeds."""
+    latency_before_NS: FloatArray
+    latency_NS: FloatArray
+    """Seconds that the seed in each slot adds to the forward pass of one sample, 0 where there is none, before and after; NaN
+    throughout where the reward does not need it, and it was not measured."""
+    host_latency: float
+    """That of a host without seeds [s], or NaN."""
     last: bool
     """Does the step end the episode?"""
     rolled_back_N: npt.NDArray[np.bool_]

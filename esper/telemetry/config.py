@@ -1,12 +1,14 @@
 """What a run writes down, where, and how often; and the one object that the trainer tells everything."""
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
+from esper.checkpoint import disk
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.console import Console, Rows, build_console
 from esper.telemetry.tags import Value, is_detail, measured
@@ -22,7 +24,7 @@ class TelemetryConfig:
     tensorboard: bool = True
     """Write TensorBoard events to `tensorboard/` in the run's folder."""
     jsonl: bool = True
-    """Write one JSON object per line to `metrics.jsonl` in the run's folder."""
+    """Write one JSON object per line to `metrics.jsonl` in the run's folder, and what hosts and seeds cost to `costs.json`."""
     every: int = 1
     """Write each `every`-th update, and the last; 1 or more [updates]. More: smaller files, and coarser curves."""
     detail_every: int = 10
@@ -68,7 +70,7 @@ class Telemetry:
     ) -> None:
         """See `TelemetryConfig.build`."""
         self._every, self._detail_every = config.every, config.every * config.detail_every
-        self._total = total_updates
+        self._total, self._costs = total_updates, folder / "costs.json" if config.jsonl else None
         self._hparams: dict[str, Hparam] = {}
         self._latest: dict[str, float] = {}
         self._writers: list[Writer] = []
@@ -96,6 +98,16 @@ class Telemetry:
         self._hparams = dict(hparams or {})
         if self._console:
             self._console.start(title)
+
+    def costs(self, table: Mapping[str, Any]) -> None:
+        """Writes down what hosts and seeds cost in this run, in `costs.json` beside `metrics.jsonl`, where that is written.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        if self._costs:
+            with disk(f"write costs to {self._costs}"):
+                self._costs.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
 
     def step(self, t: int, steps: int) -> None:
         """Says that `t` of `steps` host epochs of the present rollout are over."""

@@ -191,7 +191,7 @@ def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
     monkeypatch.setattr(env.crew, "epoch", lambda *args, **more: reports.append(epoch(*args, **more)) or reports[-1])
     *_, info = env.step(np.stack([named(Op.GERMINATE, 2, 1), named(Op.WAIT)]))
     after, report = info["signals"].after, reports[-1].report
-    wanted = report.seed_norm_MS[0, 2] / report.host_norm_M[0] * np.sqrt(env.host_params / env.seed_params_KS[1, 2])
+    wanted = report.seed_norm_MS[0, 2] / report.host_norm_M[0] * np.sqrt(env.host_params / env.costs.params.seed_KS[1, 2])
     assert after.gradient_ratio[0, 2] == pytest.approx(wanted, rel=1e-5)
     assert after.gradient_ratio[0, 2] > 0
     assert np.isnan(np.delete(after.gradient_ratio.ravel(), 2)).all()

@@ -292,7 +292,7 @@ def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
     signals = env.step(plan_actions((Op.GERMINATE, 1, 1)))[4]["signals"]
     assert signals.accuracy_before_N[0] == before
     assert signals.params_before_NS.sum() == 0
-    assert signals.params_NS[0].tolist() == [0, env.seed_params_KS[1, 1], 0]
+    assert signals.params_NS[0].tolist() == [0, env.costs.params.seed_KS[1, 1], 0]
     assert not signals.after.measured.any()
     assert np.isnan(signals.committed_accuracy_N).all()
     signals = env.step(wait)[4]["signals"]
@@ -306,10 +306,10 @@ def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
     env = make_env(1, 4)
     env.reset()
     env.step(plan_actions((Op.GERMINATE, 1, 1)))
-    bare = env._params(env.state)
+    bare = env.costs.params.of(env.state)
     env.state.blend[0, 1] = Blend.GATE
     channels = env.task.host(0, env.split, 0, 0).slots[1].channels
-    assert (env._params(env.state) - bare).tolist() == [[0, gate_parameters(channels), 0]]
+    assert (env.costs.params.of(env.state) - bare).tolist() == [[0, gate_parameters(channels), 0]]
     assert bare[0, 1] > 0
 
 
@@ -326,7 +326,7 @@ def test_the_observation_says_what_is(make_env, plan_actions):
     assert seen.features[:, host("last_op_germinate")].tolist() == [1, 0]
     assert seen.features[:, host("seeds_left")] == pytest.approx([2 / 3, 1])
     assert seen.slots[0, :, slot("stage_training")].tolist() == [0, 0, 1]
-    assert seen.slots[0, 2, slot("params")] == pytest.approx(env.seed_params_KS[1, 2] / env.host_params)
+    assert seen.slots[0, 2, slot("params")] == pytest.approx(env.costs.params.seed_KS[1, 2] / env.host_params)
     assert seen.slots[..., slot("potential_measured")].all()
     assert seen.slots[..., slot("potential_relative")].sum(axis=1) == pytest.approx([0, 0], abs=1e-4)
     assert seen.blueprints.tolist() == [[2, 2, 1], [2, 2, 2]]

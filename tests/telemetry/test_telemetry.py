@@ -170,3 +170,32 @@ def test_what_was_opened_is_closed_when_the_next_cannot_be(tmp_path: Path, recwa
     with pytest.raises(DiskError, match="cannot write TensorBoard events"):
         build(TelemetryConfig(), tmp_path)
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+def test_what_was_not_measured_is_missing_in_every_sink(tmp_path: Path) -> None:
+    """Neither None nor NaN becomes a number, a zero or the word nan: not in lines or curves, and not for people."""
+    telemetry, file = build(TelemetryConfig(), tmp_path)
+    unmeasured = {"policy/return": None, "host/parameters_grown": math.nan, "host/loss": math.nan, "host/latency_committed": None}
+    with telemetry:
+        telemetry.start("shaped", {"seed": 0})
+        telemetry.costs({"host": {"flops": 7, "latency": None}})
+        telemetry.update(1, {ACCURACY: 0.0, **unmeasured})
+        telemetry.finish()
+    assert [set(record) for record in read_records(tmp_path / "metrics.jsonl")] == [{"update", ACCURACY}]
+    assert '"latency": null' in (tmp_path / "costs.json").read_text()
+    curves = EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    assert curves.Tags()["scalars"] == [ACCURACY]
+    shown = file.getvalue()
+    assert "accuracy 0 pp" in shown
+    assert not any(word in shown for word in ("return", "parameters", "nan", "None"))
+
+
+def test_costs_that_are_no_number_are_refused_and_nothing_is_written_without_lines(tmp_path: Path) -> None:
+    telemetry, _ = build(QuietConfig(), tmp_path)
+    with telemetry, pytest.raises(ValueError, match="not JSON compliant"):
+        telemetry.costs({"latency": math.nan})
+    telemetry, _ = build(QuietConfig(jsonl=False), tmp_path / "none")
+    with telemetry:
+        telemetry.costs({"latency": None})
+    assert not (tmp_path / "none").exists()

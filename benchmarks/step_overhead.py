@@ -1,0 +1,127 @@
+"""Processor time of what a step does besides training: rewards, masks and observation of many hosts together.
+
+    python benchmarks/step_overhead.py
+    python benchmarks/step_overhead.py --hosts 64 --repetitions 300 --profile
+
+Hosts of `task=digits` with seeds of all stages in three slots; nothing is trained. What is timed is, once a step: the reward's
+terms, the costs that it reads, which operations are legal, and the features of hosts and slots. Results: benchmarks/README.md.
+"""
+
+import argparse
+import cProfile
+import pstats
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from env_overhead import BLUEPRINTS
+
+from esper.config import GROUPS
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard import DeviceConfig
+from esper.governor import WatchdogConfig
+from esper.population.gates import StrictConfig
+from esper.population.lifecycle import roles
+from esper.population.slots import EveryBlockConfig
+from esper.population.stages import OCCUPIED, Op, Stage, empty
+from esper.reward import RewardConfig, StepSignals
+from esper.task.digits import DigitsConfig
+
+
+def make(num_hosts: int, reward: RewardConfig) -> GrowthEnv:
+    env = GrowthEnv(
+        task=DigitsConfig().build(),
+        slots=EveryBlockConfig(),
+        gates=StrictConfig(),
+        blueprints=BLUEPRINTS,
+        reward=reward.build(gamma=0.99),
+        governor=WatchdogConfig().build(num_classes=10),
+        devices={"cpu": DeviceConfig()},
+        num_hosts=num_hosts,
+        num_steps=20,
+    )
+    env.reset()
+    return env
+
+
+def grow(env: GrowthEnv) -> None:
+    """Seeds of every stage in every slot, measured."""
+    rng, state = np.random.default_rng(0), empty(env.num_envs, env.layout.num_slots)
+    shape = state.stage.shape
+    state.stage[:] = rng.integers(len(Stage), size=shape)
+    there = state.within(*OCCUPIED)
+    state.blueprint[:] = np.where(there, rng.integers(len(BLUEPRINTS), size=shape), -1)
+    for name in ("alpha", "contribution", "contribution_error", "accuracy", "accuracy_start", "gradient_ratio", "gradient_norm"):
+        getattr(state, name)[:] = rng.random(shape)
+    for name in ("stage_age", "seed_age", "ramp_done", "ramp_total"):
+        getattr(state, name)[:] = rng.integers(9, size=shape)
+    state.measured[:] = there
+    env.state, env.time = state, 5
+
+
+def once(env: GrowthEnv, signals: StepSignals) -> None:
+    """What a step computes besides training, measuring and judging."""
+    told = replace(signals, **env.costs.signals(signals.before, signals.after))
+    env.reward(told)
+    env.legal_slots()  # by which the action is judged
+    env.observation()  # with the masks of the next one
+
+
+def count(env: GrowthEnv) -> None:
+    """What the meter of FLOPs takes for a step of leave-one-out in three slots."""
+    told = roles(env.state, env.slots)
+    alpha_VNS = env.state.alpha * (1 - np.eye(4, 3, k=-1, dtype=np.float32))[:, None]
+    env.meter.train(told, 1)
+    env.meter.measure(told, alpha_VNS, 1)
+
+
+def milliseconds(run: Callable[[], object], repetitions: int) -> np.ndarray:
+    """Processor time of this thread for each call [ms]."""
+    spent = np.zeros(repetitions)
+    for repetition in range(repetitions):
+        begun = time.thread_time_ns()
+        run()
+        spent[repetition] = (time.thread_time_ns() - begun) / 1e6
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--profile", action="store_true", help="also say where the time goes")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, kind in GROUPS["reward"].items():
+        env = make(given.hosts, kind())
+        nothing = np.zeros((given.hosts, 8), dtype=np.int64)
+        *_, info = env.step(nothing)
+        before = env.state
+        grow(env)
+        signals: StepSignals = replace(info["signals"], before=before, after=env.state, op_N=np.full(given.hosts, Op.WAIT))
+        run = partial(once, env, signals)
+        parts: dict[str, Callable[[], object]] = {
+            "together": run,
+            "costs": partial(env.costs.signals, signals.before, signals.after),
+            "reward": partial(env.reward, signals),
+            "masks": env.legal_slots,
+            "observation": env.observation,
+            "besides, the meter": partial(count, env),
+        }
+        milliseconds(run, 20)  # warm-up
+        spent = {part: milliseconds(work, given.repetitions) for part, work in parts.items()}
+        shown = ", ".join(f"{part} {np.median(ms):.3f} (least {ms.min():.3f})" for part, ms in spent.items())
+        print(f"reward={name}, {given.hosts} hosts x {env.layout.num_slots} slots, median ms of processor time: {shown}")
+        if given.profile:
+            with cProfile.Profile() as profile:
+                for _ in range(given.repetitions):
+                    run()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(18)
+        env.close()
+
+
+if __name__ == "__main__":
+    main()

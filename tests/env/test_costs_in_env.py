@@ -1,0 +1,121 @@
+"""What a step tells of costs, and what an episode takes."""
+
+import math
+
+import numpy as np
+import pytest
+
+from esper.env.actions import Op
+from esper.population.latency import Latency
+from esper.population.stages import BLENDED, Stage
+from esper.reward.modes import ShapedReward
+
+
+def known_latency(env, host=1e-5):
+    shape = env.costs.params.seed_KS.shape
+    seed = 1e-6 * (1 + np.arange(shape[0] * shape[1], dtype=float).reshape(shape))
+    gate, zero = np.full(shape[1], 1e-7), np.zeros(shape)
+    return Latency(host=host, seed_KS=seed, gate_S=gate, seed_error_KS=zero, gate_error_S=zero[0], device="test")
+
+
+def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
+    env = make_env(2, 4)
+    env.reset(seed=1)
+    *_, info = env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
+    signals, flops = info["signals"], env.costs.flops.forward
+    assert signals.flops_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
+    assert signals.flops_NS.dtype == signals.latency_NS.dtype == np.float32
+    assert not signals.flops_before_NS.any()
+    assert signals.host_flops == flops.host
+    for name in ("latency_before_NS", "latency_NS", "host_latency"):
+        assert np.isnan(getattr(signals, name)).all(), "nobody asked for it"
+    assert env.latency is None
+    signals = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[-1]["signals"]
+    assert signals.flops_before_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
+
+
+def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actions, monkeypatch):
+    monkeypatch.setattr(ShapedReward, "needs_latency", True)
+    env = make_env(2, 2)
+    assert env.latency is None
+    calls = []
+
+    def measure(host, blueprints, used_S, samples, device):
+        calls.append((len(blueprints), used_S.tolist(), tuple(samples.shape), str(device)))
+        return known_latency(env)
+
+    monkeypatch.setattr("esper.env.growth_env.measure_latency", measure)
+    env.reset(seed=1)
+    env.reset(seed=2)
+    *_, info = env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
+    assert calls == [(2, [True] * 3, (50, 1, 8, 8), "cpu")]
+    signals = info["signals"]
+    assert signals.latency_NS.tolist() == [[0, np.float32(5e-6), 0], [0, 0, 0]]
+    assert signals.latency_before_NS.tolist() == [[0] * 3] * 2
+    assert signals.host_latency == 1e-5
+
+
+def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypatch):
+    monkeypatch.setattr(ShapedReward, "needs_latency", True)
+    monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured though known"))
+    env = make_env(1, 2)
+    env.time_inference(known_latency(env, host=3e-5))
+    env.reset(seed=1)
+    assert env.costs.latency is not None
+    assert env.costs.latency.host == 3e-5
+
+
+def test_a_real_measurement_of_the_hosts_of_a_run(make_env, monkeypatch):
+    monkeypatch.setattr(ShapedReward, "needs_latency", True)
+    env = make_env(1, 2)
+    env.reset(seed=1)
+    assert 0 < env.latency.host < 1e-2
+    assert np.isfinite(env.latency.seed_KS).all()
+
+
+# ---- what an episode takes
+
+
+def test_an_episode_without_seeds_takes_three_forwards_an_epoch_and_one_a_measurement(make_env, plan_actions):
+    env, steps = make_env(2, 3), 3
+    env.reset(seed=1)
+    for _ in range(steps):
+        *_, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
+    host, final = env.costs.flops.forward.host, info["final_info"]
+    assert final["training_flops"].tolist() == [steps * 96 * 3 * host] * 2
+    assert (
+        final["measuring_flops"].tolist() == [(1 + steps) * 50 * host] * 2
+    )  # the last one's setting of fossils alone is the same
+    assert env.meter.training_N.tolist() == [0, 0], "the next episode starts from nothing"
+    assert env.meter.measuring_N.tolist() == [50 * host] * 2
+
+
+def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
+    env = make_env(2, 9)
+    env.reset(seed=1)
+    flops, waits = env.costs.flops, plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
+    host, seed, after = flops.forward.host, flops.forward.seed_KS[1, 1], flops.segment_R[2:].sum()
+    env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
+    stages = []
+    for turn in range(6):
+        spent, measured = env.meter.training_N.copy(), env.meter.measuring_N.copy()
+        env.step(plan_actions((Op.ADVANCE, 1, 0), (Op.WAIT, 0, 0)) if turn == 3 else waits)
+        stage = Stage(env.state.stage[0, 1])
+        stages.append(stage)
+        # A seed in training is in a shadow pass of all that comes after it; one that is in is measured with it and without.
+        more = 3 * seed + 2 * after * (stage is Stage.TRAINING)
+        assert (env.meter.training_N - spent).tolist() == [96 * (3 * host + more), 96 * 3 * host]
+        assert (env.meter.measuring_N - measured).tolist() == [50 * (host + (seed + after) * (stage in BLENDED)), 50 * host]
+    assert stages[0] is Stage.TRAINING
+    assert stages[-1] in BLENDED
+
+
+def test_the_table_is_by_name_and_the_unmeasured_is_missing(make_env):
+    env = make_env(1, 2)
+    table = env.costs.table(env.layout.blueprint_names, env.layout.slot_names)
+    assert table["host"] == {"params": env.host_params, "flops": env.costs.flops.forward.host, "latency": None}
+    assert list(table["seeds"]) == ["norm", "conv_light"]
+    assert table["seeds"]["conv_light"]["r0c2"]["params"] == env.costs.params.seed_KS[1, 2]
+    assert table["gates"]["r0c1"]["params"] == env.costs.params.gate_S[1]
+    env.time_inference(known_latency(env, host=math.pi))
+    assert env.costs.table(env.layout.blueprint_names, env.layout.slot_names)["host"]["latency"] == math.pi
