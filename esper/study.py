@@ -119,58 +119,46 @@ def summary(found: Study) -> dict[str, Any]:
 
 def tables(found: Study) -> list[dict[str, Any]]:
     """Arms and differences as rows of text, each table with `caption`, `head` and `rows`."""
-    values = {name: {arm: _finite(cells[arm]) for arm in found.arms} for name, cells in found.outcomes.items()}
-    arms = [
-        [arm, str(len(values["learning"][arm])), *(f"{np.mean(row[arm]):.4g}" if row[arm] else "" for row in values.values())]
-        for arm in found.arms
+    means = [
+        [f"{name} [{OUTCOMES[name].unit}]", *(_mean(cells[arm]) for arm in found.arms)] for name, cells in found.outcomes.items()
     ]
+    blocks = ["blocks", *(str(sum(run.finished for run in found.runs if run.arm == arm)) for arm in found.arms)]
     pairs = [
         [*_cells(told.difference), f"{told.p_holm:.3g}", f"{told.p_equivalence_holm:.3g}", str(told.verdict.value)]
         for told in found.comparisons[found.outcome.name].judgements
     ]
     if control := found.controls.get(found.outcome.name):
         pairs.append([*_cells(control), f"{control.p:.3g}", f"{control.p_equivalence:.3g}", "control"])
+    caption = f"Differences in {found.outcome.name} [{found.outcome.unit}]: {found.outcome.what}"
     return [
+        {"caption": "Means over blocks", "head": ["", *found.arms], "rows": [blocks, *means]},
         {
-            "caption": "Means over blocks",
-            "head": ["arm", "blocks", *(f"{name} [{outcome.unit}]" for name, outcome in OUTCOMES.items())],
-            "rows": arms,
-        },
-        {
-            "caption": f"Differences in {found.outcome.name}: {found.outcome.what} [{found.outcome.unit}]",
-            "head": [
-                "first - second",
-                "blocks",
-                "mean",
-                "95 % interval",
-                "IQM",
-                "P(first ahead)",
-                "p, Holm",
-                "p within",
-                "verdict",
-            ],
+            "caption": caption,
+            "head": ["first - second", "n", "mean, 95 % interval", "IQM", "P(ahead)", "p", "p within", "verdict"],
             "rows": pairs,
         },
     ]
 
 
-def _finite(cells: Mapping[int, float]) -> list[float]:
-    return [value for value in cells.values() if np.isfinite(value)]
+def _mean(cells: Mapping[int, float]) -> str:
+    finite = [value for value in cells.values() if np.isfinite(value)]
+    return f"{np.mean(finite):,.4g}" if finite else ""
 
 
 def _cells(apart: Difference) -> list[str]:
-    blocks = str(apart.count) if apart.paired else f"{apart.count}, unpaired"
-    between = f"{apart.mean.low:.2f} to {apart.mean.high:.2f}"
+    count = str(apart.count) if apart.paired else f"{apart.count}, unpaired"
+    known = np.isfinite(apart.mean.half_width)
+    between = f"{apart.mean.low:.2f} to {apart.mean.high:.2f}" if known else "unbounded"
     pair = f"{apart.first} - {apart.second}"
-    return [pair, blocks, f"{apart.mean.mean:.2f}", between, f"{apart.iqm.mean:.2f}", f"{apart.improvement.mean:.2f}"]
+    return [pair, count, f"{apart.mean.mean:.2f}, {between}", f"{apart.iqm.mean:.2f}", f"{apart.improvement.mean:.2f}"]
 
 
 def show(found: Study, console: Console) -> None:
     """Arms, differences and sentences."""
     for one in tables(found):
-        table = Table(title=one["caption"], title_justify="left")
+        table = Table(title=escape(one["caption"]), title_justify="left")
         for index, heading in enumerate(one["head"]):
-            table.add_column(escape(heading), justify="right" if index else "left")
+            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold")
         for row in one["rows"]:
             table.add_row(*map(escape, row))
         console.print(table)

@@ -67,5 +67,12 @@ class Roles:
 def no_seeds(num_hosts: int, num_slots: int) -> Roles:
     """The roles where no seed takes part."""
     shape = (num_hosts, num_slots)
-    none = {"blueprint": np.full(shape, -1), "blend": np.zeros(shape, np.int64), "alpha": np.zeros(shape, np.float32)}
-    return Roles(**none, **{name: np.zeros(shape, np.bool_) for name in ("behind", "open", "learns", "fossil")})
+    return Roles(
+        blueprint=np.full(shape, -1),
+        blend=np.zeros(shape, np.int64),
+        alpha=np.zeros(shape, np.float32),
+        behind=np.zeros(shape, np.bool_),
+        open=np.zeros(shape, np.bool_),
+        learns=np.zeros(shape, np.bool_),
+        fossil=np.zeros(shape, np.bool_),
+    )
