@@ -67,5 +67,13 @@ class Roles:
 def no_seeds(num_hosts: int, num_slots: int) -> Roles:
     """The roles where no seed takes part."""
     shape = (num_hosts, num_slots)
-    none = {"blueprint": np.full(shape, -1), "blend": np.zeros(shape, np.int64), "alpha": np.zeros(shape, np.float32)}
-    return Roles(**none, **{name: np.zeros(shape, np.bool_) for name in ("behind", "open", "learns", "fossil")})
+    no = np.zeros(shape, dtype=np.bool_)
+    return Roles(
+        blueprint=np.full(shape, -1, dtype=np.int64),
+        blend=np.zeros(shape, dtype=np.int64),
+        alpha=np.zeros(shape, dtype=np.float32),
+        behind=no,
+        open=no,
+        learns=no,
+        fossil=no,
+    )
