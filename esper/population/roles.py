@@ -67,12 +67,13 @@ class Roles:
 def no_seeds(num_hosts: int, num_slots: int) -> Roles:
     """The roles where no seed takes part."""
     shape = (num_hosts, num_slots)
+    no = np.zeros(shape, dtype=np.bool_)
     return Roles(
-        blueprint=np.full(shape, -1),
-        blend=np.zeros(shape, np.int64),
-        alpha=np.zeros(shape, np.float32),
-        behind=np.zeros(shape, np.bool_),
-        open=np.zeros(shape, np.bool_),
-        learns=np.zeros(shape, np.bool_),
-        fossil=np.zeros(shape, np.bool_),
+        blueprint=np.full(shape, -1, dtype=np.int64),
+        blend=np.zeros(shape, dtype=np.int64),
+        alpha=np.zeros(shape, dtype=np.float32),
+        behind=no,
+        open=no,
+        learns=no,
+        fossil=no,
     )
