@@ -86,17 +86,21 @@ class Crew:
         *,
         draws_NI3: npt.NDArray[np.uint8] | None = None,
         probe: bool = True,
+        retired_N: npt.NDArray[np.bool_] | None = None,
     ) -> Epoch:
         """Trains every host for an epoch and validates it; see `Shard.train_epoch` and `Shard.validate`.
 
         Args:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
+            retired_N: hosts that stay as they are.
         """
         probes = [Probes(shard.members, SAMPLES, SPOTS) if probe else None for shard in self.shards]
 
         def train(index: int) -> TrainReport:
             rows = self.places[index][1]
-            return self.shards[index].train_epoch(order_NI[rows], draws_MI3=_part(draws_NI3, rows), probes=probes[index])
+            retired_M = None if retired_N is None else retired_N[rows]
+            draws_MI3 = _part(draws_NI3, rows)
+            return self.shards[index].train_epoch(order_NI[rows], draws_MI3=draws_MI3, probes=probes[index], retired_M=retired_M)
 
         trained = [self._pool.submit(train, index) for index in range(len(self.shards))]
 

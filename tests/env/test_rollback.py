@@ -229,14 +229,14 @@ def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, pla
     env.reset(seed=0)
     to_holding(env, plan_actions)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
-    env.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
+    env.guard.health.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
     poison_host(env)
     assert env.step(wait)[2][SICK]
     bare = env.crew.validate(env.state.alpha[None])
     assert env.state.alpha[SICK].max() == 0
     assert env.accuracy_NH[SICK, 0] == bare.accuracy_VM[0, SICK]
     assert (env.state.accuracy[SICK] == bare.accuracy_VM[0, SICK]).all()
-    assert env.loss_N[SICK] == env.best_loss_N[SICK] == bare.loss_VM[0, SICK]
+    assert env.loss_N[SICK] == env.guard.health.best_loss_N[SICK] == bare.loss_VM[0, SICK]
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == bare.accuracy_VM[0, SICK]
     assert not signals.rolled_back_N.any()
@@ -265,11 +265,14 @@ def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
     env.reset(seed=0)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     env.step(wait)
-    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK")]
+    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "potential_NSK")]
+    health = env.guard.health
     poison_host(env)
     env.step(wait)
-    for name, row in zip(("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK"), kept, strict=True):
+    for name, row in zip(("accuracy_NH", "loss_N", "potential_NSK"), kept, strict=True):
         assert np.array_equal(getattr(env, name)[SICK], row, equal_nan=True)
+    assert np.array_equal(env.guard.health.loss_NW[SICK], health.loss_NW[SICK], equal_nan=True)
+    assert env.guard.health.best_loss_N[SICK] == health.best_loss_N[SICK]
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == kept[0][0]
 
