@@ -94,4 +94,5 @@ class PotentialSensor:
 def _dormant(blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> Dormant | None:
     if not blueprint.plantable or blueprint.obstacle(slot) is not None:
         return None
-    return Dormant(blueprint, slot, device)
+    with told(blueprint, slot):
+        return Dormant(blueprint, slot, device)
