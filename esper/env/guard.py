@@ -3,9 +3,9 @@
 A snapshot is all that a host is: parameters, momentum and batch statistics of the host and of its seeds, the lifecycle with its
 clocks, and what was measured of it. Random streams are named by host and epoch, so there is no generator to be kept.
 
-A host is remembered after every healthy epoch. That is a thousandth of training it and less (64 hosts of digits on a core: 1 ms of
-seconds), less often would lose more of what it learnt, and so the state before any action, a fossilisation too, is the snapshot
-while the host is healthy. While it is suspect it keeps the snapshot of before, and what it comes back to is not on the brink itself.
+A host is remembered after every healthy epoch. That costs less than a thousandth of training it (64 hosts of digits: 1 ms of
+seconds), and less often would lose more of what it learnt. So the state before any action, a fossilisation too, is the snapshot
+while the host is healthy. While it is suspect it keeps the snapshot of before: what it comes back to is not on the brink itself.
 """
 
 # N hosts, S slots
