@@ -30,7 +30,7 @@ from esper.agent import (
 from esper.env.actions import TEMPOS
 from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
-from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
+from esper.governor import GovernorConfig, NoGovernorConfig, StrictWatchdogConfig, WatchdogConfig
 from esper.population.blueprints import BLUEPRINTS, BlueprintConfig
 from esper.population.fit import check_fit
 from esper.population.gates import GatesConfig, StrictConfig
@@ -168,7 +168,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "best_of_random": BestOfRandomConfig,
         "replay": ReplayConfig,
     },
-    "governor": {"watchdog": WatchdogConfig, "off": NoGovernorConfig},
+    "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},
     "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
 }
 """Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""

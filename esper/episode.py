@@ -53,6 +53,12 @@ class Episode:
     """Seeds that were removed, roll-backs apart."""
     causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
     """How often the governor gave each verdict."""
+    suspect: int = 0
+    """Host epochs after which something was suspect, roll-backs apart."""
+    vetoed: int = 0
+    """Steps of a host in which the governor withheld an operation that would have been legal."""
+    retired: int = 0
+    """Hosts that were given up before the end."""
     samples: int = 0
     """Training samples in a host epoch."""
     seconds: float = 0.0
@@ -102,6 +108,11 @@ class Episode:
             "host/seeds_pruned": self.pruned / hosts,
             "governor/rollbacks_nonfinite": self.causes[Cause.NONFINITE],
             "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
+            "governor/rollbacks_lobotomy": self.causes[Cause.LOBOTOMY],
+            "governor/rollbacks_decline": self.causes[Cause.DECLINE],
+            "governor/suspect": self.suspect,
+            "governor/vetoed": self.vetoed,
+            "governor/retired": self.retired,
             "time/rollout_seconds": self.seconds,
             "time/act_seconds": self.act_seconds,
             "time/host_epochs_per_second": hosts * steps / self.seconds,
@@ -188,6 +199,9 @@ def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None
     episode.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
     episode.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
     episode.causes += np.bincount(info["cause"], minlength=len(Cause))
+    episode.suspect += int(info["suspect"].sum())
+    episode.vetoed += int(info["vetoed"].sum())
+    episode.retired = int(info["retired"].sum())
     # A host that was rolled back has the fossils of its last healthy step again.
     healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
     kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)

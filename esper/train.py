@@ -1,6 +1,7 @@
 """Trains a controller: python -m esper.train reward=shaped 'devices=[cuda:0,cuda:1]'"""
 
 import sys
+import traceback
 from pathlib import Path
 
 import hydra
@@ -16,6 +17,7 @@ from esper.saved import from_plain, resumed
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
+    from esper.population.errors import SeedError
     from esper.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
@@ -30,6 +32,14 @@ def main(cfg: DictConfig) -> None:
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)
+        except SeedError as error:  # what is wrong stands in somebody's blueprint, and the traceback says where
+            traceback.print_exception(error.error)
+            print(
+                f"esper: {error}; all updates before it are saved, and once the blueprint is mended the run goes on as "
+                f"if nothing had been, with: python -m esper.train resume={folder}",
+                file=sys.stderr,
+            )
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
 from esper.population.blueprints import BlueprintConfig
 from esper.population.costs import Meter
+from esper.population.errors import SeedError
 from esper.population.evidence import Evidence, Probes
 from esper.population.roles import Blend, Fossils, Incubation, Roles, no_seeds
 from esper.population.sensor import SAMPLES, SPOTS, PotentialSensor
@@ -97,23 +99,33 @@ class Crew:
         *,
         draws_NI3: npt.NDArray[np.uint8] | None = None,
         probe: bool = True,
+        retired_N: npt.NDArray[np.bool_] | None = None,
     ) -> Epoch:
         """Trains every host for an epoch and validates it; see `Shard.train_epoch` and `Shard.validate`.
 
         Args:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
+            retired_N: hosts that stay as they are.
         """
         probes = [Probes(shard.members, SAMPLES, SPOTS) if probe else None for shard in self.shards]
 
         def train(index: int) -> TrainReport:
             rows = self.places[index][1]
-            return self.shards[index].train_epoch(order_NI[rows], draws_MI3=_part(draws_NI3, rows), probes=probes[index])
+            with _by_host(rows):
+                return self.shards[index].train_epoch(
+                    order_NI[rows],
+                    draws_MI3=_part(draws_NI3, rows),
+                    probes=probes[index],
+                    retired_M=None if retired_N is None else retired_N[rows],
+                )
 
         trained = [self._pool.submit(train, index) for index in range(len(self.shards))]
 
         def validate(index: int) -> Measurement:
             trained[index].result()
-            return self.shards[index].validate(alpha_VNS[:, self.places[index][1]])
+            rows = self.places[index][1]
+            with _by_host(rows):
+                return self.shards[index].validate(alpha_VNS[:, rows])
 
         measured = [self._pool.submit(validate, index) for index in range(len(self.shards))]
         reports = [one.result() for one in trained]
@@ -215,8 +227,22 @@ class Crew:
 
     def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
         """Does the work for every shard with its rows of the hosts, side by side."""
+
+        def named(shard: Shard, rows: slice) -> Result:
+            with _by_host(rows):
+                return work(shard, rows)
+
         rows = [rows for _, rows in self.places]
-        return list(self._pool.map(work, self.shards, rows))
+        return list(self._pool.map(named, self.shards, rows))
+
+
+@contextmanager
+def _by_host(rows: slice) -> Generator[None]:
+    """An error in a seed of a shard names its members; this says which hosts they are."""
+    try:
+        yield
+    except SeedError as error:
+        raise error.among(rows.start) from error.error
 
 
 def _joined(parts: Sequence[Measurement]) -> Measurement:

@@ -19,6 +19,7 @@ from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execu
 from esper.env.cohort import Cohort
 from esper.env.counterfactuals import variants
 from esper.env.crew import Crew
+from esper.env.guard import Guard
 from esper.env.shard import DeviceConfig, TrainReport
 from esper.governor import Governor
 from esper.population import lifecycle
@@ -79,6 +80,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
         self.cohort = Cohort(task=task, split=split, num_hosts=num_hosts, twins=twins)
         self.test_at_end, self.episode = test_at_end, -1
+        self.guard = Guard(governor)
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
         self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
@@ -146,8 +148,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         measured = self.crew.validate(self.state.alpha[None])
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         self.state.accuracy[:] = measured.accuracy_VM[0][:, None]
-        self.best_loss_N = self.loss_N.copy()
-        self._remember(np.ones(num_hosts, dtype=np.bool_))
+        self.guard.start(self)
         return self.observation(), {}
 
     def step(
@@ -156,14 +157,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Act, train, validate, guard, pay, observe."""
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
-        before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
+        before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         self._act(np.asarray(actions, dtype=np.int64))
         report, committed_N = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         # A seed behind the host does not show in the host's losses.
         train_loss_N = np.where(np.isinf(report.seed_norm_MS).any(axis=1), np.inf, report.loss_M)
-        verdict = self.governor.judge(train_loss_N, self.loss_N, loss_before_N)
+        verdict = self.guard.judge(train_loss_N, self.loss_N)
         self.time += 1
         signals = StepSignals(
             before=before,
@@ -182,9 +183,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
-        observation = self._guard(verdict.rollback_N)
+        self.guard.settle(self, verdict)
+        info["retired"] = self.guard.health.retired_N
+        observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.cohort.instances()}
             final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N}
@@ -248,7 +252,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         in_NS = self.state.within(*lifecycle.TAKES_PART) & (self.state.alpha > 0)
         alpha_VNS, rank_NS = variants(self.state, in_NS, committed=last)
         probe = self.time % PROBE_EVERY == 0
-        report, measured, potential_NSK = self.crew.epoch(self.orders(), alpha_VNS, draws_NI3=self.draws(), probe=probe)
+        retired_N = self.guard.health.retired_N
+        report, measured, potential_NSK = self.crew.epoch(
+            self.orders(), alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
+        )
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         host_N = np.arange(self.num_envs)[:, None]
         contribution = measured.accuracy_VM[0][:, None] - measured.accuracy_VM[rank_NS, host_N]
@@ -263,60 +270,20 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         return report, measured.accuracy_VM[-1] if last else np.full(self.num_envs, np.nan, dtype=np.float32)
 
-    def _guard(self, rollback_N: npt.NDArray[np.bool_]) -> dict[str, Array]:
-        """Takes snapshots of the healthy, brings the sick back to theirs, and observes."""
-        self.best_loss_N = np.fmin(self.best_loss_N, self.loss_N)
-        if rollback_N.any():
-            self.crew.restore(rollback_N)
-            kept = self._kept
-            arrays = self.state.arrays().items()
-            back = {name: np.where(rollback_N[:, None], getattr(kept["state"], name), array) for name, array in arrays}
-            self.state = replace(self.state, **back)  # the step's signals keep the state that it led to
-            for name in ("accuracy_NH", "potential_NSK", "loss_N", "best_loss_N"):
-                array = getattr(self, name)
-                mask = rollback_N.reshape(-1, *[1] * (array.ndim - 1))
-                setattr(self, name, np.where(mask, kept[name], array))
-            doomed = self.state.within(*lifecycle.LIVE) & rollback_N[:, None]
-            for host, slot in np.argwhere(doomed):
-                self.crew.clear(int(host), int(slot), int(self.state.blueprint[host, slot]))
-            self.state = lifecycle.prune(self.state, doomed)
-            self.op_N = np.where(rollback_N, Op.WAIT, self.op_N)
-            self._look_again(np.asarray(doomed.any(axis=1)))
-        self._remember(~rollback_N)
-        return self.observation()
-
-    def _look_again(self, bereft_N: npt.NDArray[np.bool_]) -> None:
-        """Measures hosts that a rollback has robbed of seeds: to be judged by what they showed with them would never end."""
-        if not bereft_N.any():
-            return
-        self.crew.arrange(lifecycle.roles(self.state, self.slots))
-        measured = self.crew.validate(self.state.alpha[None])
-        accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
-        self.accuracy_NH[bereft_N, 0] = accuracy_N[bereft_N]
-        self.state.accuracy[bereft_N] = accuracy_N[bereft_N, None]
-        self.loss_N = np.where(bereft_N, loss_N, self.loss_N)
-        self.best_loss_N = np.where(bereft_N, loss_N, self.best_loss_N)
-
-    def _remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
-        """Snapshots of the healthy hosts: networks, optimisers and lifecycle."""
-        self.crew.remember(healthy_N)
-        names = ("accuracy_NH", "potential_NSK", "loss_N", "best_loss_N")
-        if healthy_N.all():
-            self._kept: dict[str, Any] = {
-                "state": self.state.copy(),
-                **{name: getattr(self, name).copy() for name in names},
-            }
-            return
-        for name, array in self.state.arrays().items():
-            getattr(self._kept["state"], name)[healthy_N] = array[healthy_N]
-        for name in names:
-            self._kept[name][healthy_N] = getattr(self, name)[healthy_N]
-
     # ---- views
 
     def legal_slots(self) -> npt.NDArray[np.bool_]:
-        """`[N, O, S]`: which operations may be done on which slots now."""
-        return legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
+        """`[N, O, S]`: which operations may be done on which slots now, as the lifecycle has it and the governor lets it be."""
+        legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
+        return legal_NOS & ~self.guard.health.veto_NO[:, :, None]
+
+    def _vetoed(self) -> npt.NDArray[np.bool_]:
+        """`[N]`: does the governor withhold an operation that would be legal now?"""
+        veto_NO = self.guard.health.veto_NO
+        if not veto_NO.any():
+            return np.zeros(self.num_envs, dtype=np.bool_)
+        legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
+        return np.asarray((legal_NOS & veto_NO[:, :, None]).any(axis=(1, 2)))
 
     def observation(self) -> dict[str, Array]:
         """The observation of every host now, by the names of `Observation`."""

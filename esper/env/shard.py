@@ -28,6 +28,9 @@ CPU_MEMBERS = 16
 foreign load many times as fast, since they wait for each other once an epoch and not in every operation."""
 FELT_BATCHES = 2
 """Batches from which informed seeds get their first weights. More: less noise in them, and a longer wait at germination."""
+LOOK_EVERY = 4
+"""Batches after which a shard looks whether any of its members is still well. More: sick ones are trained in vain for longer, and
+a GPU is waited for less often."""
 VALIDATION_BATCH = 512
 """Samples measured at once; a bound on memory, without effect on the result."""
 
@@ -120,14 +123,23 @@ class Shard:
         )
 
     def train_epoch(
-        self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None, probes: Probes | None = None
+        self,
+        order_MI: npt.NDArray[np.int64],
+        *,
+        draws_MI3: npt.NDArray[np.uint8] | None = None,
+        probes: Probes | None = None,
+        retired_M: npt.NDArray[np.bool_] | None = None,
     ) -> TrainReport:
         """Trains every member on its own order of the training samples.
+
+        Members are one program, so that one whose loss is no longer finite is computed on with the others, whose numbers do not
+        depend on it. The epoch is cut short once none is left that is well.
 
         Args:
             order_MI: sample indices; whole batches only are used.
             draws_MI3: how each image is moved; see `Augmentation`. None for not at all.
             probes: see `GrowingNetwork.forward`; they watch the last batch.
+            retired_M: members that stay as they are: they are computed with the others, and laid back afterwards.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
@@ -139,12 +151,21 @@ class Shard:
         )
         assert order is not None
         losses = torch.zeros(self.members, device=self.device)
+        retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
+        kept, learning = network.copies(retired_M), torch.from_numpy(~retired_M).to(self.device)
+        in_vain = bool(retired_M.all())
         for step in range(batches):
+            if in_vain and step < batches - 1:  # the last batch is what the probes watch
+                continue
             index_MB = order[:, step]
             x, y_MB = self.lessons.batch(index_MB, None if draws is None else draws[:, step])
             losses += network.backward(x, y_MB, probes if step == batches - 1 else None)
             network.step()
+            if step % LOOK_EVERY == LOOK_EVERY - 1:  # a sum stays infinite or NaN once it is
+                in_vain = not bool((losses.isfinite() & learning).any())
         report = torch.cat([(losses / batches)[:, None], network.take_norms()], 1).cpu().numpy()
+        network.lay_back(retired_M, kept)
+        report[retired_M] = np.nan
         return TrainReport(loss_M=report[:, 0], host_norm_M=report[:, 1], seed_norm_MS=report[:, 2:])
 
     def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[Evidence]:

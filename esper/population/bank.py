@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.population.blueprints import BlueprintConfig
+from esper.population.errors import told
 from esper.population.evidence import Evidence
 from esper.population.fusion import Fleet, FusionError, flatten_parameters
 from esper.population.gated import Gated
@@ -174,14 +175,18 @@ class SeedBank:
             x: features of L members.
             taught_L1: bool `[L, 1]`; rows whose parameters get a gradient. None: all.
             learns: without it, no parameter gets one.
+
+        Raises:
+            SeedError: the branch raised an error.
         """
         flat = self.fleet.flat if learns else self.fleet.flat.detach()
         rows = flat if len(live_L) == self.fleet.members else flat.index_select(0, live_L)
         if taught_L1 is not None:
             rows = torch.where(taught_L1, rows, rows.detach())
-        if len(live_L) == 1 < self.fleet.members:
-            return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
-        return self.fleet.bind(rows)(x)
+        with told(self.blueprint, self.slot, live_L):
+            if len(live_L) == 1 < self.fleet.members:
+                return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
+            return self.fleet.bind(rows)(x)
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:

@@ -304,6 +304,18 @@ class GrowingNetwork:
             kept = self._kept.get(name, torch.zeros_like(row))
             row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
+    def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
+        """Copies of the rows of the marked members."""
+        mask = self._tensor(which_M)
+        return {name: row[mask] for name, row in self.rows().items()} if which_M.any() else {}
+
+    def lay_back(self, which_M: npt.NDArray[np.bool_], copies: dict[str, Tensor]) -> None:
+        """The marked members are again as when the copies were made, exactly; other members keep their bits."""
+        mask = self._tensor(which_M)
+        for name, row in self.rows().items():
+            if name in copies:
+                row[mask] = copies[name]
+
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 

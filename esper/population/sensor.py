@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.population.blueprints import BlueprintConfig
+from esper.population.errors import told
 from esper.population.evidence import Evidence
 from esper.population.hosts import SlotSpec
 from esper.population.layers import ChannelScale
@@ -33,28 +34,40 @@ class SlotSensor:
     """
 
     def __init__(self, blueprints: Sequence[BlueprintConfig], slot: SlotSpec, device: torch.device | str) -> None:
+        self.blueprints, self.slot = tuple(blueprints), slot
         self.dormant = [_dormant(blueprint, slot, device) for blueprint in blueprints]
         ranked = [(rank, one) for rank, one in enumerate(self.dormant) if one is not None]
         self.others = [(rank, one) for rank, one in ranked if one.simple is None]
         simple = [(rank, one.simple) for rank, one in ranked if one.simple is not None]
         self.trunks = [one.trunk for _, one in simple]
-        self.ranks_J = torch.tensor([rank for rank, _ in simple], dtype=torch.long, device=device)
+        self.ranks = [rank for rank, _ in simple]
+        self.ranks_J = torch.tensor(self.ranks, dtype=torch.long, device=device)
         self.mask_PJ = _weights([one.last for _, one in simple], slot.channels).to(device) if simple else None
 
     def measure(self, felt: Evidence) -> Tensor:
-        """Growth potential `[M, K]`, NaN where the blueprint cannot grow."""
+        """Growth potential `[M, K]`, NaN where the blueprint cannot grow.
+
+        Raises:
+            SeedError: the branch of a blueprint raised an error.
+        """
         left = beyond(felt)
         members = len(felt.features)
         potential_MK = torch.full((members, len(self.dormant)), torch.nan, device=felt.grad.device)
         if self.mask_PJ is not None:
             h = felt.features.flatten(0, 1)
-            wide = torch.cat([trunk(h) for trunk in self.trunks], 1 if h.dim() == 4 else -1)
+            wide = torch.cat([self._through(j, h) for j in range(len(self.trunks))], 1 if h.dim() == 4 else -1)
             wide_MXF = F.pad(by_place(wide.unflatten(0, (members, -1))), (0, 1), value=1.0)
             product_MFC = wide_MXF.mT @ by_place(left.grad)
             potential_MK.index_copy_(1, self.ranks_J, product_MFC.square().flatten(1) @ self.mask_PJ)
         for rank, one in self.others:
-            potential_MK[:, rank] = one.potential(left)
+            with told(self.blueprints[rank], self.slot):
+                potential_MK[:, rank] = one.potential(left)
         return potential_MK
+
+    def _through(self, j: int, h: Tensor) -> Tensor:
+        """What the j-th of the simple branches makes of the features before its last layer."""
+        with told(self.blueprints[self.ranks[j]], self.slot):
+            return self.trunks[j](h)
 
 
 def _weights(layers: Sequence[nn.Linear | nn.Conv2d | ChannelScale], channels: int) -> Tensor:
@@ -81,4 +94,5 @@ class PotentialSensor:
 def _dormant(blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> Dormant | None:
     if not blueprint.plantable or blueprint.obstacle(slot) is not None:
         return None
-    return Dormant(blueprint, slot, device)
+    with told(blueprint, slot):
+        return Dormant(blueprint, slot, device)

@@ -189,11 +189,11 @@ def test_what_a_roll_back_took_was_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
     judge, measure, committed = env.governor.judge, env._test_accuracy, []
     fossilized: list[int] = []
 
-    def strict(*losses: Any) -> Verdict:
+    def strict(*seen: Any) -> Verdict:
         """Rolls the first host back in the step in which its seed is kept."""
         kept_N = env.state.within(Stage.FOSSILIZED).any(axis=1)
         fossilized.append(int(kept_N.sum()))
-        healthy = judge(*losses)
+        healthy = judge(*seen)
         cause_N = np.where(kept_N & (np.arange(2) == 0), Cause.DIVERGENCE, Cause.HEALTHY)
         return dataclasses.replace(healthy, cause_N=cause_N)
 

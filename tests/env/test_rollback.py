@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.agent.gae import gae
 from esper.env.actions import Op
 from esper.governor import Cause, NoGovernorConfig, WatchdogConfig
 from esper.population.lifecycle import EveryBlockConfig, Stage
@@ -36,7 +37,22 @@ def poison_seed(env):
         poison_host(env)
 
 
-FAULTS = {"weights": poison_host, "explosion": blow_up_classifier, "seed": poison_seed}
+def poison_activation(env):
+    """One activation of the sick host in the first batch to be trained; all weights are well until then."""
+
+    def spoil(module, inputs, output):
+        if not module.training:
+            return output
+        hook.remove()
+        output = output.clone()
+        output.unflatten(1, (HOSTS, -1))[0, SICK, 0] = torch.nan
+        return output
+
+    hook = network(env).host.module.get_submodule("segments")[1].register_forward_hook(spoil)
+
+
+FAULTS = {"weights": poison_host, "explosion": blow_up_classifier, "seed": poison_seed, "activation": poison_activation}
+CAUSES = {name: Cause.DIVERGENCE if name == "explosion" else Cause.NONFINITE for name in FAULTS}
 
 
 def rows_of(env, host):
@@ -98,8 +114,7 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
         assert seen["info"]["components"]["governor"].tolist() == [-7.0 if wrong else 0.0 for wrong in expected]
         assert (seen["terminated"] == (expected | (step == STEPS - 1))).all()
         np.testing.assert_allclose(seen["reward"], np.sum(list(seen["info"]["components"].values()), axis=0), atol=1e-4)
-    causes = {"weights": Cause.NONFINITE, "explosion": Cause.DIVERGENCE, "seed": Cause.NONFINITE}
-    assert fallen["info"]["cause"][SICK] == causes[fault]
+    assert fallen["info"]["cause"][SICK] == CAUSES[fault]
     assert np.isfinite(fallen["reward"]).all()
 
     # the others: the same bits as without the fault (one thread, and two hosts or none left in every bank; see the last test)
@@ -112,6 +127,21 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
         )
         for name, rows in well["rows"].items():
             assert rows[others].equal(seen["rows"][name][others]), name
+
+    # no advantage before the fall knows of what came after it, and that of the fall knows of the penalty
+    reward_TN = torch.tensor(np.array([seen["reward"] for seen in ill]))
+    end_TN = torch.tensor(np.array([seen["terminated"] for seen in ill]))
+    value_TN = torch.linspace(-1, 1, STEPS * HOSTS).view(STEPS, HOSTS)
+
+    def advantages(reward_TN, value_TN):
+        following_TN = torch.cat([value_TN[1:], value_TN[:1]])
+        return gae(reward_TN, value_TN, following_TN, end_TN, torch.zeros_like(end_TN), gamma=0.9, lam=0.8)[: at + 1, SICK]
+
+    other_TN, other_value_TN = reward_TN.clone(), value_TN.clone()
+    other_TN[at + 1 :, SICK], other_value_TN[at + 1 :, SICK] = 100.0, 100.0
+    assert advantages(reward_TN, value_TN).equal(advantages(other_TN, other_value_TN))
+    other_TN[at, SICK] += 7.0
+    assert (advantages(other_TN, other_value_TN) > advantages(reward_TN, value_TN)).all()
 
     # afterwards: finite, and its weights are numbers again
     for seen in ill[at + 1 :]:
@@ -229,14 +259,14 @@ def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, pla
     env.reset(seed=0)
     to_holding(env, plan_actions)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
-    env.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
+    env.guard.health.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
     poison_host(env)
     assert env.step(wait)[2][SICK]
     bare = env.crew.validate(env.state.alpha[None])
     assert env.state.alpha[SICK].max() == 0
     assert env.accuracy_NH[SICK, 0] == bare.accuracy_VM[0, SICK]
     assert (env.state.accuracy[SICK] == bare.accuracy_VM[0, SICK]).all()
-    assert env.loss_N[SICK] == env.best_loss_N[SICK] == bare.loss_VM[0, SICK]
+    assert env.loss_N[SICK] == env.guard.health.best_loss_N[SICK] == bare.loss_VM[0, SICK]
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == bare.accuracy_VM[0, SICK]
     assert not signals.rolled_back_N.any()
@@ -265,11 +295,14 @@ def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
     env.reset(seed=0)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     env.step(wait)
-    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK")]
+    kept = [getattr(env, name)[SICK].copy() for name in ("accuracy_NH", "loss_N", "potential_NSK")]
+    health = env.guard.health
     poison_host(env)
     env.step(wait)
-    for name, row in zip(("accuracy_NH", "loss_N", "best_loss_N", "potential_NSK"), kept, strict=True):
+    for name, row in zip(("accuracy_NH", "loss_N", "potential_NSK"), kept, strict=True):
         assert np.array_equal(getattr(env, name)[SICK], row, equal_nan=True)
+    assert np.array_equal(env.guard.health.loss_NW[SICK], health.loss_NW[SICK], equal_nan=True)
+    assert env.guard.health.best_loss_N[SICK] == health.best_loss_N[SICK]
     signals = env.step(wait)[4]["signals"]
     assert signals.accuracy_before_N[SICK] == kept[0][0]
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from esper.governor import Cause, Governor, GovernorConfig, NoGovernorConfig, WatchdogConfig
+from esper.governor.health import newborn
 
 NAN, INF = math.nan, math.inf
 
 
 def judge(train, valid, best, **fields):
-    arrays = (np.array(values, dtype=np.float32) for values in (train, valid, best))
-    return WatchdogConfig(**fields).build(num_classes=10).judge(*arrays)
+    train_N, loss_N, best_N = (np.array(values, dtype=np.float32) for values in (train, valid, best))
+    governor = WatchdogConfig(**fields).build(num_classes=10)
+    return governor.judge(governor.start(best_N), train_N, loss_N)
 
 
 def test_each_host_is_judged_on_its_own():
@@ -45,12 +47,13 @@ def test_a_high_training_loss_alone_is_no_divergence():
 def test_without_a_governor_the_sick_are_named_and_the_healthy_pass():
     governor = NoGovernorConfig().build(num_classes=10)
     fine = np.ones(3, dtype=np.float32)
-    assert not governor.judge(fine, 1e9 * fine, fine).rollback_N.any()
+    health = governor.start(fine)
+    assert not governor.judge(health, fine, 1e9 * fine).rollback_N.any()
     sick = np.array([1.0, NAN, INF], dtype=np.float32)
     with pytest.raises(FloatingPointError, match=r"hosts 1, 2 .* governor=off .* use governor=watchdog"):
-        governor.judge(sick, fine, fine)
+        governor.judge(health, sick, fine)
     with pytest.raises(FloatingPointError, match="hosts 1, 2"):
-        governor.judge(fine, sick, fine)
+        governor.judge(health, fine, sick)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +75,4 @@ def test_a_governor_that_is_not_finished_says_what_it_lacks():
     with pytest.raises(TypeError, match="define build"):
         GovernorConfig().build(num_classes=2)
     with pytest.raises(TypeError, match="define judge"):
-        Governor().judge(*[np.ones(1, dtype=np.float32)] * 3)
+        Governor().judge(newborn(np.ones(1, dtype=np.float32), 1), *[np.ones(1, dtype=np.float32)] * 2)

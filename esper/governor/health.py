@@ -1,0 +1,82 @@
+"""What a governor knows of each host."""
+
+# N hosts, W window of losses, O operations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.population.stages import Op
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+GROWTH = (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)
+"""Operations that bring a host's growth forward: they wait until a suspicion is settled. Removing a seed may be the cure."""
+SPREAD = 1.4826
+"""Standard deviation of a normal variable over its median absolute deviation: 1 / 0.67449, the normal's upper quartile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """What is known of N hosts. The first two go back with a host when it is rolled back; the others count what befell it."""
+
+    loss_NW: FloatArray
+    """Validation losses of the last healthy epochs, the newest first, NaN where there were fewer [nats]."""
+    best_loss_N: FloatArray
+    """Lowest validation loss [nats]."""
+    suspect_N: IntArray
+    """Suspect epochs in a row up to now."""
+    well_N: IntArray
+    """Healthy epochs in a row up to now."""
+    falls_N: IntArray
+    """Rollbacks that no recovery has made good."""
+    retired_N: BoolArray
+    """Is the host left as its last snapshot until the episode ends? It trains no more, and nothing is done to it."""
+
+    @property
+    def veto_NO(self) -> BoolArray:
+        """`[N, O]`: operations that no slot of the host may be given now, for the health of the whole host."""
+        veto = np.zeros((len(self.best_loss_N), len(Op)), dtype=np.bool_)
+        veto[:, list(GROWTH)] = (self.suspect_N > 0)[:, None]
+        veto[self.retired_N] = True
+        veto[:, Op.WAIT] = False
+        return veto
+
+    def rebased(self, where_N: BoolArray, loss_N: FloatArray) -> "Health":
+        """The marked hosts are judged by this loss alone from now on: they have lost seeds, and what these showed with them."""
+        first_NW = np.full_like(self.loss_NW, np.nan)
+        first_NW[:, 0] = loss_N
+        return replace(
+            self,
+            loss_NW=np.where(where_N[:, None], first_NW, self.loss_NW),
+            best_loss_N=np.where(where_N, loss_N, self.best_loss_N),
+        )
+
+
+def newborn(loss_N: FloatArray, window: int) -> Health:
+    """Hosts of which one loss is known."""
+    count_N = np.zeros(len(loss_N), dtype=np.int64)
+    none_NW = np.full((len(loss_N), window), np.nan, dtype=np.float32)
+    blank = Health(loss_NW=none_NW, best_loss_N=loss_N, suspect_N=count_N, well_N=count_N, falls_N=count_N, retired_N=count_N > 0)
+    return blank.rebased(np.ones(len(loss_N), dtype=np.bool_), loss_N)
+
+
+def median(values_NW: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Median of each row `[N]` over what is not NaN; NaN where all is."""
+    ordered_NW = np.sort(values_NW, axis=1)  # NaN comes last
+    count_N = (~np.isnan(values_NW)).sum(axis=1)
+    middle_N2 = np.stack([np.maximum(count_N - 1, 0) // 2, count_N // 2], axis=1)
+    return np.take_along_axis(ordered_NW, np.minimum(middle_N2, values_NW.shape[1] - 1), axis=1).mean(axis=1)
+
+
+def usual(loss_NW: FloatArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Median of each host's losses, and their spread as a standard deviation, from the median absolute deviation; `[N]` each.
+
+    Neither moves much with a few outliers; F. R. Hampel, "The influence curve and its role in robust estimation", 1974.
+    """
+    loss = loss_NW.astype(np.float64)
+    middle_N = median(loss)
+    return middle_N, SPREAD * median(np.abs(loss - middle_N[:, None]))
