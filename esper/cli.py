@@ -36,7 +36,7 @@ def _say(message: Warning | str, category: type[Warning], filename: str, lineno:
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
-def _spell_out(words: list[str]) -> list[str]:
+def spelled_out(words: list[str]) -> list[str]:
     """The words of an experiment in blocks as Hydra knows them: arms=... is short for hydra.sweeper.arms=..., quoted."""
     if not any(word.startswith("sweep=ab") for word in words):
         return words
@@ -57,7 +57,7 @@ def run(main: Callable[[], None]) -> None:
     """
     register()
     warnings.formatwarning = _say
-    sys.argv[1:] = _spell_out(sys.argv[1:])
+    sys.argv[1:] = spelled_out(sys.argv[1:])
     args = get_args_parser().parse_args()
     if args.help:
         print(help_text(main.__doc__ or "", check([])))

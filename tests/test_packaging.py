@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -126,8 +127,9 @@ def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(components) == reward.names
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md"])
 def test_commands_on_the_pages_compose(page: str) -> None:
+    from esper.cli import spelled_out
     from esper.config import register
     from esper.overrides import check, check_sweep
 
@@ -135,7 +137,7 @@ def test_commands_on_the_pages_compose(page: str) -> None:
     for block in bash_blocks(page):
         for line in block.splitlines():
             if line.startswith("python -m esper.train") and "--help" not in line:
-                words = [word.strip("'") for word in line.split()[3:]]
+                words = spelled_out(shlex.split(line)[3:])
                 sweep = "-m" in words
                 assert (check_sweep if sweep else check)([word for word in words if word != "-m"])
 
