@@ -128,6 +128,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.lessons = self.cohort.lessons()
         self.crew.start(self.cohort.hosts(), self.lessons)
         self.time = 0
+        self.reward.reset()
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
@@ -148,7 +149,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, loss_before_N = self.state, self.accuracy_NH[:, 0].copy(), self.best_loss_N
-        params_before_NS = self._params(before)
+        params_before_NS, known_loss_N = self._params(before), self.loss_N
+        void_N, void_NS = np.full(self.num_envs, np.nan, np.float32), np.full(before.stage.shape, np.nan, np.float32)
         self._act(np.asarray(actions, dtype=np.int64))
         report, committed_N = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self._params(self.state), self.host_params)
@@ -163,12 +165,22 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             op_N=self.op_N,
             accuracy_before_N=accuracy_before_N,
             accuracy_N=self.accuracy_NH[:, 0].copy(),
+            loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
             committed_accuracy_N=committed_N,
+            all_off_accuracy_N=void_N,
+            interaction_NSS=np.repeat(void_NS[:, :, None], self.layout.num_slots, axis=2),
             params_before_NS=params_before_NS,
             params_NS=self._params(self.state),
             host_params=self.host_params,
+            flops_before_NS=void_NS,
+            flops_NS=void_NS,
+            host_flops=math.nan,
+            latency_before_NS=void_NS,
+            latency_NS=void_NS,
+            host_latency=math.nan,
+            steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
