@@ -160,7 +160,7 @@ class Trainer:
         begun = time.perf_counter()
         generator = torch_stream(self.config.seed, "minibatches", self.update)
         stats = self.agent.update(rollout, progress=self.update / self.config.updates, generator=generator)
-        self.findings = self.watch.look(self.update + 1, stats)
+        self.findings = self.watch.look(self.update + 1, stats, episode.audit)
         told = under("policy", stats.metrics() | {"anomalies": len(self.findings.present)})
         return told | {"time/update_seconds": time.perf_counter() - begun}
 
