@@ -48,10 +48,10 @@ class AnomaliesConfig:
     """More than this share of the seeds planted of one blueprint is a monoculture, in [0, 1]. Higher alarms later; 1 never."""
     min_seed_epochs: int = 64
     """Fewest contributions measured in an episode before they are judged, at least 1. More: fewer false alarms."""
-    attribution_ratio: float = 0.3
+    attribution_ratio: float = 0.25
     """More than this share of seeds that contribute many times what the host gained by them means that hosts are made to lean on
     seeds, in [0, 1]. Higher alarms later; 1 never."""
-    ransomware: float = 0.1
+    ransomware: float = 0.25
     """More than this share of seeds that hosts cannot do without, and are worse with than before, means the same and worse, in
     [0, 1]. Higher alarms later; 1 never."""
     goodhart: float = 0.0
