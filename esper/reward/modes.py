@@ -5,8 +5,8 @@ A mode is a config: the fields that `pays` names hold the weights of its terms, 
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 from esper.reward import table
 from esper.reward.rewards import PerHost, Reward, WeightedReward
@@ -20,26 +20,36 @@ class RewardConfig:
 
     pays: ClassVar[Pays] = {}
     """The terms that are paid, by the field that holds their weight, in the order in which they are summed."""
-    per_host: dict[str, int] = field(default_factory=lambda: dict[str, int]())
+    per_host: Any = None  # dict[str, int] | None: Hydra lets the command line add keys to no dict that says what it holds
     """Hosts of a training run by the mode that pays them, as in '{shaped:16,sparse:16}': the first 16 hosts by one, the next 16
     by the other. Together all hosts; the mode of the run, whose other keys hold for its hosts, must be among them, and the others
-    pay by their defaults. Evaluation pays every host by the mode of the run. Empty: as training does."""
+    pay by their defaults. Evaluation pays every host by the mode of the run. Null: all by the mode of the run."""
 
     def __post_init__(self) -> None:
         for key in self.pays:
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"reward.{key} must be a finite number of at least 0, got {value}: 0 drops the term")
-        if unknown := [name for name in self.per_host if name not in MODES]:
+        whole = isinstance(self.per_host, dict) and all(type(count) is int for count in self.counts.values())
+        if self.per_host is not None and not whole:
+            raise ValueError(
+                f"reward.per_host must give numbers of hosts by mode, as in '{{shaped:16,sparse:16}}', got {self.per_host}"
+            )
+        if unknown := [name for name in self.counts if name not in MODES]:
             raise ValueError(f"reward.per_host knows no mode {unknown[0]}: choose out of {', '.join(MODES)}")
-        if few := [name for name, count in self.per_host.items() if count < 1]:
+        if few := [name for name, count in self.counts.items() if count < 1]:
             raise ValueError(f"reward.per_host must give each mode at least 1 host, got {few[0]}: leave {few[0]} out")
         own = self.mode
-        if self.per_host and own not in self.per_host:
+        if self.counts and own not in self.counts:
             raise ValueError(
                 f"reward.per_host has no hosts for reward={own}, whose keys would have no effect: add {own}, or choose "
-                f"reward={next(iter(self.per_host))}"
+                f"reward={next(iter(self.counts))}"
             )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`per_host`, empty where all hosts are paid alike."""
+        return cast(dict[str, int], self.per_host or {})
 
     @property
     def mode(self) -> str:
@@ -48,12 +58,12 @@ class RewardConfig:
 
     def check_run(self, *, hosts: int, twins: int) -> None:
         """Raises ValueError where `per_host` does not go with a run of so many hosts, of which so many at a time are twins."""
-        total, asked = sum(self.per_host.values()), " + ".join(f"{name}:{count}" for name, count in self.per_host.items())
-        if self.per_host and total != hosts:
+        total, asked = sum(self.counts.values()), " + ".join(f"{name}:{count}" for name, count in self.counts.items())
+        if self.counts and total != hosts:
             raise ValueError(f"reward.per_host pays {asked} = {total} hosts, and hosts={hosts}: make them equal")
-        if split := [name for name, count in self.per_host.items() if count % twins]:
+        if split := [name for name, count in self.counts.items() if count % twins]:
             raise ValueError(
-                f"reward.per_host must give {split[0]} a multiple of agent.twins={twins} hosts, got {self.per_host[split[0]]}: "
+                f"reward.per_host must give {split[0]} a multiple of agent.twins={twins} hosts, got {self.counts[split[0]]}: "
                 "twins are compared with each other, and so are paid alike"
             )
 
@@ -69,10 +79,10 @@ class RewardConfig:
 
     def build_training(self, *, gamma: float) -> Reward:
         """The reward function of a training run: of this mode, or of several, host by host, as `per_host` says."""
-        if not self.per_host:
+        if not self.counts:
             return self.build(gamma=gamma)
-        parts = {name: (self if name == self.mode else MODES[name]()).build(gamma=gamma) for name in self.per_host}
-        return PerHost(parts, self.per_host)
+        parts = {name: (self if name == self.mode else MODES[name]()).build(gamma=gamma) for name in self.counts}
+        return PerHost(parts, self.counts)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -57,6 +57,8 @@ def test_without_per_host_all_are_paid_alike():
     ("counts", "word"),
     [
         ({"shaped": 8, "spars": 8}, "knows no mode spars: choose out of shaped, simplified,"),
+        ({"shaped": 8, "sparse": 0.5}, "must give numbers of hosts by mode, as in .*, got "),
+        ([8, 8], "must give numbers of hosts by mode"),
         ({"shaped": 8, "sparse": 0}, "must give each mode at least 1 host, got sparse"),
         (
             {"basic": 8, "sparse": 8},
