@@ -1,8 +1,7 @@
 """What rewards remember of a host from step to step, and what became of a host since each of its seeds was planted.
 
 All of it is per host. A rollback leaves a host with fossils alone, those of its snapshot, which may be older than the last step:
-so memories keep nothing of a rolled back host's live seeds, and compare what they know of fossils with the state that the next
-step finds.
+so memories compare what they know with the state that the next step finds.
 """
 
 # N hosts, S slots
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.population.lifecycle import OCCUPIED, Stage
+from esper.population.lifecycle import OCCUPIED
 from esper.reward.signals import StepSignals
 from esper.reward.terms import contributions
 
@@ -68,15 +67,13 @@ class Births(Memory):
         """
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         then_NS, now_NS = contributions(before), contributions(after)
-        occupied_NS, there_NS = before.within(*OCCUPIED), after.within(*OCCUPIED)
-        born_NS = ~occupied_NS & there_NS
-        accuracy_NS = np.where(occupied_NS, self.recall("accuracy", shape, np.nan), np.nan)
-        accuracy_NS = np.where(born_NS, signals.accuracy_before_N[:, None], accuracy_NS)
+        there_NS = after.within(*OCCUPIED)
+        born_NS = ~before.within(*OCCUPIED) & there_NS
+        accuracy_NS = np.where(born_NS, signals.accuracy_before_N[:, None], self.recall("accuracy", shape, np.nan))
         others_NS = np.where(born_NS, then_NS.sum(axis=1, keepdims=True), self.recall("others", shape))
         neighbours_NS = now_NS.sum(axis=1, keepdims=True) - now_NS - others_NS
         gain_NS = signals.accuracy_N[:, None] - accuracy_NS - neighbours_NS
-        stays_NS = np.where(signals.healthy_N1, there_NS, before.within(Stage.FOSSILIZED))
-        self.kept = {"accuracy": np.where(stays_NS, accuracy_NS, np.nan).astype(np.float32), "others": others_NS}
+        self.kept = {"accuracy": accuracy_NS.astype(np.float32), "others": others_NS}
         return np.where(there_NS & signals.healthy_N1, gain_NS, np.nan).astype(np.float32)
 
 

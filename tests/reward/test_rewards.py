@@ -83,6 +83,14 @@ def test_seeds_never_measured_earn_nothing(signals):
     close(terms.attribution(signals), 23, 20)
 
 
+def test_only_fossils_that_contribute_are_counted_at_the_end():
+    state = state_of([F, F, H], [F, D, F], contribution=[[1.0, 0.99, 9.0], [5.0, 0.0, 2.0]])
+    last = signals_of(state, state, steps_left=0)
+    close(terms.contributing(last), 1, 2)
+    close(terms.contributing(dataclasses.replace(last, rolled_back_N=np.array([False, True]))), 1, 0)
+    close(terms.contributing(dataclasses.replace(last, last=False)), 0, 0)
+
+
 TERM_OF = {
     "attribution": "attribution",
     "rent": "rent",
