@@ -47,7 +47,7 @@ from esper.population.slots import (
     SlotsConfig,
     ThreeConfig,
 )
-from esper.reward import RewardConfig, ShapedConfig, SparseConfig
+from esper.reward import MODES, RewardConfig
 from esper.task.base import Split, TaskConfig, TaskError
 from esper.task.table import TASKS
 from esper.telemetry import QuietConfig, TelemetryConfig
@@ -111,6 +111,7 @@ class Config:
                 f"hosts={self.hosts} is no multiple of agent.twins={self.agent.twins}, and twins come together: "
                 f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1"
             )
+        self.reward.check_run(hosts=self.hosts, twins=self.agent.twins if isinstance(self.agent, PPOConfig) else 1)
         incubates = self.slots.incubation != Incubation.none
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, incubates=incubates)
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
@@ -155,7 +156,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "gates": {"permissive": GatesConfig, "strict": StrictConfig},
     "blueprint": BLUEPRINTS,
     "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
-    "reward": {"shaped": ShapedConfig, "sparse": SparseConfig},
+    "reward": cast(dict[str, type], MODES),
     "agent": {
         "ppo": PPOConfig,
         "ppo_mlp": PPOMLPConfig,

@@ -3,8 +3,8 @@
 # N hosts, S slots, T steps, H heads
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from esper.env.actions import Head, Observation, Op
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.governor import Cause
 from esper.population.lifecycle import LIVE, Stage
-from esper.reward import StepSignals
+from esper.reward import Audit, Auditor, StepSignals
 from esper.seeding import stream
 
 FloatArray = npt.NDArray[np.float32]
@@ -40,6 +40,10 @@ class Episode:
 
     return_N: FloatArray
     """Undiscounted sum of rewards [pp]."""
+    modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
+    """Which hosts are paid by which mode; empty where all are paid alike."""
+    audit: Audit | None = None
+    """Whether what was paid is what was meant; known at the end."""
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     """Mean over hosts of what each term paid [pp]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -121,6 +125,8 @@ class Episode:
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"action/{op.name.lower()}": self.ops[op] / self.ops.sum() for op in Op}
         values |= {f"reward/{name}": paid for name, paid in self.terms.items()}
+        values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
+        values |= {f"audit/{name}": value for name, value in asdict(self.audit).items()} if self.audit else {}
         return {tag: float(value) for tag, value in values.items()}
 
 
@@ -158,7 +164,9 @@ def play(
         first_accuracy_N=env.accuracy_NH[:, 0].copy(),
         kept_NS=none_NS,
         blend_NS=np.zeros_like(none_NS),
+        modes=env.reward.groups,
     )
+    auditor = Auditor()
     observation, state = as_observation(env.observation()), controller.start(num_hosts)
     is_init_N = np.ones(num_hosts, dtype=np.bool_)
     info: dict[str, Any] = {}
@@ -176,11 +184,13 @@ def play(
                 )
             )
         _count(episode, info, reward_N)
+        auditor.see(info["signals"], info["components"])
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
     final = info["final_info"]
     episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
     episode.training_flops_N, episode.measuring_flops_N = final["training_flops"], final["measuring_flops"]
     episode.committed = env.costs.committed(episode.kept_NS, episode.blend_NS)
+    episode.audit = auditor.report(episode.return_N, info["signals"].committed_accuracy_N, episode.modes)
     episode.samples = env.cohort.samples_per_epoch
     episode.seconds = time.perf_counter() - begun
     if progress:

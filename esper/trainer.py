@@ -41,15 +41,20 @@ class Summary:
 
 
 def build_env(config: Config, *, split: Split, hosts: int | None = None, twins: int = 1, test_at_end: bool = False) -> GrowthEnv:
-    """The environment that a config describes, for hosts to learn from or to judge by."""
+    """The environment that a config describes, for hosts to learn from or to judge by.
+
+    `reward.per_host` is for the hosts of a training run; all others, as wherever a number of hosts is given, are paid by the
+    mode of the run, so that controllers are compared in one currency.
+    """
     task = config.task.build()
+    trains = split is Split.TRAINING and hosts is None
     return GrowthEnv(
         task=task,
         slots=config.slots,
         gates=config.gates,
         heads=config.agent.heads,
         blueprints=config.blueprint,
-        reward=config.reward.build(gamma=config.agent.gamma),
+        reward=(config.reward.build_training if trains else config.reward.build)(gamma=config.agent.gamma),
         governor=config.governor.build(num_classes=task.data.num_classes),
         devices=config.devices,
         num_hosts=hosts or config.hosts,
@@ -158,7 +163,7 @@ class Trainer:
         begun = time.perf_counter()
         generator = torch_stream(self.policy_seed, "minibatches", self.update)
         stats = self.agent.update(rollout, progress=self.update / self.config.updates, generator=generator)
-        self.findings = self.watch.look(self.update + 1, stats)
+        self.findings = self.watch.look(self.update + 1, stats, episode.audit)
         told = under("policy", stats.metrics() | {"anomalies": len(self.findings.present)})
         return told | {"time/update_seconds": time.perf_counter() - begun}
 

@@ -11,13 +11,13 @@ from esper.config import register
 from esper.evaluate import Evaluation, _short, main, parse
 from esper.overrides import check
 from esper.population.latency import Latency
-from esper.reward.modes import ShapedReward
 from esper.telemetry import read_records
 from esper.trainer import Trainer, find_checkpoint
 from tests.test_trainer import config, newest, same, untimed
 
 register()
 WAIT = ["hosts=2", "steps=3", "agent=wait", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=40"]
+TIMED = "reward.rent_unit=latency"
 
 
 def latency_of(env, host):
@@ -42,13 +42,12 @@ def test_a_run_says_what_its_hosts_and_seeds_cost(tmp_path):
 
 
 def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(ShapedReward, "needs_latency", True)
-    trainer = Trainer(check([*WAIT, "updates=1"]), tmp_path)
+    trainer = Trainer(check([*WAIT, "updates=1", TIMED]), tmp_path)
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: latency_of(trainer.env, 2.5e-5))
     trainer.run()
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured again"))
     assert load(find_checkpoint(str(tmp_path), "resume"))["latency"]["host"] == 2.5e-5
-    longer = Trainer(check([*WAIT, "updates=2"]), tmp_path)
+    longer = Trainer(check([*WAIT, "updates=2", TIMED]), tmp_path)
     longer.run()
     assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2
     costs = json.loads((tmp_path / "costs.json").read_text())

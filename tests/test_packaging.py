@@ -114,17 +114,20 @@ def test_the_readme_says_what_the_checks_run() -> None:
 
 def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example is run as if it stood at the end of esper/reward/modes.py."""
-    from esper.reward import modes
+    from esper.reward import modes, terms
 
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     names = dict(vars(modes))
+    monkeypatch.setattr(modes, "MODES", dict(modes.MODES))
+    names["MODES"] = modes.MODES
     exec(compile(code, "README.md", "exec"), names)
+    assert modes.MODES["frugal"] is names["FrugalConfig"]
+    monkeypatch.setattr(terms, "terminal", lambda signals: np.array([50.0, 0.0], np.float32))
+    monkeypatch.setattr(terms, "operations", lambda signals, op: np.array([0.0, float(op == Op.GERMINATE)], np.float32))
     reward = names["FrugalConfig"](price=2.0).build(gamma=0.9)
-    monkeypatch.setattr(modes.terms, "terminal", lambda signals: np.array([50.0, 0.0], np.float32))
-    monkeypatch.setattr(modes.terms, "operations", lambda signals, op: np.array([0.0, float(op == Op.GERMINATE)], np.float32))
     total_N, components = reward(None)
     assert total_N.tolist() == [50.0, -2.0]
-    assert tuple(components) == reward.names
+    assert tuple(components) == reward.names == ("germinate", "terminal")
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md"])

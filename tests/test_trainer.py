@@ -16,8 +16,9 @@ from esper.checkpoint import DiskError, load
 from esper.config import CHECKPOINTS, ConfigError, register
 from esper.overrides import check
 from esper.saved import difference, from_plain, resumed, to_plain
+from esper.task.base import Split
 from esper.telemetry import read_events, read_records
-from esper.trainer import Stopped, Trainer, find_checkpoint
+from esper.trainer import Stopped, Trainer, build_env, find_checkpoint
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
@@ -234,3 +235,20 @@ def test_a_plain_config_of_another_version_is_refused():
 def test_a_folder_without_checkpoints_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         find_checkpoint(str(tmp_path), "resume")
+
+
+def test_modes_side_by_side_train_and_are_judged_by_the_one_of_the_run(tmp_path):
+    """Two hosts are paid by each; what each mode came to is told apart, and evaluation knows one mode."""
+    both = config("reward.per_host={shaped:2,sparse:2}", "updates=2")
+    trainer = Trainer(both, tmp_path)
+    trainer.run()
+    last = read_records(tmp_path / "metrics.jsonl")[-1]
+    assert last["policy/return"] == pytest.approx((last["mode/shaped"] + last["mode/sparse"]) / 2, rel=1e-5)
+    assert last["mode/shaped"] != last["mode/sparse"]
+    assert {"reward/attribution", "reward/terminal", "audit/shaped_ratio", "audit/seed_epochs"} <= set(last)
+    assert trainer.env.reward.groups
+    for split in (Split.HELD_OUT, Split.TRAINING):
+        judged = build_env(both, split=split, hosts=6)
+        assert not judged.reward.groups
+        judged.close()
+    assert from_plain(newest(tmp_path)["config"]) == both

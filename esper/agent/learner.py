@@ -3,6 +3,7 @@
 # T steps, N hosts, H heads, S slots, M rows of a minibatch
 
 import math
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from esper.agent.diagnostics import Diagnostics, Look, diagnose, gradient_norms,
 from esper.agent.gae import against, gae, returns_to_go
 from esper.agent.losses import Surrogate, clip_fraction, explained_variance, kl_estimate, masked_mean, r_squared
 from esper.agent.network import PolicyNetwork
-from esper.agent.normalize import PopArt
+from esper.agent.normalize import Moments, PopArt, discounted_sums
 from esper.agent.objective import RATIO_TOLERANCE, check_replay, chunk_starts, losses
 from esper.agent.targets import NEEDED, Targets, contributions
 from esper.buffer import Rollout, Seen
@@ -100,6 +101,8 @@ class PPO:
             foresight=config.aux_coef > 0,
         )
         self.popart = PopArt(step=config.popart_step)
+        self.returns = Moments()
+        """Of the discounted returns of all rollouts so far, where rewards are scaled by their deviation."""
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         self.parts = parts_of(self.network)
         """Parameters of the parts whose gradients are told apart."""
@@ -169,6 +172,7 @@ class PPO:
         entropy_coef = config.entropy_coef + (config.entropy_final - config.entropy_coef) * progress
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        raw, rollout = rollout, self._scaled(rollout)
         before = look(self.network, rollout)
         targets = self._targets(rollout)
         lived, taught = (rollout.folded(config.chunk), targets.folded(config.chunk)) if config.chunk else (rollout, targets)
@@ -189,6 +193,7 @@ class PPO:
                 break
         self.updates += 1
         after = look(self.network, rollout)
+        self._follow(raw)
         log_ratio_TN = after.joint_TN - rollout.log_prob_TN
         chosen_TN = ~rollout.forced_TN
         return UpdateStats(
@@ -230,6 +235,21 @@ class PPO:
             skipped_fraction=1 - len(learned) / (config.epochs * config.minibatches),
             blueprint_names=self.spec.blueprint_names,
         )
+
+    def _scaled(self, rollout: Rollout) -> Rollout:
+        """The rollout with rewards in units of the deviation of returns, as it stood when the rollout began."""
+        if not self.config.reward_scaling:
+            return rollout
+        scaled = copy(rollout)
+        scaled.reward_TN = rollout.reward_TN / self.returns.deviation()
+        return scaled
+
+    def _follow(self, raw: Rollout) -> None:
+        """Takes the returns of a rollout into the scale of rewards; what the critic knows moves with it."""
+        if self.config.reward_scaling:
+            before, ends_TN = self.returns.deviation(), raw.terminated_TN | raw.truncated_TN
+            self.returns = self.returns.merged(Moments.of(discounted_sums(raw.reward_TN, ends_TN, gamma=self.config.gamma)))
+            self.popart.rescale(before / self.returns.deviation())
 
     def _targets(self, rollout: Rollout) -> Targets:
         """What the whole rollout teaches, before any host is dealt: twins need not share a minibatch.
@@ -294,6 +314,7 @@ class PPO:
             "popart": self.popart.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "counters": {"updates": self.updates, "strikes": self.strikes},
+            "returns": list(self.returns),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -311,6 +332,7 @@ class PPO:
         self.popart.load_state_dict(state["popart"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates, self.strikes = state["counters"]["updates"], state["counters"]["strikes"]
+        self.returns = Moments(*state.get("returns", ()))  # checkpoints from before rewards could be scaled have none
 
     def _names(self) -> dict[str, list[str]]:
         """What the inputs and outputs mean, in order."""

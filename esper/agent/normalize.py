@@ -1,4 +1,12 @@
-"""PopArt: the critic learns in a scale in which its targets are of order one, and keeps what it knew when the scale moves."""
+"""PopArt: the critic learns in a scale in which its targets are of order one, and keeps what it knew when the scale moves.
+
+And `Moments`, by which rewards are scaled before anybody learns from them, where that is asked for.
+"""
+
+# T steps, N hosts
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +56,10 @@ class PopArt(nn.Module):
         """From the critic's scale to rewards."""
         return (values * self.deviation + self.mean).to(values.dtype)
 
+    def rescale(self, factor: float) -> None:
+        """All rewards are this many times as large from now on, and so are the critic's un-normalised outputs."""
+        self.moments.mul_(torch.tensor([factor, factor**2], dtype=torch.float64))
+
     @torch.no_grad()
     def update(self, targets: Tensor, layer: nn.Linear) -> None:
         """Moves the statistics towards those of new targets, and rescales the layer whose outputs they normalise."""
@@ -57,3 +69,48 @@ class PopArt(nn.Module):
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
         layer.weight.copy_(layer.weight.double() * (deviation / self.deviation))
         layer.bias.copy_((deviation * layer.bias.double() + mean - self.mean) / self.deviation)
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations of numbers, in double precision; two of them merge into that of all numbers."""
+
+    num: int = 0
+    mean: float = 0.0
+    square: float = 0.0
+
+    @staticmethod
+    def of(values: Tensor) -> "Moments":
+        """Those of some numbers."""
+        values = values.double()
+        mean = values.mean() if values.numel() else torch.zeros((), dtype=torch.float64)
+        return Moments(values.numel(), float(mean), float((values - mean).square().sum()))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Those of the numbers of both (Chan, Golub, LeVeque 1979)."""
+        num = self.num + other.num
+        if num == 0:
+            return self
+        step = other.mean - self.mean
+        square = self.square + other.square + step**2 * self.num * other.num / num
+        return Moments(num, self.mean + step * other.num / num, square)
+
+    def deviation(self, least: float = 1e-2) -> float:
+        """Standard deviation of all numbers, no less than `least`; 1 where there are fewer than two."""
+        return max(math.sqrt(self.square / self.num), least) if self.num > 1 else 1.0
+
+
+def discounted_sums(reward_TN: Tensor, ends_TN: Tensor, *, gamma: float) -> Tensor:
+    """What was paid so far in each (sub-)episode, older rewards discounted, S_t = r_t + gamma * S_{t-1}: `[T, N]` in float64.
+
+    Their deviation is the scale of rewards of Engstrom et al. 2020 (arXiv:2005.12729).
+
+    Args:
+        ends_TN: the (sub-)episode ended with step t.
+    """
+    assert reward_TN.shape == ends_TN.shape
+    sums, sum_N = [], torch.zeros_like(reward_TN[0], dtype=torch.float64)
+    for reward_N, ends_N in zip(reward_TN.double(), ends_TN, strict=True):
+        sum_N = reward_N + gamma * sum_N
+        sums.append(sum_N)
+        sum_N = torch.where(ends_N, 0.0, sum_N)
+    return torch.stack(sums)

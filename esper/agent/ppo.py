@@ -56,6 +56,9 @@ class PPOConfig(AgentConfig):
     """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
     """Weight of the newest rollout in the running scale of returns, in (0, 1]. Higher follows faster and jumps more."""
+    reward_scaling: bool = False
+    """Are rewards divided by the running deviation of discounted returns before anything is learned? The critic has a scale of
+    its own (popart_step), and advantages are divided by their deviation, so that little but advantage_floor's unit changes."""
     hidden: int = 64
     """Units of the core, at least 1. More remember more and cost more."""
     slot_width: int = 32

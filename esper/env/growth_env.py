@@ -139,6 +139,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.lessons = self.cohort.lessons()
         self.crew.start(self.cohort.hosts(), self.lessons)
         self.time = 0
+        self.reward.reset()
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
@@ -158,6 +159,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
+        known_loss_N = self.loss_N
+        void_N, void_NS = np.full(self.num_envs, np.nan, np.float32), np.full(before.stage.shape, np.nan, np.float32)
         self._act(np.asarray(actions, dtype=np.int64))
         report, committed_N = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
@@ -172,10 +175,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             op_N=self.op_N,
             accuracy_before_N=accuracy_before_N,
             accuracy_N=self.accuracy_NH[:, 0].copy(),
+            loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
             committed_accuracy_N=committed_N,
+            all_off_accuracy_N=void_N,
+            interaction_NSS=np.repeat(void_NS[:, :, None], self.layout.num_slots, axis=2),
             **self.costs.signals(before, self.state),
+            steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )

@@ -2,7 +2,8 @@
 
 # N hosts, S slots
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,19 @@ class StepSignals:
     """Validation accuracy before the step [pp]."""
     accuracy_N: FloatArray
     """Validation accuracy after it [pp]; void where a host was rolled back."""
+    loss_before_N: FloatArray
+    """Validation loss before the step [nats]."""
     loss_N: FloatArray
     """Validation loss after it [nats]."""
     train_loss_N: FloatArray
     """Mean training loss of the epoch [nats]."""
     committed_accuracy_N: FloatArray
     """Validation accuracy with the fossils alone [pp]; NaN before the last step, where it is not measured."""
+    all_off_accuracy_N: FloatArray
+    """Validation accuracy with all live seeds off [pp]; NaN where it is not measured."""
+    interaction_NSS: FloatArray
+    """What two live seeds are worth together beyond what each is worth alone [pp], symmetric, 0 on the diagonal; NaN where it is
+    not measured."""
     params_before_NS: npt.NDArray[np.int64]
     params_NS: npt.NDArray[np.int64]
     """Parameters of the seed in each slot, 0 where there is none, before and after."""
@@ -47,6 +55,8 @@ class StepSignals:
     throughout where the reward does not need it, and it was not measured."""
     host_latency: float
     """That of a host without seeds [s], or NaN."""
+    steps_left: int
+    """Steps of the episode that follow this one."""
     last: bool
     """Does the step end the episode?"""
     rolled_back_N: npt.NDArray[np.bool_]
@@ -56,3 +66,18 @@ class StepSignals:
     def ended_N(self) -> npt.NDArray[np.bool_]:
         """Does the transition end a (sub-)episode?"""
         return self.rolled_back_N | self.last
+
+    @property
+    def healthy_N1(self) -> npt.NDArray[np.bool_]:
+        """Hosts that were not rolled back, as a column `[N, 1]`."""
+        return ~self.rolled_back_N[:, None]
+
+    def of(self, rows: slice) -> "StepSignals":
+        """The same of some of the hosts."""
+
+        def part(value: Any) -> Any:
+            if isinstance(value, SlotState):
+                return SlotState(**{name: array[rows] for name, array in value.arrays().items()})
+            return value[rows] if isinstance(value, np.ndarray) else value
+
+        return StepSignals(**{entry.name: part(getattr(self, entry.name)) for entry in fields(self)})

@@ -9,6 +9,7 @@ from typing import Any
 from esper.agent import UpdateStats
 from esper.agent.diagnostics import HEADS
 from esper.env.actions import Head
+from esper.reward import Audit
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,17 +46,29 @@ class AnomaliesConfig:
     """More than this share of saturated outputs or gates makes a saturated core, in [0, 1]. Higher alarms later; 1 never."""
     monoculture: float = 0.98
     """More than this share of the seeds planted of one blueprint is a monoculture, in [0, 1]. Higher alarms later; 1 never."""
+    min_seed_epochs: int = 64
+    """Fewest contributions measured in an episode before they are judged, at least 1. More: fewer false alarms."""
+    attribution_ratio: float = 0.25
+    """More than this share of seeds that contribute many times what the host gained by them means that hosts are made to lean on
+    seeds, in [0, 1]. Higher alarms later; 1 never."""
+    ransomware: float = 0.25
+    """More than this share of seeds that hosts cannot do without, and are worse with than before, means the same and worse, in
+    [0, 1]. Higher alarms later; 1 never."""
+    goodhart: float = 0.0
+    """A rank correlation below this between what hosts were paid and what they came to means that pay has parted from the
+    outcome, in [-1, 1]. Lower alarms later; -1 never."""
 
     def __post_init__(self) -> None:
         rules: dict[str, tuple[bool, str]] = {"hold": (self.hold >= 0, "at least 0")}
-        counts = ("patience", "min_steps", "min_germinations")
+        counts = ("patience", "min_steps", "min_germinations", "min_seed_epochs")
         rules |= {name: (getattr(self, name) >= 1, "at least 1") for name in counts}
-        shares = ("entropy_share", "skipped", "dead", "saturated", "monoculture")
+        shares = ("entropy_share", "skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware")
         rules |= {name: (0 <= getattr(self, name) <= 1, "in [0, 1]") for name in shares}
         rules |= {
             "ratio": (self.ratio > 1, "above 1"),
             "kl": (self.kl > 0, "above 0"),
             "explained_variance": (self.explained_variance <= 1, "at most 1"),
+            "goodhart": (-1 <= self.goodhart <= 1, "in [-1, 1]"),
             "gradient_above": (self.gradient_above > 0, "above 0"),
             "gradient_below": (0 <= self.gradient_below < self.gradient_above, "at least 0 and below gradient_above"),
         }
@@ -82,6 +95,9 @@ class Kind(StrEnum):
     dead_core = "dead_core"
     saturated_core = "saturated_core"
     monoculture = "monoculture"
+    attribution_ratio = "attribution_ratio"
+    ransomware = "ransomware"
+    goodhart = "goodhart"
 
 
 AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.exploding_gradient})
@@ -252,6 +268,38 @@ def of_blueprints(stats: UpdateStats, config: AnomaliesConfig) -> Found:
         )
 
 
+def of_pay(audit: Audit, config: AnomaliesConfig) -> Found:
+    """Pay that is not for what is meant: hosts that lean on seeds, are held to ransom by them, or are paid for something else."""
+    if audit.seed_epochs >= config.min_seed_epochs:
+        if audit.attribution_ratio > config.attribution_ratio:
+            yield Anomaly(
+                kind=Kind.attribution_ratio,
+                where="seeds",
+                value=audit.attribution_ratio,
+                threshold=config.attribution_ratio,
+                meaning=f"{audit.attribution_ratio:.0%} of the seeds contribute many times what their hosts gained",
+                remedy="pay less for contributions (reward.attribution), or by reward=escrow or reward=basic, which see gains",
+            )
+        if audit.ransomware > config.ransomware:
+            yield Anomaly(
+                kind=Kind.ransomware,
+                where="seeds",
+                value=audit.ransomware,
+                threshold=config.ransomware,
+                meaning=f"{audit.ransomware:.0%} of the seeds cannot be done without, and left hosts worse than before",
+                remedy="drop reward.attribution, look at slots.incubation and at the seeds' learning rate",
+            )
+    if audit.goodhart < config.goodhart:
+        yield Anomaly(
+            kind=Kind.goodhart,
+            where="reward",
+            value=audit.goodhart,
+            threshold=config.goodhart,
+            meaning=f"returns and committed accuracies have rank correlation {audit.goodhart:.2f}: pay is for other things",
+            remedy="see which reward/ term is largest, and lower its weight",
+        )
+
+
 RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
     of_heads,
     of_actions,
@@ -262,9 +310,10 @@ RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
 )
 
 
-def find(stats: UpdateStats, config: AnomaliesConfig) -> list[Anomaly]:
-    """Everything that looks wrong in one update, of whatever age."""
-    return [anomaly for rule in RULES for anomaly in rule(stats, config)]
+def find(stats: UpdateStats, config: AnomaliesConfig, audit: Audit | None = None) -> list[Anomaly]:
+    """Everything that looks wrong in one update, and in the pay of its episode if that was audited, of whatever age."""
+    paid = of_pay(audit, config) if audit else ()
+    return [*(anomaly for rule in RULES for anomaly in rule(stats, config)), *paid]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,9 +340,9 @@ class Watch:
         self._seen: dict[str, int] = {}
         """Last update in which an anomaly of a key was present."""
 
-    def look(self, update: int, stats: UpdateStats) -> Findings:
-        """Judges the update of this number."""
-        found, hold = find(stats, self.config), self.config.hold
+    def look(self, update: int, stats: UpdateStats, audit: Audit | None = None) -> Findings:
+        """Judges the update of this number, and the pay of its episode if that was audited."""
+        found, hold = find(stats, self.config, audit), self.config.hold
         self._streaks = {anomaly.key: self._streaks.get(anomaly.key, 0) + 1 for anomaly in found}
         present = [a for a in found if a.kind in AT_ONCE or self._streaks[a.key] >= self.config.patience]
         new = [a for a in present if update - self._seen.get(a.key, -math.inf) > hold + 1]

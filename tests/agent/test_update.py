@@ -15,6 +15,7 @@ import torch
 from toy_worlds import make_spec, random_observation
 
 from esper.agent import PPO, PPOConfig
+from esper.agent.normalize import Moments, discounted_sums
 from esper.buffer import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Op
 
@@ -200,3 +201,28 @@ def make_like(agent: PPO, **config: Any) -> PPO:
     other = copy.deepcopy(agent)
     other.config = replace(agent.config, **config)
     return other
+
+
+def test_scaled_rewards_are_those_divided_by_the_deviation_before_the_rollout() -> None:
+    """And the scale follows it afterwards, with the critic, while the rollout stays as it was lived."""
+    plain = make(epochs=2)
+    rollout = lived(plain)
+    scaling = make_like(plain, reward_scaling=True)
+    scaling.returns = Moments(100, 3.0, 400.0)
+    halved, reward_TN = copy.copy(rollout), rollout.reward_TN.clone()
+    halved.reward_TN = reward_TN / 2
+    for agent, told in ((scaling, rollout), (plain, halved)):
+        agent.update(told, progress=0.0, generator=torch.Generator().manual_seed(0))
+    assert rollout.reward_TN.equal(reward_TN)
+    for one, two in zip(scaling.network.parameters(), plain.network.parameters(), strict=True):
+        assert one.equal(two)
+    sums = discounted_sums(reward_TN, rollout.terminated_TN, gamma=scaling.config.gamma)
+    assert scaling.returns == Moments(100, 3.0, 400.0).merged(Moments.of(sums))
+    factor = 2 / scaling.returns.deviation()
+    assert abs(factor - 1) > 0.01
+    torch.testing.assert_close(scaling.popart.denormalize(torch.ones(3)), plain.popart.denormalize(torch.ones(3)) * factor)
+    again = make(reward_scaling=True)
+    again.network.double()
+    again.load_state_dict(scaling.state_dict())
+    assert again.returns == scaling.returns
+    assert plain.returns == Moments(), "nobody counts where nothing is scaled"

@@ -8,7 +8,10 @@ import pytest
 from esper.env.actions import Op
 from esper.population.latency import Latency
 from esper.population.stages import BLENDED, Stage
-from esper.reward.modes import ShapedReward
+from esper.reward import ShapedConfig
+from esper.reward.terms import RentUnit
+
+TIMED = ShapedConfig(rent_unit=RentUnit.latency)
 
 
 def known_latency(env, host=1e-5):
@@ -35,8 +38,7 @@ def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
 
 
 def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actions, monkeypatch):
-    monkeypatch.setattr(ShapedReward, "needs_latency", True)
-    env = make_env(2, 2)
+    env = make_env(2, 2, reward=TIMED)
     assert env.latency is None
     calls = []
 
@@ -56,9 +58,8 @@ def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actio
 
 
 def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypatch):
-    monkeypatch.setattr(ShapedReward, "needs_latency", True)
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured though known"))
-    env = make_env(1, 2)
+    env = make_env(1, 2, reward=TIMED)
     env.time_inference(known_latency(env, host=3e-5))
     env.reset(seed=1)
     assert env.costs.latency is not None
@@ -66,8 +67,7 @@ def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypat
 
 
 def test_a_real_measurement_of_the_hosts_of_a_run(make_env, monkeypatch):
-    monkeypatch.setattr(ShapedReward, "needs_latency", True)
-    env = make_env(1, 2)
+    env = make_env(1, 2, reward=TIMED)
     env.reset(seed=1)
     assert 0 < env.latency.host < 1e-2
     assert np.isfinite(env.latency.seed_KS).all()

@@ -12,7 +12,8 @@ import pytest
 from esper.agent import UpdateStats
 from esper.agent.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats
 from esper.env.actions import Head
-from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Kind, Watch, find
+from esper.reward import Audit
+from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Kind, Watch, find
 from esper.telemetry.tags import METRICS, UnknownTagError, metric, tags_of, under
 
 CORE = CoreHealth(h=0.3, c=0.6, saturated=0.0, gates_saturated=0.1, dead=0.0)
@@ -60,6 +61,24 @@ def gradient(part: str, norm: float) -> UpdateStats:
     return update(grad_norm=DIAGNOSTICS.grad_norm | {part: norm})
 
 
+AUDIT = Audit(seed_epochs=200, attribution_ratio=0.02, ransomware=0.01, shaped_ratio=1.8, goodhart=0.9)
+
+
+def pay(**changes: float) -> Audit:
+    """An episode in which pay was for what is meant, but for these changes."""
+    return replace(AUDIT, **changes)
+
+
+def told(evidence: UpdateStats | Audit) -> tuple[UpdateStats, Audit]:
+    """An update and the audit of its episode, of which at most one is remarkable."""
+    return (update(), evidence) if isinstance(evidence, Audit) else (evidence, AUDIT)
+
+
+def found(evidence: UpdateStats | Audit, config: AnomaliesConfig) -> list[Anomaly]:
+    stats, audit = told(evidence)
+    return find(stats, config, audit)
+
+
 # What is wrong, where, its threshold's name, and the update: at a value just inside the threshold, and one just beyond it.
 CASES: list[tuple[Kind, str, str, Any, float, float]] = [
     (Kind.entropy_collapse, "tempo", "entropy_share", lambda x: head(Head.TEMPO, entropy_share=x), 0.02, 0.0199),
@@ -74,6 +93,9 @@ CASES: list[tuple[Kind, str, str, Any, float, float]] = [
     (Kind.saturated_core, "core", "saturated", lambda x: core(saturated=x), 0.5, 0.51),
     (Kind.saturated_core, "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
     (Kind.monoculture, "norm", "monoculture", lambda x: update(top_blueprint_share=x), 0.98, 0.99),
+    (Kind.attribution_ratio, "seeds", "attribution_ratio", lambda x: pay(attribution_ratio=x), 0.25, 0.26),
+    (Kind.ransomware, "seeds", "ransomware", lambda x: pay(ransomware=x), 0.25, 0.26),
+    (Kind.goodhart, "reward", "goodhart", lambda x: pay(goodhart=x), 0.0, -0.01),
 ]
 NAMES = [f"{kind}-{where}" for kind, where, *_ in CASES]
 
@@ -91,27 +113,27 @@ def test_every_kind_has_a_case() -> None:
 def test_each_rule_fires_beyond_its_threshold_alone(
     kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
-    assert find(make(inside), CONFIG) == []
-    (anomaly,) = find(make(beyond), CONFIG)
+    assert found(make(inside), CONFIG) == []
+    (anomaly,) = found(make(beyond), CONFIG)
     assert (anomaly.kind, anomaly.where, anomaly.value) == (kind, where, beyond)
     assert anomaly.threshold == getattr(CONFIG, name) == inside
-    assert find(make(math.nan), CONFIG) == [], "what was not measured is no anomaly"
+    assert found(make(math.nan), CONFIG) == [], "what was not measured is no anomaly"
 
 
 @pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
 def test_each_threshold_can_be_moved_out_of_the_way(
     kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
-    never = {"entropy_share": 0, "gradient_below": 0, "explained_variance": -math.inf}
-    shares = dict.fromkeys(("skipped", "dead", "saturated", "monoculture"), 1)
-    assert find(make(beyond), AnomaliesConfig(**{name: (never | shares).get(name, math.inf)})) == []
+    never = {"entropy_share": 0, "gradient_below": 0, "explained_variance": -math.inf, "goodhart": -1}
+    shares = dict.fromkeys(("skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware"), 1)
+    assert found(make(beyond), AnomaliesConfig(**{name: (never | shares).get(name, math.inf)})) == []
 
 
 @pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
 def test_each_anomaly_says_what_it_means_and_what_to_try(
     kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
-    (anomaly,) = find(make(beyond), CONFIG)
+    (anomaly,) = found(make(beyond), CONFIG)
     assert anomaly.sentence().startswith(f"{kind.replace('_', ' ')} ({where}): ")
     assert len(anomaly.meaning) > 20
     assert len(anomaly.remedy) > 20
@@ -120,11 +142,16 @@ def test_each_anomaly_says_what_it_means_and_what_to_try(
 
 def test_remedies_name_knobs_that_exist() -> None:
     from esper.agent import PPOConfig
+    from esper.reward import MODES
 
     for _, _, _, make, _, beyond in CASES:
-        for word in find(make(beyond), CONFIG)[0].remedy.replace(",", " ").split():
+        for word in found(make(beyond), CONFIG)[0].remedy.replace(",", " ").split():
             if word.startswith("agent."):
                 assert word.removeprefix("agent.") in PPOConfig.__dataclass_fields__
+            if word.strip("()").startswith("reward."):
+                assert word.strip("()").removeprefix("reward.") in MODES["shaped"].__dataclass_fields__
+            if word.startswith("reward="):
+                assert word.removeprefix("reward=") in MODES
 
 
 # ---- few samples
@@ -146,32 +173,40 @@ def test_where_nearly_all_steps_were_forced_the_policy_is_not_judged() -> None:
 def test_few_seeds_and_few_values_are_not_judged() -> None:
     assert find(update(germinations=31, top_blueprint_share=1.0), CONFIG) == []
     assert find(update(steps=31, explained_variance_floored=-9.0), CONFIG) == []
+    assert found(pay(seed_epochs=63, attribution_ratio=1.0, ransomware=1.0), CONFIG) == []
+
+
+def test_an_episode_that_was_not_audited_is_not_judged() -> None:
+    assert find(update(), CONFIG) == []
+    assert Watch(CONFIG).look(1, update()).present == ()
 
 
 # ---- the watch
 
 
-def bad(kind: Kind) -> UpdateStats:
-    return next(make(beyond) for of, _, _, make, _, beyond in CASES if of is kind)
+def bad(kind: Kind) -> tuple[UpdateStats, Audit]:
+    return next(told(make(beyond)) for of, _, _, make, _, beyond in CASES if of is kind)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_what_must_last_counts_after_patience_and_the_rest_at_once(kind: Kind) -> None:
     watch = Watch(AnomaliesConfig(patience=3))
-    present = [bool(watch.look(number, bad(kind)).present) for number in range(1, 5)]
+    present = [bool(watch.look(number, *bad(kind)).present) for number in range(1, 5)]
     assert present == ([True] * 4 if kind in AT_ONCE else [False, False, True, True])
 
 
 def test_a_pause_starts_the_count_anew() -> None:
     watch = Watch(AnomaliesConfig(patience=2))
-    story = [bad(Kind.dead_core), update(), bad(Kind.dead_core), bad(Kind.dead_core)]
-    assert [len(watch.look(number, stats).present) for number, stats in enumerate(story, 1)] == [0, 0, 0, 1]
+    story = [bad(Kind.dead_core), (update(), AUDIT), bad(Kind.dead_core), bad(Kind.dead_core)]
+    assert [len(watch.look(number, *seen).present) for number, seen in enumerate(story, 1)] == [0, 0, 0, 1]
 
 
 def test_a_beginning_is_told_once_and_again_after_a_while() -> None:
     watch = Watch(AnomaliesConfig(hold=2))
     wrong = {1, 2, 5, 9, 10}  # after 2, the details last up to 4: what is there in 5 is still the same
-    told = {number: watch.look(number, bad(Kind.kl_spike) if number in wrong else update()) for number in range(1, 14)}
+    told = {
+        number: watch.look(number, *(bad(Kind.kl_spike) if number in wrong else (update(), AUDIT))) for number in range(1, 14)
+    }
     assert [number for number, findings in told.items() if findings.present] == [1, 2, 5, 9, 10]
     assert [number for number, findings in told.items() if findings.new] == [1, 9]
     assert [number for number, findings in told.items() if findings.first] == [1]
@@ -180,7 +215,7 @@ def test_a_beginning_is_told_once_and_again_after_a_while() -> None:
 
 def test_without_hold_details_end_with_the_anomaly() -> None:
     watch = Watch(AnomaliesConfig(hold=0))
-    assert watch.look(1, bad(Kind.kl_spike)).detailed
+    assert watch.look(1, *bad(Kind.kl_spike)).detailed
     assert not watch.look(2, update()).detailed
 
 
@@ -196,13 +231,13 @@ def test_a_resumed_watch_says_what_one_that_never_stopped_says(story: tuple[Kind
     config = AnomaliesConfig(patience=patience, hold=2)
     whole, resumed = Watch(config), Watch(config)
     for number, kind in enumerate(story, 1):
-        stats = update() if kind is None else bad(kind)
+        seen = (update(), AUDIT) if kind is None else bad(kind)
         if number == stop:
             state = json.loads(json.dumps(resumed.state_dict()))
             resumed = Watch(config)
             resumed.load_state_dict(state)
-        findings = whole.look(number, stats)
-        assert findings == resumed.look(number, stats)
+        findings = whole.look(number, *seen)
+        assert findings == resumed.look(number, *seen)
         assert set(findings.first) <= set(findings.new) <= set(findings.present)
         assert findings.detailed or not findings.present
 
@@ -227,6 +262,10 @@ def test_a_resumed_watch_says_what_one_that_never_stopped_says(story: tuple[Kind
         ("dead", math.nan),
         ("saturated", 2.0),
         ("monoculture", -1.0),
+        ("min_seed_epochs", 0),
+        ("attribution_ratio", 1.1),
+        ("ransomware", -0.1),
+        ("goodhart", -1.1),
     ],
 )
 def test_every_rule_of_the_config_fires(name: str, value: float) -> None:

@@ -1,0 +1,135 @@
+"""Reward functions: the weighted terms of one mode, and several modes side by side."""
+
+# N hosts
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.population.lifecycle import SlotState
+from esper.population.plans import Plan
+from esper.reward import terms
+from esper.reward.memory import Memory
+from esper.reward.signals import StepSignals
+from esper.reward.table import SHAPING, Pay, Pays, Potential
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Weights(Protocol):
+    """A config of weights: a number for each key of `pays`."""
+
+    pays: ClassVar[Pays]
+
+
+class Reward:
+    """Pays N hosts for one step."""
+
+    names: tuple[str, ...]
+    """Names of the terms, in order."""
+    needs: frozenset[Plan] = frozenset()
+    """Counterfactuals it must be told after every step, beside those of leave-one-out."""
+    needs_latency: bool = False
+    """Must it be told measured latency? It is then timed once, when the run begins."""
+    groups: Mapping[str, slice] = {}
+    """Which hosts are paid by which mode, by name; empty where all are paid alike."""
+
+    def components(self, signals: StepSignals) -> dict[str, FloatArray]:
+        """Every term of the step, weighted, by name: `[N]` each [pp]. To be called once for each step."""
+        raise TypeError(f"{type(self).__name__} does not say what it pays: define components(signals)")
+
+    def __call__(self, signals: StepSignals) -> tuple[FloatArray, dict[str, FloatArray]]:
+        """The reward `[N]` [pp], and the terms it is the sum of."""
+        components = self.components(signals)
+        if not components:
+            return np.zeros(len(signals.op_N), dtype=np.float32), {}
+        return np.stack(list(components.values())).sum(axis=0), components
+
+    def reset(self) -> None:
+        """A new episode begins: whatever is remembered of hosts is forgotten."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered of hosts within an episode; at its start there is nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+
+
+class WeightedReward(Reward):
+    """The weighted terms of a mode; those of weight 0 are not computed."""
+
+    def __init__(self, config: Weights, gamma: float) -> None:
+        self.gamma = gamma
+        self._potentials: list[tuple[float, Potential]] = []
+        self._terms: dict[str, tuple[float, Pay]] = {}
+        """Signed weight and term, by the name of the component; shaping holds its place."""
+        chosen = {key: entry for key, entry in config.pays.items() if getattr(config, key)}
+        for key, entry in chosen.items():
+            weight = getattr(config, key)
+            if isinstance(entry, Potential):
+                self._potentials.append((weight, entry))
+                self._terms.setdefault(SHAPING, (1.0, self._shaping))
+            else:
+                self._terms[entry.name] = (entry.sign * weight, entry.make(config, gamma))
+        self.names = tuple(self._terms)
+        self.needs_latency = "rent" in self.names and getattr(config, "rent_unit", None) is terms.RentUnit.latency
+        self.needs = frozenset(plan for entry in chosen.values() for plan in entry.needs)
+        self._memories = {name: pay for name, (_, pay) in self._terms.items() if isinstance(pay, Memory)}
+
+    def components(self, signals: StepSignals) -> dict[str, FloatArray]:
+        return {name: (weight * pay(signals)).astype(np.float32) for name, (weight, pay) in self._terms.items()}
+
+    def _shaping(self, signals: StepSignals) -> FloatArray:
+        before_N = self.potential(signals.accuracy_before_N, signals.before)
+        after_N = self.potential(signals.accuracy_N, signals.after)
+        return terms.shaping(before_N, after_N, self.gamma, signals)
+
+    def potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        """What it is worth to be in a state `[N]` [pp]."""
+        parts = [weight * potential.of(accuracy_N, state) for weight, potential in self._potentials]
+        return sum(parts, start=np.zeros(len(accuracy_N), dtype=np.float32)).astype(np.float32)
+
+    def reset(self) -> None:
+        for memory in self._memories.values():
+            memory.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: memory.state_dict() for name, memory in self._memories.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, memory in self._memories.items():
+            memory.load_state_dict(state[name])
+
+
+class PerHost(Reward):
+    """Several modes, each for some of the hosts; a host is paid exactly as if all were paid by its mode."""
+
+    def __init__(self, parts: Mapping[str, Reward], counts: Mapping[str, int]) -> None:
+        self._parts, self.groups, start = parts, {}, 0
+        for name, count in counts.items():
+            self.groups[name] = slice(start, start + count)
+            start += count
+        self.names = tuple(dict.fromkeys(name for part in parts.values() for name in part.names))
+        self.needs = frozenset(plan for part in parts.values() for plan in part.needs)
+        self.needs_latency = any(part.needs_latency for part in parts.values())
+
+    def components(self, signals: StepSignals) -> dict[str, FloatArray]:
+        paid = {name: np.zeros(len(signals.op_N), dtype=np.float32) for name in self.names}
+        for mode, rows in self.groups.items():
+            for name, paid_N in self._parts[mode].components(signals.of(rows)).items():
+                paid[name][rows] = paid_N
+        return paid
+
+    def reset(self) -> None:
+        for part in self._parts.values():
+            part.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {mode: part.state_dict() for mode, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mode, part in self._parts.items():
+            part.load_state_dict(state[mode])

@@ -1,0 +1,170 @@
+"""Every term that a mode may weigh: what it pays, in which unit, by which formula, and where it comes from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.population.lifecycle import Op, SlotState
+from esper.population.plans import Plan
+from esper.reward import stateful, terms
+from esper.reward.signals import StepSignals
+
+FloatArray = npt.NDArray[np.float32]
+Pay = Callable[[StepSignals], FloatArray]
+"""What a term pays for a step, before its weight `[N]`; with a memory where it is a `Memory`."""
+
+OURS = "ours"
+SHAPING = "shaping"
+"""Name of the component that all potentials of a mode make together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """One term."""
+
+    name: str
+    """Of its component, as in the metric `reward/rent`."""
+    unit: str
+    """What is weighed; 1 for a pure number. A weight turns it into points."""
+    formula: str
+    """In symbols, for docs/rewards.md."""
+    make: Callable[[Any, float], Pay]
+    """The term of a mode: from its config and the agent's discount."""
+    sign: int = 1
+    """-1 for what is charged."""
+    source: str = OURS
+    """Where it was taken from."""
+    needs: frozenset[Plan] = frozenset()
+    """Counterfactuals that it must be told after every step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Potential:
+    """One part of a shaping potential: it is worth something to be in a state, and pay for getting there is taken back with
+    it."""
+
+    unit: str
+    """What is weighed."""
+    formula: str
+    """In symbols, for docs/rewards.md."""
+    of: Callable[[FloatArray, SlotState], FloatArray]
+    """From the accuracy of each host [pp] and the state of its slots to `[N]`."""
+    name: str = SHAPING
+    """Of its component."""
+    source: str = "Ng, Harada, Russell 1999"
+    """Where it was taken from."""
+    sign: int = 1
+    """Potentials are earned."""
+    needs: frozenset[Plan] = frozenset()
+    """Counterfactuals that it must be told after every step."""
+
+
+Pays = Mapping[str, Term | Potential]
+"""What a mode pays: the field that holds a term's weight -> the term, in the order of the sum."""
+
+
+def _pure(pay: Pay) -> Callable[[Any, float], Pay]:
+    return lambda mode, gamma: pay
+
+
+def _counted(op: Op, name: str) -> Term:
+    return Term(
+        name=name,
+        unit="1",
+        sign=-1,
+        formula=f"1 where {op.name} was carried out",
+        make=lambda mode, gamma: partial(terms.operations, op=op),
+    )
+
+
+ACCURACY_POTENTIAL = Potential(
+    unit="pp", formula="gamma * accuracy' - accuracy; accuracy' is 0 at the end", of=lambda accuracy_N, state: accuracy_N
+)
+STAGE_POTENTIAL = Potential(
+    unit="1",
+    formula="gamma * P' - P, with P the sum over slots of the worth of their stages; P' is 0 at the end",
+    of=lambda accuracy_N, state: terms.stage_potential(state),
+)
+ATTRIBUTION = Term(
+    name="attribution",
+    unit="pp",
+    formula="sum over seeds of c, the accuracy with a seed less that without it",
+    source="difference rewards, Wolpert and Tumer 2002",
+    make=_pure(terms.attribution),
+)
+ESCROW = Term(
+    name="escrow",
+    unit="pp",
+    formula="change of each seed's balance towards the least min(c, g) of the last steps; kept by fossils alone",
+    make=lambda mode, gamma: stateful.Escrow(mode.window, mode.most),
+)
+FOSSILIZED = Term(
+    name="fossilized",
+    unit="pp",
+    formula="sum over seeds kept in this step of min(c, g)",
+    make=lambda mode, gamma: stateful.Fossilized(),
+)
+DRIP = Term(
+    name="drip",
+    unit="pp",
+    formula="sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
+    make=lambda mode, gamma: stateful.Drip(mode.min_steps),
+)
+HINDSIGHT = Term(
+    name="hindsight",
+    unit="pp",
+    formula="sum over seeds kept in this step of min(c, sum over scaffolds of gamma^age * max(0, interaction))",
+    make=lambda mode, gamma: stateful.Hindsight(gamma),
+    needs=frozenset({Plan.pairs, Plan.solo_on, Plan.all_off}),
+)
+RENT = Term(
+    name="rent",
+    unit="host sizes",
+    sign=-1,
+    formula="cost of all seeds / cost of the host, every step",
+    make=lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit),
+)
+FINAL_RENT = Term(
+    name="rent",
+    unit="host sizes",
+    sign=-1,
+    formula="cost of all seeds / cost of the host, at the end",
+    make=lambda mode, gamma: partial(terms.final_rent, unit=mode.rent_unit),
+)
+FOSSIL_RENT = Term(
+    name="rent",
+    unit="host sizes",
+    sign=-1,
+    formula="cost of the fossils / cost of the host, at the end",
+    make=lambda mode, gamma: partial(terms.final_rent, unit=mode.rent_unit, fossils=True),
+)
+SHOCK = Term(
+    name="shock",
+    unit="host sizes",
+    sign=-1,
+    formula="sum over seeds of (alpha' - alpha)^2 * parameters / host parameters",
+    make=_pure(terms.alpha_shock),
+)
+GERMINATE = _counted(Op.GERMINATE, "germinate")
+PRUNE = _counted(Op.PRUNE, "prune")
+ACTIONS = Term(name="actions", unit="1", sign=-1, formula="1 where anything but WAIT was carried out", make=_pure(terms.actions))
+CONTRIBUTING = Term(
+    name="contributing",
+    unit="count",
+    formula=f"fossils with c >= {terms.CONTRIBUTES:g} pp, at the end",
+    make=_pure(terms.contributing),
+)
+LOSS_FALL = Term(
+    name="loss_fall", unit="nat", formula="validation loss - validation loss'", make=lambda mode, gamma: stateful.LossFall()
+)
+GAIN = Term(
+    name="gain",
+    unit="pp",
+    formula="committed accuracy - accuracy of the newborn host, at the end",
+    make=lambda mode, gamma: stateful.Gain(),
+)
+TERMINAL = Term(name="terminal", unit="pp", formula="committed accuracy, at the end", make=lambda mode, gamma: terms.terminal)
