@@ -165,16 +165,17 @@ class Shard:
         """
         network, lessons = self.network, self.lessons
         network.train(False)
-        variants, samples = len(alpha_VMS), lessons.num_measured(test=test)
-        sums = torch.zeros(len(Sums._fields), variants, self.members, dtype=torch.float64, device=self.device)
+        tree, samples = network.tree(alpha_VMS), lessons.num_measured(test=test)
+        path_VM = torch.from_numpy(tree.path_VM).to(self.device)
+        sums = torch.zeros(len(Sums._fields), *path_VM.shape, dtype=torch.float64, device=self.device)
         batch = max(1, VALIDATION_BATCH // self.data.positions)
         for start in range(0, samples, batch):
             x, y_BT, weight_MBT = lessons.measured(slice(start, start + batch), test=test, members=self.members)
-            logits = network.variants(x, alpha_VMS)
-            loss = F.cross_entropy(logits.flatten(0, 2), y_BT.flatten().repeat(variants * self.members), reduction="none")
-            shape = (variants, self.members, *y_BT.shape)
-            right = (logits.argmax(-1).view(shape) == y_BT).double()
-            sums += _sums(right, loss.view(shape).double(), weight_MBT)
+            logits = network.path_logits(x, tree)
+            loss = F.cross_entropy(logits.flatten(0, 1), y_BT.flatten().repeat(len(logits)), reduction="none")
+            shape = (len(logits), *y_BT.shape)
+            right_PBT, loss_PBT = (logits.argmax(-1).view(shape) == y_BT).double(), loss.view(shape).double()
+            sums += _sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT)
         return _measurement(Sums(*sums.cpu().numpy()))
 
 
