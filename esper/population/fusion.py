@@ -162,9 +162,7 @@ class Fleet:
         inside = None if part is None else set(part.modules())
         return self._lay(self.flat.detach(), len(chosen_L), chosen_L, inside)
 
-    def _lay(
-        self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None
-    ) -> nn.Module:
+    def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None) -> nn.Module:
         """Lays `[L, P]` into the layers. Of the buffers, copies of the chosen members' are laid, or those of all."""
         if not self.stacked and rows != 1:
             raise FusionError(f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}")

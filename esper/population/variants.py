@@ -99,9 +99,7 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[LiveSeeds | None]) -
     return Tree(members=members, forks=tuple(forks), path_VM=path_VM)
 
 
-def _fork(
-    path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: LiveSeeds
-) -> tuple[Fork, IntArray]:
+def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: LiveSeeds) -> tuple[Fork, IntArray]:
     """The fork at one slot, and the path of each setting after it."""
     live, behind = seeds.live_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
     place_M = np.full(alpha_VM.shape[1], -1)
