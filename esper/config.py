@@ -6,7 +6,7 @@ Defaults live in the dataclasses beside the parts; YAML holds choices only. Past
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from esper.agent import (
     WaitConfig,
 )
 from esper.env.actions import TEMPOS
+from esper.env.counterfactuals import CounterfactualsConfig
 from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
 from esper.governor import GovernorConfig, NoGovernorConfig, WatchdogConfig
@@ -68,6 +69,8 @@ class Config:
     """T, length of one host's training run, 1 or more [host epochs]. Longer: growth has more time to pay for itself."""
     resume: str | None = None
     """Folder of an earlier run to go on with, or null for a new one."""
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
+    """What is measured with seeds switched off, beyond leave-one-out."""
     task: TaskConfig = MISSING
     """What the hosts learn; chosen by the `task` group."""
     slots: SlotsConfig = MISSING

@@ -221,7 +221,7 @@ def _measurement(batches: Sequence[Sums]) -> Measurement:
     With R and n what is right and what there is in a sample, a = sum R / sum n is an accuracy, and the covariance of two is
     sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; the difference G = R - R' likewise.
     """
-    targets, square, right, loss, mixed, gram = (sum(parts[1:], parts[0]).cpu().numpy() for parts in zip(*batches, strict=True))
+    targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))
     share = right / targets
     cross = share[:, None] * mixed[None]
     spread = gram - cross - cross.swapaxes(0, 1) + share[:, None] * share[None] * square

@@ -5,10 +5,12 @@
 
 # S slots
 
+import ast
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from esper.population.attribution import FULL, draw_orders, members, prefixes, subsets
 from esper.seeding import stream
@@ -91,26 +93,39 @@ def cost(asked: Iterable[int], inside: int, slots: int) -> Cost:
 _ABOUT = """\
 Generated from `esper/population/plans.py` by `python -m esper.population.plans > docs/counterfactuals.md`; do not edit by hand.
 
-After each host epoch every host is measured as it is, and with each of its seeds off: the difference is what that seed contributes.
-`counterfactuals.each_step` and `counterfactuals.at_end` ask for more plans, and a reward may need some. Every plan uses the alphas
-that the seeds have, on the same validation samples, so that differences come with an error bar that knows how much the settings
-agree. Nothing is changed by it, the statistics of batch norm included.
+After each host epoch every host is measured as it is, and with each of its seeds off: the difference is what that seed
+contributes. `counterfactuals.each_step` and `counterfactuals.at_end` ask for more plans, and a reward may need some. Every plan
+uses the alphas that the seeds have, on the same validation samples, so that effects come with an error bar that knows how far the
+settings agree. Nothing is changed by it, the statistics of batch norm included.
 
-All settings are measured in one forward in which each thing is computed once: settings of a host that agree in the first slots share
-all that lies before they part. Hosts do not pay for each other. The results equal those of one forward for each setting."""
+All settings are measured in one forward in which each thing is computed once: settings of a host that agree in the first slots
+share all that lies before they part. Hosts do not pay for each other. The results equal those of one forward for each setting."""
+
+
+def member_docs(kind: type[StrEnum]) -> dict[str, str]:
+    """The string under each member of an enum, as one line each."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for here, below in pairwise(body.body):
+        if isinstance(here, ast.Assign) and isinstance(here.targets[0], ast.Name) and isinstance(below, ast.Expr):
+            assert isinstance(below.value, ast.Constant)
+            docs[here.targets[0].id] = " ".join(str(below.value.value).split())
+    return docs
 
 
 def page() -> str:
     """docs/counterfactuals.md."""
+    docs = member_docs(Plan)
     lines = ["# Counterfactuals", "", _ABOUT, "", "## Plans", "", "| plan | settings beside the real one |", "|---|---|"]
-    lines += [f"| `{plan}` | {_MEANING[plan]} |" for plan in Plan]
+    lines += [f"| `{plan}` | {docs[plan.name]} |" for plan in Plan]
     lines += [
         "",
         "## Costs",
         "",
-        "How often each part of a host is computed, for a host with as many slots as seeds, none of them a fossil. Segments are what",
-        "lies before, between and after the slots. One at a time, every segment is computed once for each setting. `shapley` above",
-        f"{FULL} seeds is for the 8 pairs of orders of `counterfactuals.orders=8`, and depends a little on which are drawn.",
+        "How often each part of a host is computed, for a host with as many slots as seeds, none of them a fossil. Segments are",
+        "what lies before, between and after the slots. One at a time, every segment is computed for each setting. `shapley`",
+        f"above {FULL} seeds is for 8 pairs of orders (`counterfactuals.orders`), and depends a little on which are drawn.",
         "",
         "| seeds | plan | settings | segments | seeds' branches | segments one at a time |",
         "|---|---|---|---|---|---|",
@@ -120,23 +135,10 @@ def page() -> str:
         orders = draw_orders(inside, 8, stream(0, "page", seeds))
         for plan in Plan:
             one = cost(coalitions(plan, inside, 0, orders), inside, seeds)
-            segments, branches = ("+".join(map(str, counts)) for counts in (one.segments, one.seeds))
-            brute = one.settings * (seeds + 1)
-            lines.append(
-                f"| {seeds} | `{plan}` | {one.settings} | {segments} = {sum(one.segments)} | {branches} = {sum(one.seeds)} | {brute} |"
-            )
+            segments, branches = (f"{'+'.join(map(str, some))} = {sum(some)}" for some in (one.segments, one.seeds))
+            lines.append(f"| {seeds} | `{plan}` | {one.settings} | {segments} | {branches} | {one.settings * (seeds + 1)} |")
     return "\n".join(lines) + "\n"
 
-
-_MEANING = {
-    Plan.leave_one_out: "each seed off, fossils included; always measured",
-    Plan.solo_on: "each live seed on, the other live seeds off; and all of them off, to compare with",
-    Plan.all_off: "all live seeds off",
-    Plan.pairs: "each pair of live seeds on, the other live seeds off, and `solo_on`: interactions",
-    Plan.committed: "the fossils alone: the same setting as `all_off`; always measured at the end",
-    Plan.factorial: "every subset of the seeds, fossils among them: interactions and Shapley values",
-    Plan.shapley: f"Shapley values: every subset up to {FULL} seeds, above that subsets along random orders and their reverses",
-}
 
 if __name__ == "__main__":
     print(page(), end="")

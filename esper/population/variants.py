@@ -1,8 +1,8 @@
 """One batch under many settings of the alphas, each thing computed once.
 
-A path is a member together with how the seeds so far are set: at the input there is one for each member, and where the settings of
-a member part, its path forks. Paths lie in the features like members, so hosts and seeds compute them as they compute members, and
-each host has as many paths as its own settings ask for: what others ask for costs it nothing.
+A path is a member together with how the seeds so far are set: at the input there is one for each member, and where the settings
+of a member part, its path forks. Paths lie in the features like members, so hosts and seeds compute them as they compute members,
+and each host has as many paths as its own settings ask for: what others ask for costs it nothing.
 
     settings of one host       on on, off on, on off
     input, segment 0           1 path, and its seed in slot 0 is computed once

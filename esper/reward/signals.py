@@ -33,8 +33,8 @@ class StepSignals:
     all_off_accuracy_N: FloatArray
     """Validation accuracy with all live seeds off [pp], that of the host as it is where none is in; NaN where not measured."""
     interaction_NSS: FloatArray
-    """What each pair of live seeds gives beyond what each gives alone [pp], beside the fossils; 0 of a seed with itself, NaN where
-    not measured in this step, or where there is no such pair."""
+    """What each pair of live seeds gives beyond what each gives alone [pp], beside the fossils; 0 of a seed with itself, NaN
+    where not measured in this step, or where there is no such pair."""
     params_before_NS: npt.NDArray[np.int64]
     params_NS: npt.NDArray[np.int64]
     """Parameters of the seed in each slot, 0 where there is none, before and after."""
