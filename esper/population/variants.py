@@ -36,6 +36,10 @@ class Unforked(NamedTuple):
 
     seeds: LiveSeeds
     alpha_L: Tensor
+    whole: bool
+    """Does every member have a seed there, in order, so that none has to be picked out?"""
+    full: bool
+    """Are all alphas 1?"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +93,11 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[LiveSeeds | None]) -
         if seeds is None:
             forks.append(None)
             continue
-        alpha_VL = alpha_VMS[:, seeds.live_L.cpu().numpy(), slot]
+        live = seeds.live_L.cpu().numpy()
+        alpha_VL = alpha_VMS[:, live, slot]
         if (path_VM == np.arange(members)).all() and (alpha_VL == alpha_VL[0]).all():
-            forks.append(Unforked(seeds, torch.from_numpy(alpha_VL[0].copy()).to(seeds.live_L.device)))
+            whole, alpha_L = np.array_equal(live, np.arange(members)), np.ascontiguousarray(alpha_VL[0])
+            forks.append(Unforked(seeds, torch.from_numpy(alpha_L).to(seeds.live_L.device), whole, bool((alpha_L == 1).all())))
             continue
         fork, path_VM = _fork(path_VM, owner_P, alpha_VMS[:, :, slot], seeds)
         owner_P = fork.owner_P
@@ -155,12 +161,20 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
     for segment, fork in zip(segments, [*tree.forks, None], strict=True):
         x = _computed(host, segment, owner_P, x)
         if isinstance(fork, Unforked):
-            delta = fork.seeds.delta(take_members(x, fork.seeds.live_L, tree.members))
-            x = fork.seeds.varied(x, delta, fork.alpha_L, tree.members)
+            x = _unforked(fork, x, tree.members)
         elif fork is not None:
             x, owner_P = _forked(fork, x), fork.owner_P
     host.bind()
     return by_member(x, len(owner_P))
+
+
+def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
+    """The features of all members after a slot where none of them forks, as in a forward, to the bit."""
+    seeds, dense = fork.seeds, x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last)
+    if not (fork.whole and dense and seeds.times_L is None):
+        return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
+    delta = seeds.delta(x)
+    return x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))
 
 
 def _forked(fork: Fork, x: Tensor) -> Tensor:

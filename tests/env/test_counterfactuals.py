@@ -93,10 +93,10 @@ def test_many_seeds_are_shared_out_by_orders_of_a_host_s_own_stream():
     assert asked.orders[0] != asked.orders[1]
     one = lifecycle.SlotState(**{key: array[:1] for key, array in state.arrays().items()})
     assert settings(one, plans, name=name, pairs=4).orders[0] == asked.orders[0]
-    seen = worth(asked, told(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[0] * alpha[1]))
+    seen = worth(asked, told(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
     assert seen.shapley_NS.sum(axis=1) == pytest.approx([12, 13, 14], abs=1e-4)
     assert seen.shapley_error_NS[0] == pytest.approx(np.zeros(6), abs=1e-5)
-    assert (seen.shapley_error_NS[2, :2] > 0).all()
+    assert (seen.shapley_error_NS[2, :3] > 0).any()
     assert not any(settings(state, plans | {Plan.factorial}, name=name).orders)  # exact where all is measured anyway
 
 
