@@ -5,7 +5,7 @@ Defaults live in the dataclasses beside the parts; YAML holds choices only. Past
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from esper.agent import (
     WaitConfig,
 )
 from esper.env.actions import TEMPOS
+from esper.env.counterfactuals import CounterfactualsConfig
 from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
 from esper.governor import GovernorConfig, NoGovernorConfig, StrictWatchdogConfig, WatchdogConfig
@@ -70,6 +71,8 @@ class Config:
     that differ in it alone meet the same hosts."""
     resume: str | None = None
     """Folder of an earlier run to go on with, or null for a new one."""
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
+    """What is measured with seeds switched off, beyond leave-one-out."""
     task: TaskConfig = MISSING
     """What the hosts learn; chosen by the `task` group."""
     slots: SlotsConfig = MISSING

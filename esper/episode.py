@@ -13,6 +13,7 @@ import numpy.typing as npt
 from esper.agent import Controller, Decision
 from esper.agent.replay import EMPTY
 from esper.env.actions import Head, Observation, Op
+from esper.env.counterfactuals import Worth
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.governor import Cause
 from esper.population.lifecycle import LIVE, Stage
@@ -69,6 +70,10 @@ class Episode:
     """How long it took."""
     act_seconds: float = 0.0
     """How much of that the controller took."""
+    worth: Worth | None = None
+    """What seeds were worth in the last step."""
+    blueprints: tuple[str, ...] = ()
+    """Names of the blueprints."""
     instance: list[str] = field(default_factory=lambda: list[str]())
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Blueprint of the fossil in each slot at the end, -1 where there is none."""
@@ -124,14 +129,28 @@ class Episode:
         }
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"action/{op.name.lower()}": self.ops[op] / self.ops.sum() for op in Op}
-        values |= {f"reward/{name}": paid for name, paid in self.terms.items()}
+        values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
         values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
         values |= {f"audit/{name}": value for name, value in asdict(self.audit).items()} if self.audit else {}
         return {tag: float(value) for tag, value in values.items()}
 
+    def _worths(self, signals: StepSignals) -> dict[str, float]:
+        """What seeds were worth at the end, NaN where it was not measured; hosts that were rolled back then do not count."""
+        assert self.worth is not None
+        seen, healthy_N, after = self.worth, ~signals.rolled_back_N, signals.after
+        pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
+        values = {
+            "host/all_off_accuracy": _mean(seen.all_off_accuracy_N[healthy_N]),
+            "host/solo_contribution": _mean(seen.solo_NS[healthy_N]),
+            "host/interaction": _mean(seen.interaction_NSS[healthy_N][:, pair_SS]),
+            "host/shapley_error": _mean(seen.shapley_error_NS[healthy_N]),
+        }
+        shares = [seen.shapley_NS[healthy_N[:, None] & (after.blueprint == rank)] for rank in range(len(self.blueprints))]
+        return values | {f"shapley/{name}": _mean(share) for name, share in zip(self.blueprints, shares, strict=True)}
+
 
 def _mean(values_N: FloatArray) -> float:
-    """Mean over the hosts that could be measured; NaN where there is none."""
+    """Mean over what could be measured; NaN where there is nothing."""
     finite = values_N[np.isfinite(values_N)]
     return float(finite.mean()) if len(finite) else float("nan")
 
@@ -162,6 +181,7 @@ def play(
     episode = Episode(
         return_N=np.zeros(num_hosts, np.float32),
         first_accuracy_N=env.accuracy_NH[:, 0].copy(),
+        blueprints=env.layout.blueprint_names,
         kept_NS=none_NS,
         blend_NS=np.zeros_like(none_NS),
         modes=env.reward.groups,
@@ -217,4 +237,4 @@ def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None
     kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
     episode.kept_NS = np.where(healthy_N1, kept_NS, episode.kept_NS)
     episode.blend_NS = np.where(healthy_N1, after.blend, episode.blend_NS)
-    episode.signals = signals
+    episode.signals, episode.worth = signals, info["worth"]

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
+from esper.env.counterfactuals import CounterfactualsConfig
 
 # The knobs that matter, in the order of --help; the page lists all of them.
 KNOBS = (
@@ -98,6 +99,7 @@ def page() -> str:
         "",
         *_section("## Root", Config),
     ]
+    lines += _section("## counterfactuals", CounterfactualsConfig)
     for group, options in GROUPS.items():
         many = f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`." if group in MANY else ""
         lines += [f"## {group}", "", *([many, ""] if many else [])]
@@ -126,6 +128,8 @@ def _section(title: str, node: type) -> list[str]:
 
 def _default(field: "Field[Any]") -> str:
     value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if isinstance(value, CounterfactualsConfig):
+        return "below"
     if value is MISSING:
         return "required"
     return "by group" if value == "???" else f"`{_shown(value)}`"

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.config import GROUPS, MANY, Config, ConfigError, option
+from esper.env.counterfactuals import CounterfactualsConfig
 
 CHANGEABLE = ("updates", "resume", "telemetry")
 """Keys that may change when a run goes on: they do not touch what was learnt."""
@@ -40,6 +41,8 @@ def from_plain(plain: dict[str, Any]) -> Config:
                 values[group] = {name: _revive(options[name], values[group][name]) for name in chosen}
             else:
                 values[group] = _revive(options[chosen], values[group])
+        if "counterfactuals" in values:  # written since there is such a key
+            values["counterfactuals"] = _revive(CounterfactualsConfig, values["counterfactuals"])
         return Config(**values)
     except (KeyError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(f"the saved config is of another version of esper ({error}): start a new run") from error

@@ -63,6 +63,7 @@ def build_env(config: Config, *, split: Split, hosts: int | None = None, twins: 
         split=split,
         twins=twins,
         test_at_end=test_at_end,
+        counterfactuals=config.counterfactuals,
     )
 
 

@@ -251,6 +251,7 @@ def _joined(parts: Sequence[Measurement]) -> Measurement:
         accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
         loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
         error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
+        covariance_VVM=np.concatenate([part.covariance_VVM for part in parts], axis=2),
     )
 
 

@@ -17,18 +17,20 @@ from gymnasium.vector.utils import batch_space
 from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
 from esper.env.cohort import Cohort
-from esper.env.counterfactuals import variants
+from esper.env.counterfactuals import CounterfactualsConfig, Worth, settings, worth
 from esper.env.crew import Crew
 from esper.env.guard import Guard
 from esper.env.shard import DeviceConfig, TrainReport
 from esper.governor import Governor
 from esper.population import lifecycle
+from esper.population.attribution import velocity
 from esper.population.blueprints import BlueprintConfig, check_blueprints, is_informed
 from esper.population.costs import Meter, count_costs
 from esper.population.gates import GatesConfig, gradient_ratio
 from esper.population.hosts import slot_specs
 from esper.population.latency import BATCH, Latency, measure_latency
 from esper.population.lifecycle import SlotsConfig, Stage
+from esper.population.plans import Plan
 from esper.population.roles import Blend
 from esper.reward import Reward, StepSignals
 from esper.task.base import Split, Task
@@ -74,6 +76,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         split: Split = Split.TRAINING,
         twins: int = 1,
         test_at_end: bool = False,
+        counterfactuals: CounterfactualsConfig | None = None,
     ) -> None:
         self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
         self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
@@ -81,6 +84,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.cohort = Cohort(task=task, split=split, num_hosts=num_hosts, twins=twins)
         self.test_at_end, self.episode = test_at_end, -1
         self.guard = Guard(governor)
+        self.counterfactuals = counterfactuals or CounterfactualsConfig()
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
         self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
@@ -160,9 +164,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
-        void_N, void_NS = np.full(self.num_envs, np.nan, np.float32), np.full(before.stage.shape, np.nan, np.float32)
         self._act(np.asarray(actions, dtype=np.int64))
-        report, committed_N = self._live(last=self.time + 1 == self.num_steps)
+        report, seen = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         # A seed behind the host does not show in the host's losses.
@@ -178,9 +181,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
-            committed_accuracy_N=committed_N,
-            all_off_accuracy_N=void_N,
-            interaction_NSS=np.repeat(void_NS[:, :, None], self.layout.num_slots, axis=2),
+            committed_accuracy_N=seen.committed_accuracy_N,
+            all_off_accuracy_N=seen.all_off_accuracy_N,
+            interaction_NSS=seen.interaction_NSS,
             **self.costs.signals(before, self.state),
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
@@ -189,7 +192,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.signals = signals
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
-        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
+        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N, "worth": seen}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
@@ -250,32 +253,37 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
         return self.cohort.draws(self.time)
 
-    def _live(self, *, last: bool) -> tuple[TrainReport, npt.NDArray[np.float32]]:
-        """Trains every host, and measures it with and without each seed that is in.
+    def _live(self, *, last: bool) -> tuple[TrainReport, Worth]:
+        """Trains every host, and measures it with and without each seed that is in, and as the plans of this step ask.
 
         Returns:
-            What training showed, and the committed accuracy `[N]`, NaN but on the last step.
+            What training showed, and what the seeds are worth.
         """
-        in_NS = self.state.within(*lifecycle.TAKES_PART) & (self.state.alpha > 0)
-        alpha_VNS, rank_NS = variants(self.state, in_NS, committed=last)
+        plans = self.reward.needs.union(self.counterfactuals.each_step, self.counterfactuals.at_end if last else ())
+        plans |= {Plan.committed} if last else set()
+        name, before = (self.root, self.split, self.episode, self.time), self.state
+        asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
         probe = self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
         report, measured, potential_NSK = self.crew.epoch(
-            self.orders(), alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
+            self.orders(), asked.alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
         )
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
-        host_N = np.arange(self.num_envs)[:, None]
-        contribution = measured.accuracy_VM[0][:, None] - measured.accuracy_VM[rank_NS, host_N]
+        seen = worth(asked, measured)
+        fresh_NS = ~np.isnan(seen.contribution_NS)
+        last_seen_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
         self.state = replace(
-            self.state,
-            contribution=np.where(in_NS, contribution, self.state.contribution).astype(np.float32),
-            contribution_error=np.where(in_NS, measured.error_VM[rank_NS, host_N], self.state.contribution_error),
-            measured=self.state.measured | in_NS,
-            accuracy=np.repeat(measured.accuracy_VM[0][:, None], in_NS.shape[1], axis=1),
+            before,
+            contribution=np.where(fresh_NS, seen.contribution_NS, before.contribution).astype(np.float32),
+            contribution_error=np.where(fresh_NS, seen.contribution_error_NS, before.contribution_error),
+            measured=before.measured | fresh_NS,
+            fresh=fresh_NS,
+            velocity=velocity(before.velocity, last_seen_NS, seen.contribution_NS),
+            accuracy=np.repeat(measured.accuracy_VM[0][:, None], fresh_NS.shape[1], axis=1),
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
-        return report, measured.accuracy_VM[-1] if last else np.full(self.num_envs, np.nan, dtype=np.float32)
+        return report, seen
 
     # ---- views
 

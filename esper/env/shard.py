@@ -90,6 +90,8 @@ class Measurement:
     """[nats]"""
     error_VM: npt.NDArray[np.float32]
     """Standard error of the accuracy difference to variant 0, from samples paired with themselves [pp]."""
+    covariance_VVM: npt.NDArray[np.float64]
+    """Covariance of the accuracies, which are of the same samples [pp^2]: the error of any contrast follows from it."""
 
 
 class Shard:
@@ -186,51 +188,69 @@ class Shard:
         """
         network, lessons = self.network, self.lessons
         network.train(False)
-        variants, samples = len(alpha_VMS), lessons.num_measured(test=test)
-        sums = torch.zeros(len(Sums._fields), variants, self.members, dtype=torch.float64, device=self.device)
+        tree, samples = network.tree(alpha_VMS), lessons.num_measured(test=test)
+        path_VM = torch.from_numpy(tree.path_VM).to(self.device)
+        sums: list[Sums] = []
         batch = max(1, VALIDATION_BATCH // self.data.positions)
         for start in range(0, samples, batch):
             x, y_BT, weight_MBT = lessons.measured(slice(start, start + batch), test=test, members=self.members)
-            logits = network.variants(x, alpha_VMS)
-            loss = F.cross_entropy(logits.flatten(0, 2), y_BT.flatten().repeat(variants * self.members), reduction="none")
-            shape = (variants, self.members, *y_BT.shape)
-            right = (logits.argmax(-1).view(shape) == y_BT).double()
-            sums += _sums(right, loss.view(shape).double(), weight_MBT)
-        return _measurement(Sums(*sums.cpu().numpy()))
+            logits = network.path_logits(x, tree)
+            loss = F.cross_entropy(logits.flatten(0, 1), y_BT.flatten().repeat(len(logits)), reduction="none")
+            shape = (len(logits), *y_BT.shape)
+            right_PBT, loss_PBT = (logits.argmax(-1).view(shape) == y_BT).double(), loss.view(shape).double()
+            sums.append(_sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT))
+        return _measurement(sums)
 
 
 class Sums(NamedTuple):
-    """Sums over samples, each `[V, M]`, of which the targets of one sample (all positions of a sequence) count as one draw."""
+    """Sums over samples, of which the targets of one sample (all positions of a sequence) count as one draw."""
 
-    targets: npt.NDArray[np.float64]
-    """How many there are."""
-    right: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    gain: npt.NDArray[np.float64]
-    """Targets that only variant 0 has right, minus those that only this one has right."""
-    gain_square: npt.NDArray[np.float64]
-    gain_targets: npt.NDArray[np.float64]
-    targets_square: npt.NDArray[np.float64]
+    targets: Tensor
+    """How many there are `[M]`."""
+    targets_square: Tensor
+    """Sum over samples of the square of their targets `[M]`."""
+    right: Tensor
+    """Targets that a variant has right `[V, M]`."""
+    loss: Tensor
+    """`[V, M]` [nats]"""
+    right_targets: Tensor
+    """Sum over samples of right ones times targets `[V, M]`."""
+    right_right: Tensor
+    """Sum over samples of right ones of one variant times those of another `[V, V, M]`."""
 
 
-def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Tensor:
+def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Sums:
     """What a batch adds to each of `Sums`."""
     if weight_MBT is None:
         count_MB = torch.full_like(right_VMBT[0, :, :, 0], right_VMBT.shape[-1])
     else:
         right_VMBT, loss_VMBT, count_MB = right_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
-    right, loss, count = right_VMBT.sum(-1), loss_VMBT.sum(-1), count_MB.expand(right_VMBT.shape[:-1])
-    gain = right[:1] - right
-    parts = (count, right, loss, gain, gain.square(), gain * count, count.square())
-    return torch.stack([part.sum(-1) for part in parts])
+    right_VMB = right_VMBT.sum(-1)
+    return Sums(
+        targets=count_MB.sum(-1),
+        targets_square=count_MB.square().sum(-1),
+        right=right_VMB.sum(-1),
+        loss=loss_VMBT.sum(-1).sum(-1),
+        right_targets=(right_VMB * count_MB).sum(-1),
+        right_right=torch.einsum("vmb,wmb->vwm", right_VMB, right_VMB),
+    )
 
 
-def _measurement(sums: Sums) -> Measurement:
-    """Means over targets, and the standard error of the mean gain g = sum G / sum n: sqrt(sum (G - g n)^2) / sum n."""
-    gain = sums.gain / sums.targets
-    square = sums.gain_square - 2 * gain * sums.gain_targets + gain**2 * sums.targets_square
+def _measurement(batches: Sequence[Sums]) -> Measurement:
+    """Means over targets, their covariance, and the error of the difference to variant 0.
+
+    With R and n what is right and what there is in a sample, a = sum R / sum n is an accuracy, and the covariance of two is
+    sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; the difference G = R - R' likewise.
+    """
+    targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))
+    share = right / targets
+    cross = share[:, None] * mixed[None]
+    spread = gram - cross - cross.swapaxes(0, 1) + share[:, None] * share[None] * square
+    gain, first = (right[:1] - right) / targets, np.diagonal(gram).T
+    gain_square = first[:1] - 2 * gram[0] + first - 2 * gain * (mixed[:1] - mixed) + gain**2 * square
     return Measurement(
-        accuracy_VM=(100.0 * sums.right / sums.targets).astype(np.float32),
-        loss_VM=(sums.loss / sums.targets).astype(np.float32),
-        error_VM=(100.0 * np.sqrt(np.maximum(square, 0.0)) / sums.targets).astype(np.float32),
+        accuracy_VM=(100.0 * share).astype(np.float32),
+        loss_VM=(loss / targets).astype(np.float32),
+        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / targets).astype(np.float32),
+        covariance_VVM=1e4 * spread / targets**2,
     )

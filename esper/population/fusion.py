@@ -152,27 +152,39 @@ class Fleet:
         flat = self.flat if flat is None else flat
         return self._lay(flat, flat.shape[0] if members is None else members)
 
-    def bind_some(self, chosen_L: Tensor) -> nn.Module:
-        """The same for some members as they are now: copies of their parameters, without gradient, and of their buffers."""
-        return self._lay(self.flat.detach().index_select(0, chosen_L), len(chosen_L), chosen_L)
+    def bind_some(self, chosen_L: Tensor, part: nn.Module | None = None) -> nn.Module:
+        """The same for some members as they are now: copies of their parameters, without gradient, and of their buffers.
 
-    def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None) -> nn.Module:
+        Args:
+            chosen_L: the members, each as often as it is named.
+            part: a part of the module, if the others need not be bound.
+        """
+        inside = None if part is None else set(part.modules())
+        return self._lay(self.flat.detach(), len(chosen_L), chosen_L, inside)
+
+    def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None) -> nn.Module:
         """Lays `[L, P]` into the layers. Of the buffers, copies of the chosen members' are laid, or those of all."""
         if not self.stacked and rows != 1:
             raise FusionError(f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}")
         if chosen_L is not None or not self._whole:
             for layer, name, buffer in self._buffer_slots:
-                several = buffer if chosen_L is None else buffer.index_select(0, chosen_L)
-                layer.register_buffer(name, several if self.stacked else several[0])
+                if inside is None or layer in inside:
+                    several = buffer if chosen_L is None else buffer.index_select(0, chosen_L)
+                    layer.register_buffer(name, several if self.stacked else several[0])
             self._whole = chosen_L is None
         for layer in self._layers:
-            layer.members = rows
-        for (several, shape), part in zip(self._slots, flat.split(self._sizes, 1), strict=True):
-            for layer, name in several:
+            if inside is None or layer in inside:
+                layer.members = rows
+        for (several, shape), row in zip(self._slots, flat.split(self._sizes, 1), strict=True):
+            here = several if inside is None else [place for place in several if place[0] in inside]
+            if not here:
+                continue
+            chosen = row if chosen_L is None else row.index_select(0, chosen_L)
+            for layer, name in here:
                 if self.stacked:
-                    layer.__dict__[name] = part.view(rows, *shape[1:])
+                    layer.__dict__[name] = chosen.view(rows, *shape[1:])
                 else:
-                    setattr(layer, name, part.view(shape[1:]))  # recurrent layers take note of what is set
+                    setattr(layer, name, chosen.view(shape[1:]))  # recurrent layers take note of what is set
         return self.module
 
     def member(self, index: int) -> nn.Module:

@@ -32,10 +32,11 @@ from esper.population.blueprints import BlueprintConfig, is_informed
 from esper.population.evidence import Evidence, Probes
 from esper.population.fusion import Fleet
 from esper.population.hosts import slot_specs
-from esper.population.layout import by_member, join_blocks, take_block, take_members
+from esper.population.layout import by_member
 from esper.population.live import LiveSeeds, in_banks, live_seeds
 from esper.population.roles import Blend, Fossils, Incubation, Roles
 from esper.population.shadow import Shadow, shadow_of
+from esper.population.variants import Tree, path_logits, tree
 
 BankKey = tuple[int, int, bool]
 """Slot, blueprint, and whether its seeds have gates."""
@@ -232,33 +233,23 @@ class GrowingNetwork:
             fleet.flat.grad = None
         return probes.evidence()
 
-    @torch.no_grad()
+    def tree(self, alpha_VMS: npt.NDArray[np.float32]) -> Tree:
+        """Where V settings of all alphas part, for the seeds that take part now; see `variants.tree`."""
+        return tree(alpha_VMS, self.plan)
+
+    def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
+        """Logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
+        return path_logits(self.host, tree, x)
+
     def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
         """Logits `[V, M, B, classes]` of a batch under V settings of all alphas, sharing what they share.
 
-        Settings that agree in all slots up to some depth are computed once up to there: the batch fans out where they part. A
-        seed's branch is computed once for each distinct input, whatever the number of alphas it is blended with.
-
         Args:
-            x: batch `[B, M*C, H, W]`.
-            alpha_VMS: blend weights of each variant; slots without a seed are ignored.
+            x: the batch in the layout of its kind.
+            alpha_VMS: blend weights of each setting; slots without a seed are ignored.
         """
-        segments, blocks = self._segments(self.host.bind()), 1
-        block_V = [0] * len(alpha_VMS)  # which block of rows each variant reads
-        for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
-            x = segment(x)
-            if seeds is None:
-                continue
-            children, parents = _fan_out(block_V, alpha_VMS[:, :, slot])
-            delta = seeds.delta(take_members(x, seeds.live_L, self.members))
-            live, out = seeds.live_L.cpu().numpy(), list[Tensor]()
-            for child, parent in enumerate(parents):
-                alpha_L = self._tensor(alpha_VMS[children.index(child), live, slot])
-                h, d = take_block(x, parent, blocks, self.members), take_block(delta, parent, blocks, len(live))
-                out.append(seeds.varied(h, d, alpha_L, self.members))
-            x, block_V, blocks = join_blocks(out, self.members), children, len(out)
-        logits_VM = by_member(x, self.members).unflatten(1, (blocks, -1)).transpose(0, 1)
-        return logits_VM[block_V]
+        forks = self.tree(alpha_VMS)
+        return self.path_logits(x, forks)[torch.from_numpy(forks.path_VM).to(self.device)]
 
     def step(self) -> None:
         """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
@@ -321,15 +312,6 @@ class GrowingNetwork:
 
     def _segments(self, module: nn.Module) -> list[nn.Module]:
         return list(module.get_submodule("segments").children())
-
-
-def _fan_out(block_V: list[int], alpha_VM: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
-    """New block of each variant after a slot, and the parent of each new block: variants of one parent and setting stay one."""
-    known: dict[tuple[int, bytes], int] = {}
-    for parent, alpha_M in zip(block_V, alpha_VM, strict=True):
-        known.setdefault((parent, alpha_M.tobytes()), len(known))
-    children = [known[parent, alpha_M.tobytes()] for parent, alpha_M in zip(block_V, alpha_VM, strict=True)]
-    return children, [parent for parent, _ in known]
 
 
 def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:

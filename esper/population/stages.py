@@ -100,6 +100,10 @@ class SlotState:
     """Its standard error [pp]."""
     measured: BoolArray
     """Has the contribution of this seed been measured?"""
+    fresh: BoolArray
+    """Was it measured in the last host epoch? It was not where the seed is behind its host, or at alpha 0."""
+    velocity: FloatArray
+    """How fast it changes [pp / host epoch]; see `attribution.velocity`. NaN until it was measured in two epochs in a row."""
     gradient_ratio: FloatArray
     """How strongly the seed learnt in the last epoch, against its host; see `gates.gradient_ratio` [1]."""
     gradient_norm: FloatArray
@@ -162,6 +166,8 @@ def empty(num_hosts: int, num_slots: int) -> SlotState:
         contribution=filled(0, np.float32),
         contribution_error=filled(0, np.float32),
         measured=filled(False, np.bool_),
+        fresh=filled(False, np.bool_),
+        velocity=filled(np.nan, np.float32),
         gradient_ratio=filled(np.nan, np.float32),
         gradient_norm=filled(np.nan, np.float32),
     )

@@ -32,12 +32,12 @@ class StepSignals:
     train_loss_N: FloatArray
     """Mean training loss of the epoch [nats]."""
     committed_accuracy_N: FloatArray
-    """Validation accuracy with the fossils alone [pp]; NaN before the last step, where it is not measured."""
+    """Validation accuracy with the fossils alone [pp]; NaN where it is not measured, as before the last step unless asked for."""
     all_off_accuracy_N: FloatArray
-    """Validation accuracy with all live seeds off [pp]; NaN where it is not measured."""
+    """Validation accuracy with all live seeds off [pp], that of the host as it is where none is in; NaN where not measured."""
     interaction_NSS: FloatArray
-    """What two live seeds are worth together beyond what each is worth alone [pp], symmetric, 0 on the diagonal; NaN where it is
-    not measured."""
+    """What each pair of live seeds gives beyond what each gives alone [pp], beside the fossils; 0 of a seed with itself, NaN
+    where not measured in this step, or where there is no such pair."""
     params_before_NS: npt.NDArray[np.int64]
     params_NS: npt.NDArray[np.int64]
     """Parameters of the seed in each slot, 0 where there is none, before and after."""

@@ -49,6 +49,26 @@ METRICS: tuple[Metric, ...] = (
         "committed accuracy",
     ),
     _row(
+        "host/all_off_accuracy",
+        "pp",
+        "Validation accuracy with every live seed off, in the last step, mean over hosts; counterfactuals.",
+    ),
+    _row(
+        "host/solo_contribution",
+        "pp",
+        "What a live seed gives alone beside the fossils, in the last step, mean over these seeds; counterfactuals.",
+    ),
+    _row(
+        "host/interaction",
+        "pp",
+        "What two live seeds give beyond what each gives alone, in the last step, mean over pairs; counterfactuals.",
+    ),
+    _row(
+        "host/shapley_error",
+        "pp",
+        "Standard error of a seed's Shapley value in the last step, mean over all seeds that are in.",
+    ),
+    _row(
         "host/parameters_grown",
         "count",
         "Parameters in seeds at the end of the episode, mean over hosts.",
@@ -163,6 +183,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row("search/improved", "1", "1 where the schedule of this update is the best so far, else 0."),
     _row("search/seeds", "count", "Seeds that the schedule of this update germinates."),
+    _row("shapley/*", "pp", "Shapley value of a seed of the blueprint of this name in the last step, mean over these seeds."),
     _row("reward/*", "reward", "What the term of this name paid in one episode, with its weight; mean over hosts."),
     _row("mode/*", "reward", "Undiscounted sum of rewards of one episode, mean over the hosts that the mode of this name pays."),
     _row("audit/seed_epochs", "count", "Contributions of seeds measured in one episode: seeds times host epochs."),

@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
-from esper.env.counterfactuals import variants
 from esper.env.crew import Crew, _deal, return_memory
 from esper.env.shard import DeviceConfig, Shard, find_device
-from esper.population import lifecycle
 from esper.population.blueprints import ConvLightConfig, NormConfig
 from esper.population.evidence import Probes
 from esper.population.layout import side_by_side
-from esper.population.lifecycle import Stage
 from esper.population.roles import Blend, Fossils, Incubation, Roles
 from esper.task.base import Split
 
@@ -86,6 +83,8 @@ def test_measuring_is_counting_by_hand(shard, small_task):
     assert (seen.error_VM[0] == 0).all()
     assert seen.error_VM[1, 0] > 0
     assert (seen.error_VM[:, 1] == 0).all()  # a host without seeds does not change
+    wanted = [np.cov(right[:, member], bias=True) * 1e4 / len(y) for member in range(3)]
+    np.testing.assert_allclose(seen.covariance_VVM, np.stack(wanted, -1), atol=1e-9)
 
 
 def test_the_test_part_is_another_part(shard, small_task):
@@ -211,27 +210,6 @@ def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
     assert np.isfinite(shard.train_epoch(orders).loss_M).all()
     shard.task.batch_size = size
     assert not shard.network.host.flat.equal(before)
-
-
-# ---- counterfactual settings
-
-
-def test_each_seed_is_off_in_one_setting_and_settings_are_as_many_as_the_fullest_host_needs():
-    state = lifecycle.empty(3, 3)
-    state.stage[:] = [[Stage.FOSSILIZED, Stage.TRAINING, Stage.BLENDING], [0, 0, 0], [0, Stage.HOLDING, 0]]
-    state.alpha[:] = [[1.0, 0.0, 0.5], [0, 0, 0], [0, 1.0, 0]]
-    inside = state.alpha > 0
-    alpha, rank = variants(state, inside, committed=False)
-    assert alpha[:, 0].tolist() == [[1, 0, 0.5], [0, 0, 0.5], [1, 0, 0]]
-    assert alpha[:, 1].tolist() == [[0, 0, 0]] * 3
-    assert alpha[:, 2].tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
-    assert rank.tolist() == [[1, 0, 2], [0, 0, 0], [0, 1, 0]]
-    alpha, _ = variants(state, inside, committed=True)
-    assert alpha[-1].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert len(alpha) == 4
-    none, rank = variants(lifecycle.empty(2, 3), np.zeros((2, 3), dtype=bool), committed=False)
-    assert none.shape == (1, 2, 3)
-    assert not rank.any()
 
 
 # ---- dealing hosts out

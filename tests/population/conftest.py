@@ -208,6 +208,7 @@ class Grown:
         blueprints: Sequence[BlueprintConfig] = (),
         host_sgd: SGDConfig | None = None,
         seed_sgd: SGDConfig | None = None,
+        hosts: Sequence[nn.Module] = (),
     ) -> None:
         host_sgd, seed_sgd = host_sgd or SGDConfig(weight_decay=5e-3), seed_sgd or SGDConfig(max_norm=0.3)
         generator = torch.Generator().manual_seed(members)
@@ -215,7 +216,7 @@ class Grown:
         self.layout = layout
         usual = IMAGE_BLUEPRINTS if layout is Layout.IMAGES else (WideConfig(), WideConfig(factor=3))
         self.blueprints = tuple(blueprints) or usual
-        hosts = [make_host(layout, member) for member in range(members)]
+        hosts = hosts or [make_host(layout, member) for member in range(members)]
         self.network = GrowingNetwork(
             hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, fossils=fossils
         )

@@ -1,0 +1,169 @@
+"""What each seed is worth: contributions, interactions and Shapley values, as pure functions of measured settings.
+
+A setting is a coalition: the set of seeds that are on, each at the alpha it has, written as bits (bit s is slot s). f is the
+accuracy under it. Every effect here is a contrast: weights of coalitions whose sum of weight times accuracy it is. So its error
+follows from the covariance of the accuracies, which were all measured on the same samples: they rise and fall together, and to
+add their variances as if they were independent would be wrong in most contrasts by a factor of several.
+
+    contribution  c_i  = f(all) - f(all but i)
+    interaction   I_ij = f(ij) - f(i) - f(j) + f(none)         what two give together beyond what each gives alone
+    Shapley       phi_i, the mean over all orders of f(those before i and i) - f(those before i)
+
+The Shapley values of a host add up to f(all) - f(none) (Shapley 1953). Exact ones need all 2^n coalitions; above `FULL` seeds
+they are estimated from random orders, each with its reverse (Mitchell et al. 2022, arXiv:2104.12199).
+"""
+
+# V settings, C contrasts, O pairs of orders
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import factorial
+
+import numpy as np
+import numpy.typing as npt
+
+FULL = 4
+"""Seeds up to which Shapley values are exact."""
+
+Contrast = dict[int, float]
+"""Weight of each coalition."""
+Float64 = npt.NDArray[np.float64]
+
+
+def members(coalition: int) -> tuple[int, ...]:
+    """The slots of a coalition, ascending."""
+    return tuple(slot for slot in range(coalition.bit_length()) if coalition >> slot & 1)
+
+
+def subsets(coalition: int) -> list[int]:
+    """Every part of a coalition: none, each one, each two, and so on to all."""
+    slots = members(coalition)
+    return [sum(1 << slot for slot in some) for count in range(len(slots) + 1) for some in combinations(slots, count)]
+
+
+def interaction(a: int, b: int, base: int = 0) -> Contrast:
+    """I_ab of two slots beside the seeds of `base`, which are on throughout."""
+    return {base | 1 << a | 1 << b: 1.0, base | 1 << a: -1.0, base | 1 << b: -1.0, base: 1.0}
+
+
+def shapley(players: int) -> list[Contrast]:
+    """Exact Shapley values of each seed of `players`, from all of its subsets.
+
+    phi_i = sum over S without i of |S|! (n - |S| - 1)! / n! * (f(S + i) - f(S))
+    """
+    slots, contrasts = members(players), list[Contrast]()
+    for slot in slots:
+        contrast: Contrast = {}
+        for rest in subsets(players & ~(1 << slot)):
+            size = rest.bit_count()
+            weight = factorial(size) * factorial(len(slots) - size - 1) / factorial(len(slots))
+            contrast[rest | 1 << slot], contrast[rest] = weight, -weight
+        contrasts.append(contrast)
+    return contrasts
+
+
+def prefixes(order: Sequence[int]) -> list[int]:
+    """The coalitions that come about when slots join in this order: none, the first, the first two, up to all."""
+    found = [0]
+    for slot in order:
+        found.append(found[-1] | 1 << slot)
+    return found
+
+
+def joining(order: Sequence[int]) -> list[Contrast]:
+    """What each slot adds when it joins in this order, in ascending order of the slots."""
+    along = prefixes(order)
+    added = {slot: {along[rank + 1]: 1.0, along[rank]: -1.0} for rank, slot in enumerate(order)}
+    return [added[slot] for slot in sorted(order)]
+
+
+def mean(contrasts: Sequence[Contrast]) -> Contrast:
+    """The contrast of the mean effect."""
+    total: Contrast = {}
+    for contrast in contrasts:
+        for coalition, weight in contrast.items():
+            total[coalition] = total.get(coalition, 0.0) + weight / len(contrasts)
+    return total
+
+
+def draw_orders(players: int, pairs: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
+    """Random orders of the players, each followed by its reverse."""
+    orders: list[tuple[int, ...]] = []
+    for _ in range(pairs):
+        order = tuple(int(slot) for slot in generator.permutation(members(players)))
+        orders += [order, order[::-1]]
+    return orders
+
+
+def weigh(contrasts: Sequence[Contrast], place: Mapping[int, int], settings: int) -> Float64:
+    """Contrasts as rows of weights `[C, V]` of settings.
+
+    Args:
+        place: which setting each coalition is.
+        settings: V.
+
+    Raises:
+        KeyError: a coalition was not measured.
+    """
+    weight_CV = np.zeros((len(contrasts), settings))
+    for row, contrast in zip(weight_CV, contrasts, strict=True):
+        for coalition, weight in contrast.items():
+            row[place[coalition]] += weight
+    return weight_CV
+
+
+def effects(weight_CV: Float64, accuracy_V: Float64, covariance_VV: Float64) -> tuple[Float64, Float64]:
+    """Effects and their standard errors, both `[C]` [pp].
+
+    Args:
+        accuracy_V: measured accuracies [pp].
+        covariance_VV: their covariance [pp^2].
+    """
+    assert weight_CV.shape[1:] == accuracy_V.shape == covariance_VV.shape[:1] == covariance_VV.shape[1:]
+    variance_C = np.einsum("cv,vw,cw->c", weight_CV, covariance_VV, weight_CV)
+    return weight_CV @ accuracy_V, np.sqrt(np.maximum(variance_C, 0.0))
+
+
+def sampled_shapley(
+    orders: Sequence[Sequence[int]], place: Mapping[int, int], accuracy_V: Float64, covariance_VV: Float64
+) -> tuple[Float64, Float64]:
+    """Estimated Shapley values of the slots, ascending, and their standard errors, both `[players]` [pp].
+
+    The mean over orders of what each slot adds. A pair of an order and its reverse is one draw: where one order has a slot
+    early, the other has it late, so that the two err against each other. The error has two parts, of the orders that were drawn
+    (from the spread of the pairs) and of the samples that accuracy was measured on.
+
+    Args:
+        orders: from `draw_orders`, at least two pairs.
+        place: which setting each coalition is, all prefixes of all orders among them.
+        accuracy_V: measured accuracies [pp].
+        covariance_VV: their covariance [pp^2].
+    """
+    assert len(orders) >= 4
+    assert len(orders) % 2 == 0
+    pairs = [
+        [mean(both) for both in zip(joining(one), joining(other), strict=True)]
+        for one, other in zip(orders[::2], orders[1::2], strict=True)
+    ]
+    settings = len(accuracy_V)
+    drawn_OC = np.stack([weigh(pair, place, settings) @ accuracy_V for pair in pairs])
+    weight_CV = weigh([mean(each) for each in zip(*pairs, strict=True)], place, settings)
+    value_C, sample_C = effects(weight_CV, accuracy_V, covariance_VV)
+    return value_C, np.hypot(sample_C, drawn_OC.std(axis=0, ddof=1) / np.sqrt(len(pairs)))
+
+
+def velocity(
+    velocity: npt.NDArray[np.float32], before: npt.NDArray[np.float32], now: npt.NDArray[np.float32], keep: float = 0.7
+) -> npt.NDArray[np.float32]:
+    """How fast contributions change [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
+
+    It starts with the first difference, not with nothing, and is NaN until there is one.
+
+    Args:
+        velocity: v, NaN where there is none yet.
+        before: the contribution one epoch ago, NaN where it was not measured then.
+        now: the contribution, NaN where it was not measured now.
+        keep: share of the old velocity.
+    """
+    change = now - before
+    return np.where(np.isnan(velocity), change, keep * velocity + (1 - keep) * change).astype(np.float32)
