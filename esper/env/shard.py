@@ -21,6 +21,7 @@ from esper.population.blueprints import BlueprintConfig
 from esper.population.evidence import Evidence, Probes
 from esper.population.network import GrowingNetwork
 from esper.population.roles import Fossils, Incubation
+from esper.population.variants import Tree
 from esper.task.base import Data, Lesson, Task
 
 CPU_MEMBERS = 16
@@ -33,6 +34,9 @@ LOOK_EVERY = 4
 a GPU is waited for less often."""
 VALIDATION_BATCH = 512
 """Samples measured at once; a bound on memory, without effect on the result."""
+CPU_FEATURES = 2_000_000
+"""Numbers in the largest features measured at once on a CPU. More: features of above 32 MB, which the C library takes from the
+system and gives back each time, at twice the price of computing in them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,7 +116,7 @@ class Shard:
         self.data, self.task, self.device = data, task, device
         self.lessons = Lessons(data, lessons, task.augmentation, device)
         host_optimiser, seed_optimiser = task.optimisers
-        self.members = len(hosts)
+        self.members, self._widths = len(hosts), list[int]()
         self.network = GrowingNetwork(
             hosts,
             blueprints,
@@ -191,7 +195,7 @@ class Shard:
         tree, samples = network.tree(alpha_VMS), lessons.num_measured(test=test)
         path_VM = torch.from_numpy(tree.path_VM).to(self.device)
         sums: list[Sums] = []
-        batch = max(1, VALIDATION_BATCH // self.data.positions)
+        batch = self._at_once(tree)
         for start in range(0, samples, batch):
             x, y_BT, weight_MBT = lessons.measured(slice(start, start + batch), test=test, members=self.members)
             logits = network.path_logits(x, tree)
@@ -200,6 +204,16 @@ class Shard:
             right_PBT, loss_PBT = (logits.argmax(-1).view(shape) == y_BT).double(), loss.view(shape).double()
             sums.append(_sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT))
         return _measurement(sums)
+
+    def _at_once(self, tree: Tree) -> int:
+        """Samples to measure at once."""
+        batch = VALIDATION_BATCH // self.data.positions
+        if self.device.type == "cpu":
+            if not self._widths:
+                x, _, _ = self.lessons.measured(slice(0, 1), test=False, members=self.members)
+                self._widths = self.network.widths(x)
+            batch = min(batch, CPU_FEATURES // max(np.multiply(self._widths, tree.paths)))
+        return max(1, batch)
 
 
 class Sums(NamedTuple):

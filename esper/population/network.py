@@ -251,6 +251,15 @@ class GrowingNetwork:
         forks = self.tree(alpha_VMS)
         return self.path_logits(x, forks)[torch.from_numpy(forks.path_VM).to(self.device)]
 
+    @torch.no_grad()
+    def widths(self, x: Tensor) -> list[int]:
+        """Numbers in the features of one member after each segment, for a batch in the layout of its kind."""
+        sizes: list[int] = []
+        for segment in self._segments(self.host.bind()):
+            x = segment(x)
+            sizes.append(x.numel() // self.members)
+        return sizes
+
     def step(self) -> None:
         """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
         self.optimiser.step()

@@ -75,6 +75,15 @@ class Tree:
     """The last path of each setting of each member."""
 
     @property
+    def paths(self) -> list[int]:
+        """Paths that leave each slot, and at the end."""
+        counts, now = list[int](), self.members
+        for fork in self.forks:
+            now = len(fork.owner_P) if isinstance(fork, Fork) else now
+            counts.append(now)
+        return [*counts, now]
+
+    @property
     def num_paths(self) -> int:
         """Distinct settings of all members."""
         return int(self.path_VM.max()) + 1
