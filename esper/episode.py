@@ -206,16 +206,20 @@ def play(
         _count(episode, info, reward_N)
         auditor.see(info["signals"], info["components"])
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
-    final = info["final_info"]
-    episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
-    episode.training_flops_N, episode.measuring_flops_N = final["training_flops"], final["measuring_flops"]
-    episode.committed = env.costs.committed(episode.kept_NS, episode.blend_NS)
     episode.audit = auditor.report(episode.return_N, info["signals"].committed_accuracy_N, episode.modes)
-    episode.samples = env.cohort.samples_per_epoch
+    _close(episode, env, info["final_info"])
     episode.seconds = time.perf_counter() - begun
     if progress:
         progress(num_steps, num_steps)
     return episode
+
+
+def _close(episode: Episode, env: GrowthEnv, final: dict[str, Any]) -> None:
+    """What the environment says at the end."""
+    episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
+    episode.training_flops_N, episode.measuring_flops_N = final["training_flops"], final["measuring_flops"]
+    episode.committed = env.costs.committed(episode.kept_NS, episode.blend_NS)
+    episode.samples = env.cohort.samples_per_epoch
 
 
 def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None:

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.population.blueprints import BlueprintConfig
+from esper.population.errors import told
 from esper.population.gated import Gate, gate_parameters
 from esper.population.hosts import SlotSpec, slot_specs
 from esper.population.roles import Blend, Incubation, Roles
@@ -233,4 +234,7 @@ def _through(host: nn.Module, x: Tensor) -> tuple[list[Tensor], list[int]]:
 
 def _flops_of(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor) -> int:
     """FLOPs of a seed; 0 in a slot where it cannot grow, which is then not in use."""
-    return 0 if blueprint.obstacle(slot) else count_flops(blueprint.branch(slot), x)[1]
+    if blueprint.obstacle(slot):
+        return 0
+    with told(blueprint, slot):
+        return count_flops(blueprint.branch(slot), x)[1]
