@@ -90,17 +90,21 @@ class Flops:
         """FLOPs that one sample of each host takes under V settings of its alphas `[N]`.
 
         Settings that agree in all of a host's seeds up to some depth are computed once up to there, and a seed's branch once for
-        each distinct input. A host counts what it would need alone.
+        each distinct input from which some setting has it on, see `variants`. A host counts what it would need alone.
         """
         inside_NS = (roles.blueprint >= 0) & ~(roles.behind & (incubation is Incubation.closed_loop))
         seed_NS = np.where(inside_NS, self.forward.at(roles.blueprint, roles.blend), 0)
         same_VVNS = (alpha_VNS[:, None] == alpha_VNS[None]) | ~inside_NS
         # Of a path up to a slot, only the first of those that are the same is computed.
         earlier_VV = np.tri(len(alpha_VNS), k=-1, dtype=np.bool_)[:, :, None, None]
-        repeated_VNS = (np.logical_and.accumulate(same_VVNS, axis=3) & earlier_VV).any(axis=1)
-        after_NS = (~repeated_VNS).sum(axis=0)
-        paths_NR = np.concatenate([np.ones_like(after_NS[:, :1]), after_NS], axis=1)
-        return (paths_NR * self.segment_R).sum(axis=1) + (paths_NR[:, :-1] * seed_NS).sum(axis=1).astype(np.float64)
+        together_VVNS = np.logical_and.accumulate(same_VVNS, axis=3)
+        together_VVNR = np.concatenate([np.ones_like(together_VVNS[..., :1]), together_VVNS], axis=3)
+        first_VNR = ~np.any(together_VVNR & earlier_VV, axis=1)
+        # A seed that is off in all settings of a path is left out, unless it trains there, or nothing forks before it or at it.
+        on_VNS = (alpha_VNS != 0) | roles.behind | together_VVNR[..., 1:].all(axis=(0, 1))
+        seeded_VNS = first_VNR[..., :-1] & (together_VVNR[..., :-1] & on_VNS[None]).any(axis=1)
+        paths_NR, seeds_NS = first_VNR.sum(axis=0), seeded_VNS.sum(axis=0)
+        return (paths_NR * self.segment_R).sum(axis=1) + (seeds_NS * seed_NS).sum(axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -157,6 +157,16 @@ def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: fl
     return max(2, int(np.ceil(float(np.max(found)))))
 
 
+def likely_spread(values: npt.ArrayLike) -> float:
+    """What the standard deviation is below in three of five samples like this one: what few blocks show may be too small.
+
+    s * sqrt((n - 1) / q), with q the 40 % quantile of chi squared with n - 1 degrees of freedom.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    freedom = len(sample) - 1
+    return float(sample.std(ddof=1) * np.sqrt(freedom / stats.chi2.ppf(0.4, freedom)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
     """What two arms differ by in one outcome: first less second."""
@@ -216,7 +226,7 @@ def paired_difference(
         p=test.p,
         p_rank=_p(stats.wilcoxon(apart)) if apart.any() else 1.0,
         p_equivalence=equivalence(apart, margin),
-        needed=blocks_needed(float(np.std(apart, ddof=1)), margin),
+        needed=blocks_needed(likely_spread(apart), margin),
     )
 
 
@@ -250,7 +260,7 @@ def unpaired_difference(
         p=_p(whole),
         p_rank=_p(stats.mannwhitneyu(one, other)),
         p_equivalence=max(_p(side) for side in sides),
-        needed=blocks_needed(float(np.hypot(one.std(ddof=1), other.std(ddof=1))), margin),
+        needed=blocks_needed(float(np.hypot(likely_spread(one), likely_spread(other))), margin),
     )
 
 

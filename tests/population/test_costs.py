@@ -239,9 +239,13 @@ def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
             inside_S = (roles.blueprint[host] >= 0) & ~(behind[host] & (incubation is Incubation.closed_loop))
             seed_S = costs.flops.forward.at(roles.blueprint, roles.blend)[host] * inside_S
             paths = [{tuple(path[:slot]) for path in (alpha_VNS[:, host] * inside_S).tolist()} for slot in range(4)]
-            segments = sum(len(path) * flops for path, flops in zip(paths, costs.flops.segment_R.tolist(), strict=True))
-            seeds = sum(len(path) * flops for path, flops in zip(paths, seed_S.tolist(), strict=False))
-            assert measuring_N[host] == segments + seeds
+            total = sum(len(path) * flops for path, flops in zip(paths, costs.flops.segment_R.tolist(), strict=True))
+            for slot, flops in enumerate(seed_S.tolist()):
+                for path in paths[slot]:
+                    alphas = {longer[slot] for longer in paths[slot + 1] if longer[:slot] == path}
+                    forks = len(paths[slot]) > 1 or len(alphas) > 1
+                    total += flops * bool(alphas - {0.0} or behind[host, slot] or not forks)
+            assert measuring_N[host] == total
 
 
 def test_the_meter_adds_up_and_starts_anew():

@@ -15,6 +15,7 @@ from esper.stats.paired import (
     iqm,
     iqm_error,
     iqm_interval,
+    likely_spread,
     paired_difference,
     resamples,
     sign_flip,
@@ -117,6 +118,12 @@ def test_the_blocks_it_asks_for_are_enough() -> None:
     rng, count = generator(7), blocks_needed(1.0, 0.8)
     found = [sign_flip(rng.standard_normal(count) + 0.8, rng).p < 0.05 for _ in range(400)]
     assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_spread_it_counts_with_is_too_small_in_two_of_five_samples() -> None:
+    samples = generator(9).standard_normal((4000, 12))
+    assert np.mean([likely_spread(sample) > 1 for sample in samples]) == pytest.approx(0.6, abs=0.03)
+    assert likely_spread(generator().standard_normal(10_000)) == pytest.approx(1, abs=0.03)
 
 
 def test_resamples_stay_in_their_strata() -> None:
