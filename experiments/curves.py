@@ -1,7 +1,4 @@
-"""Curves of a run: python curves.py RUN; writes curves.png beside this file.
-
-Needs matplotlib, which is no dependency of the project.
-"""
+"""Curves of a run: python experiments/curves.py RUN OUT.png; needs the extra compare."""
 
 import sys
 from pathlib import Path
@@ -17,14 +14,14 @@ PANELS = {
 }
 
 
-def main(run: str) -> None:
+def main(run: str, out: str) -> None:
     records = read_records(Path(run) / "metrics.jsonl")
     figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 3.6), layout="constrained")
     for axis, (tag, label) in zip(axes, PANELS.items(), strict=True):
         axis.plot([record["update"] for record in records], [record[tag] for record in records])
-        axis.set(xlabel="update (32 hosts x 20 epochs each)", ylabel=label)
-    figure.savefig(Path(__file__).parent / "curves.png", dpi=90)
+        axis.set(xlabel="update", ylabel=label)
+    figure.savefig(out, dpi=90)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
