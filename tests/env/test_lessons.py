@@ -3,7 +3,6 @@
 import copy
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from esper.env.lessons import Lessons
 from esper.env.shard import Shard
 from esper.population.blueprints import NormConfig
 from esper.population.transformer import TransformerConfig
+from esper.population.variants import Tree
 from esper.task.augment import Augmentation
 from esper.task.base import Instance, Split, Task
 from esper.task.data import IGNORED, Data
@@ -152,7 +152,8 @@ def test_the_error_of_a_gain_takes_a_text_as_one_draw():
     shard.train_epoch(orders)
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(2, 2, 44 * 6, 12, generator=generator)
-    shard.network.tree = lambda alpha: SimpleNamespace(path_VM=np.arange(4).reshape(2, 2), paths=[4])
+    own = Tree(members=2, forks=(None,) * len(shard.network.slots), path_VM=np.arange(4).reshape(2, 2))
+    shard.network.tree = lambda alpha: own
     shard.network.path_logits = lambda x, tree: logits.flatten(0, 1)[:, : x.shape[0] // 2 * 6]
     seen = shard.validate(np.zeros((2, 2, len(shard.network.slots)), np.float32))
     y = task.data.valid_y
