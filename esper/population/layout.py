@@ -1,4 +1,4 @@
-"""Where the members of a fused network lie in its features, and how to pick some of them or some of the batch.
+"""Where the members of a fused network lie in its features, and how to pick some of them.
 
     images      [B, M*C, H, W]   channels-last in memory, members side by side along the channels
     vectors     [B, M*C]         the same without space
@@ -9,7 +9,7 @@ everything else that treats the samples of a batch one by one needs no twin. The
 type does where there are two (integers are tokens).
 """
 
-# M members, L chosen members, B batch, V blocks of a batch, C channels of one member, T positions, D width of one member
+# M members, L chosen members, B batch, C channels of one member, T positions, D width of one member
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -92,24 +92,6 @@ def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 def join_members(parts: Sequence[Tensor]) -> Tensor:
     """Undoes `split_members`."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
-
-
-def take_block(x: Tensor, block: int, blocks: int, members: int) -> Tensor:
-    """Of features whose batch is V equal blocks, those of one block, for every member."""
-    if blocks == 1:
-        return x
-    if members_first(x):
-        return x.view(members, blocks, -1, *x.shape[1:])[:, block].flatten(0, 1)
-    return x.view(blocks, -1, *x.shape[1:])[block] if x.dim() != 4 else x.chunk(blocks, 0)[block]
-
-
-def join_blocks(parts: Sequence[Tensor], members: int) -> Tensor:
-    """Lays V blocks of a batch one after another, for every member."""
-    if len(parts) == 1:
-        return parts[0]
-    if not members_first(parts[0]):
-        return torch.cat(list(parts))
-    return torch.stack([part.view(members, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 2)
 
 
 def by_member(logits: Tensor, members: int) -> Tensor:

@@ -192,6 +192,14 @@ def test_only_a_measurement_is_fresh(make_env, plan_actions):
         assert np.array_equal(after.fresh, (after.alpha > 0) & after.within(*lifecycle.TAKES_PART))
         assert np.array_equal(~np.isnan(after.velocity), after.fresh & before.fresh)
     assert not states[0].fresh.any()
+    env = make_env(1, 9, slots=slots())
+    env.reset(seed=0)
+    env.step(plan_actions((Op.GERMINATE, 0, 0)))
+    env.state.measured[:], env.state.alpha[:] = True, 0.0  # measured once, and out again
+    env.state.stage[0, 0], env.state.ramp_target[:], env.state.ramp_total[:] = Stage.BLENDING, 0.0, 0
+    after = env.step(plan_actions((Op.WAIT, 0, 0)))[4]["signals"].after
+    assert after.measured[0, 0]
+    assert not after.fresh.any()
     first = next(step for step, state in enumerate(states) if not np.isnan(state.velocity[0, 0]))
     change = states[first].contribution[0, 0] - states[first - 1].contribution[0, 0]
     assert states[first].velocity[0, 0] == pytest.approx(change)

@@ -160,6 +160,9 @@ def test_the_error_of_a_gain_takes_a_text_as_one_draw():
     counted = (y != IGNORED).double()
     right = (logits.argmax(-1).view(2, 2, 44, 6) == y).double() * counted
     for member in range(2):
+        spread = [one.sum(1) - one.sum() / counted.sum() * counted.sum(1) for one in right[:, member]]
+        wanted = [[100**2 * (one @ other / counted.sum() ** 2).item() for other in spread] for one in spread]
+        np.testing.assert_allclose(seen.covariance_VVM[:, :, member], wanted, rtol=1e-9)
         gain = (right[0, member] - right[1, member]).sum(1)
         count = counted.sum(1)
         ratio = gain.sum() / count.sum()

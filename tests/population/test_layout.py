@@ -59,18 +59,6 @@ def test_members_are_taken_added_to_split_and_joined(kind):
     assert L.split_members(laid(x), [M])[0].equal(laid(x))
 
 
-@each_kind
-def test_blocks_of_a_batch_are_joined_and_taken(kind):
-    x = KINDS[kind]()
-    blocks = [laid(part) for part in x.split(2, 1)]
-    joined = L.join_blocks(blocks, M)
-    assert joined.equal(laid(x))
-    for index, block in enumerate(blocks):
-        assert L.take_block(joined, index, 3, M).equal(block)
-    assert L.take_block(joined, 0, 1, M).equal(joined)
-    assert L.join_blocks(blocks[:1], M).equal(blocks[0])
-
-
 @pytest.mark.parametrize("kind", ["vectors", "sequences"])
 def test_outputs_by_member(kind):
     x = KINDS[kind]()

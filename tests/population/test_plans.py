@@ -114,6 +114,10 @@ def test_a_sick_seed_is_seen_while_it_is_in_and_out_where_it_is_off(grown):
     assert logits[:, [0, 2]].isfinite().all()
     population.only(behind=True)
     assert network.variants(x, population.alpha[None])[0, 1].isnan().all()
+    population.only()
+    population.alpha[:, 1], population.behind[:, 1] = 0.0, population.blueprint[:, 1] >= 0
+    population.arrange()
+    assert network.variants(x, settings_of(Plan.leave_one_out, population)[0])[:, 1].isnan().all()  # where paths fork, too
 
 
 @pytest.mark.parametrize("layout", list(Layout))
