@@ -21,7 +21,16 @@ from esper.population import lifecycle
 from esper.population.lifecycle import SlotState, Stage
 
 Ints = npt.NDArray[np.int64]
-UNREAD = ("accuracy", "accuracy_start", "contribution", "contribution_error", "gradient_ratio", "gradient_norm")
+UNREAD = (
+    "accuracy",
+    "accuracy_start",
+    "contribution",
+    "contribution_error",
+    "gradient_ratio",
+    "gradient_norm",
+    "velocity",
+    "fresh",
+)
 """Arrays of a configuration that no rule of the puzzle reads."""
 
 
