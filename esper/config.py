@@ -112,7 +112,7 @@ class Config:
         if isinstance(self.agent, PPOConfig) and self.hosts % self.agent.twins:
             raise ValueError(
                 f"hosts={self.hosts} is no multiple of agent.twins={self.agent.twins}, and twins come together: "
-                f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1"
+                f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1 agent.baseline=critic"
             )
         self.reward.check_run(hosts=self.hosts, twins=self.agent.twins if isinstance(self.agent, PPOConfig) else 1)
         incubates = self.slots.incubation != Incubation.none

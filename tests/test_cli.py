@@ -169,9 +169,8 @@ def test_a_bad_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     done = typed_at_a_shell("-m", "reward=shaped,spars", "seed=1,2", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines() == [
-        "esper: there is no option spars in group reward: choose from shaped, sparse; did you mean sparse?"
-    ]
+    modes = ", ".join(C.GROUPS["reward"])
+    assert done.stderr == f"esper: there is no option spars in group reward: choose from {modes}; did you mean sparse?\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -187,7 +186,7 @@ def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
     done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = yaml.safe_load(done.stdout)
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "resume"}
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume"}
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 
@@ -196,7 +195,7 @@ def test_help(tmp_path: Path) -> None:
     done = typed_at_a_shell("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n  seed=0 " in done.stdout
-    assert "shaped, sparse" in done.stdout
+    assert "shaped, simplified" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

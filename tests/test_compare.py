@@ -16,7 +16,7 @@ from esper.report import pareto
 from esper.runs import OUTCOMES, Run, faults, find_runs, judge, judged_file
 from esper.trainer import Trainer
 
-TINY = ["updates=1", "hosts=2", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
+TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,8 @@ def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pyte
     page = (experiment / "report.html").read_text()
     assert page.count("data:image/png") == 4
     assert "sparse, block 1: never begun" in page
-    assert "<td>shaped</td>" in page
+    assert "<th>shaped</th>" in page
+    assert "<td>shaped - again</td>" in page
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["fate"] for row in rows].count("finished") == 5

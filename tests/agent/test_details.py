@@ -20,7 +20,7 @@ from torch import nn
 from toy_worlds import make_spec, random_rollout
 
 from esper.agent import PPO, PPOConfig
-from esper.agent.gae import gae
+from esper.agent.gae import Baseline, gae
 from esper.env.actions import Op
 
 SPEC = make_spec(hosts=8, steps=6)
@@ -28,7 +28,7 @@ GAMMA, LAM = 0.95, 0.9
 
 
 def make(**config: float) -> PPO:
-    return replace(PPOConfig(hidden=16, slot_width=16), **config).build(SPEC, seed=0)
+    return replace(PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic), **config).build(SPEC, seed=0)
 
 
 def gain(layer: nn.Linear) -> float:

@@ -37,6 +37,7 @@ from esper.agent.diagnostics import (
     top_blueprint,
 )
 from esper.agent.distribution import ActionDistribution
+from esper.agent.gae import Baseline
 from esper.agent.losses import explained_variance
 from esper.agent.ppo import PPOMLPConfig
 from esper.agent.targets import NEEDED
@@ -44,7 +45,7 @@ from esper.buffer import Rollout
 from esper.env.actions import Head, Op
 
 SPEC = make_spec(hosts=8, steps=6)
-SMALL = PPOConfig(hidden=16, slot_width=16, target_kl=1e9)
+SMALL = PPOConfig(hidden=16, slot_width=16, target_kl=1e9, twins=1, baseline=Baseline.critic)
 
 
 def make(seed: int = 0, **config: Any) -> PPO:

@@ -20,7 +20,7 @@ from esper.buffer import Rollout
 from esper.env.actions import Observation
 
 SPEC = make_spec(hosts=8, steps=6)
-SMALL = PPOConfig(hidden=16, slot_width=16)
+SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
 SHOWN = (*NEEDED, "noise")
 SEEING = replace(SPEC, slot_feature_names=SHOWN)
 

@@ -13,11 +13,12 @@ import torch
 from toy_worlds import blank, make_spec, random_observation, random_rollout
 
 from esper.agent import PPO, AgentConfig, PPOConfig
+from esper.agent.gae import Baseline
 from esper.agent.losses import explained_variance
 from esper.env.actions import Head, Op
 
 SPEC = make_spec(hosts=8, steps=6)
-SMALL = PPOConfig(hidden=16, slot_width=16)
+SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
 
 
 def make(seed: int = 0, **config: Any) -> PPO:

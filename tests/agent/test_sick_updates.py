@@ -11,6 +11,7 @@ from test_learning import MaskedBandit, Memory, Rollback
 from toy_worlds import World, make_spec, play
 
 from esper.agent import PPO, Decision, PPOConfig
+from esper.agent.gae import Baseline
 from esper.env.actions import Head, Observation, Op
 from esper.telemetry.anomalies import AnomaliesConfig, Watch
 
@@ -46,7 +47,9 @@ def bandit() -> World:
 def anomalies(world: World, updates: int, hurt: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
     """Keys of all that the watch found in so many updates of a policy that was hurt at birth."""
     torch.set_num_threads(1)
-    small = replace(PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
+    small = replace(
+        PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2, twins=1, baseline=Baseline.critic), **config
+    )
     agent, watch = small.build(world.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
     hurt(agent)
     generator, found = torch.Generator().manual_seed(0), set[str]()

@@ -15,6 +15,7 @@ import torch
 from toy_worlds import make_spec, random_observation
 
 from esper.agent import PPO, PPOConfig
+from esper.agent.gae import Baseline
 from esper.agent.normalize import Moments, discounted_sums
 from esper.buffer import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Op
@@ -26,7 +27,7 @@ ONE_STEP = {"epochs": 1, "minibatches": 1, "max_grad_norm": 1e9, "target_kl": 1e
 
 def make(spec: EnvSpec = SPEC, **config: Any) -> PPO:
     """A policy in float64 whose weights are not small anywhere, so that differences show."""
-    agent = replace(PPOConfig(hidden=16, slot_width=16), **config).build(spec, seed=0)
+    agent = replace(PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic), **config).build(spec, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in agent.network.parameters():

@@ -16,6 +16,7 @@ from oracle import Oracle
 from sandbox import Puzzle, Sandbox, play
 
 from esper.agent import PPO, Controller, PPOConfig, RandomConfig
+from esper.agent.gae import Baseline
 
 JUDGED, JUDGING_SEED = 20_000, 9_999
 
@@ -40,7 +41,7 @@ class Judge:
 def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int) -> PPO:
     """PPO with the default config."""
     env = Sandbox(puzzle, num_hosts=hosts, seed=seed)
-    agent = PPOConfig(twins=1).build(env.spec, seed=seed)
+    agent = PPOConfig(twins=1, baseline=Baseline.critic).build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):
         agent.update(play(env, agent), progress=update / updates, generator=generator)

@@ -13,6 +13,7 @@ from sandbox import SLOT_FEATURES, Puzzle, Sandbox, play
 
 from esper.agent import PPOConfig, RandomConfig, WaitConfig
 from esper.agent.distribution import segments
+from esper.agent.gae import Baseline
 from esper.env.actions import Head, Op, parameters_legal
 from esper.population import lifecycle
 from esper.population.lifecycle import OneSeedConfig, SlotState
@@ -155,7 +156,7 @@ def test_legal_actions_are_done_and_illegal_ones_are_waiting() -> None:
 
 def test_what_a_host_is_and_does_depends_on_no_other() -> None:
     few, many = (Sandbox(PUZZLE, num_hosts=hosts, seed=3) for hosts in (3, 11))
-    agent = PPOConfig(wait_bias=-1.0).build(few.spec, seed=0)
+    agent = PPOConfig(wait_bias=-1.0, twins=1, baseline=Baseline.critic).build(few.spec, seed=0)
     for episode in range(2):
         one, two = play(few, agent, episode=episode), play(many, agent, episode=episode)
         assert len(one.action_TNH.unique(dim=1)[0]) > 1
@@ -188,9 +189,9 @@ def test_a_learner_that_is_saved_between_updates_goes_on_bit_for_bit() -> None:
         return agent
 
     spec = PUZZLE.spec(8)
-    whole = go_on(PPOConfig().build(spec, seed=0), range(4))
-    first = go_on(PPOConfig().build(spec, seed=0), range(2))
-    second = PPOConfig().build(spec, seed=99)
+    whole = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(4))
+    first = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(2))
+    second = PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=99)
     second.load_state_dict(first.state_dict())
     again = go_on(second, range(2, 4)).state_dict()
     for part in ("network", "popart"):

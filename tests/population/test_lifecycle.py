@@ -142,7 +142,7 @@ def test_a_new_seed_knows_nothing_of_the_one_before():
         state = step(state, config, op)
     fresh = step(measured(lifecycle.empty(1, 1)), config, Op.GERMINATE)
     for name, array in state.arrays().items():
-        assert array == fresh.arrays()[name], name
+        np.testing.assert_array_equal(array, fresh.arrays()[name], err_msg=name)
 
 
 # ---- alpha
