@@ -57,7 +57,7 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target"]
     subprocess.run([*pip, str(target), str(wheel)], check=True, capture_output=True)
     done = subprocess.run(
-        [sys.executable, "-m", "esper.train", "--cfg", "job", "experiment=healthy", "hosts=7"],
+        [sys.executable, "-m", "esper.train", "--cfg", "job", "experiment=healthy", "hosts=8"],
         cwd=elsewhere,
         env=os.environ | {"PYTHONPATH": str(target)},
         stdin=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     )
     assert (done.returncode, done.stderr) == (0, "")
     shown = yaml.safe_load(done.stdout)
-    assert (shown["hosts"], shown["task"]["instances"]) == (7, "healthy")
+    assert (shown["hosts"], shown["task"]["instances"]) == (8, "healthy")
     assert not list(elsewhere.iterdir())
 
 
