@@ -278,8 +278,11 @@ def summarise(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     """The rows as a table."""
-    table = Table(title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION)
-    for heading in ("controller", "return", "over wait", "test accuracy", "over wait", "parameters", *FLOPS):
+    # Without borders it fits 80 columns.
+    table = Table(
+        title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION, box=None, padding=(0, 1, 0, 0)
+    )
+    for heading in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
         table.add_column(heading, justify="left" if heading == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         cells = [_cell(row[key]) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
@@ -305,8 +308,8 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
 
 
 CAPTION = (
-    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Parameters are those "
-    "of the seeds held at the end; FLOPs those of one sample through what was kept, and of all of a host's training."
+    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Accuracy is that on the "
+    "test part, parameters are those of the seeds held at the end, FLOPs those of a sample in what was kept and of all training."
 )
 FLOPS = ("FLOPs", "to train")
 
