@@ -308,8 +308,8 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
 
 
 CAPTION = (
-    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Accuracy is that on the "
-    "test part, parameters are those of the seeds held at the end, FLOPs those of a sample in what was kept and of all training."
+    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Accuracy is that on "
+    "the test part, parameters are those of the seeds held at the end, FLOPs those of a sample in what was kept, and of training."
 )
 FLOPS = ("FLOPs", "to train")
 
