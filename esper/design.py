@@ -100,12 +100,21 @@ class Design:
                 f"{folder} holds an experiment with other {changed}: repeat its command, or choose another hydra.sweep.dir"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        whole = path.with_suffix(".new")  # a kill in the middle leaves the old file or none
+        whole.write_text(text)
+        whole.replace(path)
 
     @staticmethod
     def load(folder: Path) -> "Design":
-        """The experiment that is in a folder."""
-        return Design(**json.loads((folder / FILE).read_text()))
+        """The experiment that is in a folder.
+
+        Raises:
+            ConfigError: its file is damaged.
+        """
+        try:
+            return Design(**json.loads((folder / FILE).read_text()))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{folder / FILE} is damaged: remove it, and repeat the command that made it") from error
 
 
 def design(

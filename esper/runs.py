@@ -180,8 +180,13 @@ def judge(run: Run, hosts: int) -> dict[str, float]:
             }
             for name, outcome in outcomes.items()
         }
-        path.write_text(json.dumps(rows) + "\n")
-    rows: Mapping[str, Mapping[str, list[float]]] = json.loads(path.read_text())
+        whole = path.with_suffix(".new")  # a kill in the middle leaves no half file
+        whole.write_text(json.dumps(rows) + "\n")
+        whole.replace(path)
+    try:
+        rows: Mapping[str, Mapping[str, list[float]]] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: remove it, and the run is judged again") from error
     values = {name: float(np.mean(rows["policy"][name])) for name in ("accuracy", "parameters", "flops")}
     greedy = rows.get("policy_greedy", {}).get("accuracy")
     return {**values, "accuracy_greedy": float(np.mean(greedy)) if greedy else float("nan"), **_lived(run)}
@@ -197,8 +202,16 @@ def _lived(run: Run) -> dict[str, float]:
 
 
 def records_of(run: Run) -> list[dict[str, float]]:
-    """What a run wrote down after each update."""
-    return read_records(run.folder / "metrics.jsonl")
+    """What a run wrote down after each update.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = run.folder / "metrics.jsonl"
+    try:
+        return read_records(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): leave the run out, or train it again") from error
 
 
 # ---- what makes an experiment void

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,23 @@ def test_judging_is_done_once(experiment: Path) -> None:
     assert judge(run, 2)["accuracy"] == 2.0
     path.unlink()
     assert judge(run, 2) == first
+
+
+def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    run = next(run for run in find_runs([copy]) if run.finished)
+    judge(run, 2)
+    judged_file(run, 2).write_text('{"policy": ')
+    with pytest.raises(ConfigError, match="is damaged: remove it, and the run is judged again"):
+        judge(run, 2)
+    judged_file(run, 2).unlink()
+    (run.folder / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        judge(run, 2)
+    (copy / "design.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged: remove it, and repeat"):
+        find_runs([copy])
 
 
 def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) -> None:
