@@ -109,7 +109,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=ppo_mlp agent.aux_coef=-1", "agent.aux_coef"),
     ("agent.clip=1", "agent.clip"),
     ("agent.lam=1.1", "agent.lam"),
-    ("agent.popart_step=0", "agent.popart_step"),
+    ("agent.popart_step=-1", "agent.popart_step"),
     ("agent=random agent.wait_weight=-1", "agent.wait_weight"),
     ("agent=schedule agent.slot=-1", "agent.slot"),
     ("agent=schedule agent.at=-1", "agent.at"),

@@ -28,7 +28,7 @@ class PopArt(nn.Module):
         """Mean 0 and deviation 1 before anything was seen.
 
         Args:
-            step: weight of the newest targets, in (0, 1].
+            step: weight of the newest targets, in [0, 1]; with 0 the scale stays that of the targets.
             min_deviation: the deviation never goes below it [reward].
         """
         super().__init__()

@@ -47,6 +47,16 @@ def test_later_targets_move_the_statistics_by_the_step() -> None:
     assert popart.deviation.item() == pytest.approx((square - mean**2) ** 0.5)
 
 
+def test_a_step_of_nothing_leaves_the_scale_of_rewards() -> None:
+    popart, layer = make(step=0.0)
+    before = layer.weight.clone()
+    popart.update(torch.tensor([50.0, 70.0]), layer)
+    popart.rescale(0.1)
+    assert (popart.mean.item(), popart.deviation.item()) == (0.0, 1.0)
+    assert torch.equal(layer.weight, before)
+    assert popart.normalize(torch.tensor([70.0])).item() == 70.0
+
+
 def test_targets_that_do_not_vary_leave_a_finite_scale() -> None:
     popart, layer = make()
     popart.update(torch.full((10,), 3.0), layer)

@@ -334,7 +334,7 @@ def test_a_policy_of_another_world_is_refused() -> None:
         ("entropy_final", float("nan")),
         ("max_grad_norm", 0.0),
         ("advantage_floor", 0.0),
-        ("popart_step", 0.0),
+        ("popart_step", -0.1),
         ("popart_step", 1.1),
         ("hidden", 0),
         ("slot_width", 0),
