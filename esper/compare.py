@@ -6,17 +6,14 @@ verdicts, and writes comparison.json, comparison.csv and report.html into the fi
 """
 
 import sys
-import textwrap
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from esper.cli import in_one_sentence
-from esper.config import ConfigError, did_you_mean, register
-from esper.knobs import field_docs
+from esper.config import ConfigError, register
 from esper.runs import OUTCOMES, CompareConfig
+from esper.words import page, read_words
 
 
 def parse(words: list[str]) -> tuple[list[Path], CompareConfig]:
@@ -27,33 +24,16 @@ def parse(words: list[str]) -> tuple[list[Path], CompareConfig]:
     """
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
-    names = list(CompareConfig.__dataclass_fields__)
-    for word in settings:
-        key = word.partition("=")[0]
-        if key not in names:
-            raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
+    config = read_words(CompareConfig, settings)
     if not folders:
         raise ConfigError("there is no folder to look into: python -m esper.compare multirun/ab/...")
-    try:
-        given = OmegaConf.merge(OmegaConf.structured(CompareConfig), OmegaConf.from_dotlist(settings))
-        config = OmegaConf.to_object(given)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split("\n")[:1])) from error
-    assert isinstance(config, CompareConfig)
     return folders, config
 
 
 def help_text() -> str:
     """The page of --help."""
-    lines = [(__doc__ or "").strip(), ""]
-    default = CompareConfig()
-    for name, doc in field_docs(CompareConfig).items():
-        value = getattr(default, name)
-        shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        lines += textwrap.wrap(f"{name}={shown}", 118, initial_indent="  ", subsequent_indent="  ")
-        lines += textwrap.wrap(doc, 118, initial_indent="      ", subsequent_indent="      ")
     outcomes = [f"{outcome.name} [{outcome.unit}]: {outcome.what}; margin {outcome.margin:g}" for outcome in OUTCOMES.values()]
-    return "\n".join([*lines, "", "outcomes:", *(f"  {line}" for line in outcomes)])
+    return "\n".join([page(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
 
 
 def main(words: list[str]) -> None:

@@ -11,15 +11,12 @@ it was in training, a group that is named comes with its defaults, and the table
 
 import json
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -32,13 +29,13 @@ from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean,
 from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
-from esper.knobs import field_docs
 from esper.population.latency import Latency
 from esper.saved import from_plain
 from esper.stats import mean_interval
 from esper.task.base import Split
 from esper.trainer import build_env, find_checkpoint
 from esper.transfer import WORLD, changes, is_of_world, moved
+from esper.words import page, read_words
 
 TOLD = ("schedule", "best_of_random", "replay")
 """Controllers that need to be told what to do, or a search for it: they are judged as the controller of a run."""
@@ -53,7 +50,7 @@ STATIC = "replay"
 class EvaluateConfig:
     """One evaluation."""
 
-    checkpoint: str = MISSING
+    checkpoint: str = ""
     """Folder of a run, or one checkpoint file."""
     hosts: int = 64
     """Fresh hosts that every controller grows, at least 2. More: narrower intervals."""
@@ -69,6 +66,8 @@ class EvaluateConfig:
     Both are chosen on other hosts."""
 
     def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
         if self.hosts < 2:
             raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
         if self.episode < 0:
@@ -89,22 +88,7 @@ def parse(words: list[str]) -> EvaluateConfig:
     Raises:
         ConfigError: a word does not fit.
     """
-    names = [*(entry.name for entry in fields(EvaluateConfig)), *WORLD]
-    for word in words:
-        key, equals, _ = word.partition("=")
-        if not equals:
-            raise ConfigError(f"{word} is not of the form key=value: the keys are {', '.join(names)}")
-        if key not in names:
-            raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
-    if not any(word.startswith("checkpoint=") for word in words):
-        raise ConfigError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
-    try:
-        given = OmegaConf.from_dotlist(words)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvaluateConfig), given))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split("\n")[:1])) from error
-    assert isinstance(config, EvaluateConfig)
-    return config
+    return read_words(EvaluateConfig, words, also=WORLD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,23 +308,10 @@ def _short(value: float) -> str:
     return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
-def help_text() -> str:
-    """The page of --help."""
-    lines = [(__doc__ or "").strip(), ""]
-    default = EvaluateConfig(checkpoint="")
-    for name, doc in field_docs(EvaluateConfig).items():
-        value = getattr(default, name)
-        shown = "FOLDER" if name == "checkpoint" else str(value).lower() if isinstance(value, bool) else value
-        shown = f"[{','.join(value)}]" if isinstance(value, list) else shown
-        lines += textwrap.wrap(f"{name}={shown}", 118, initial_indent="  ", subsequent_indent="  ")
-        lines += textwrap.wrap(doc, 118, initial_indent="      ", subsequent_indent="      ")
-    return "\n".join(lines)
-
-
 def main(words: list[str]) -> None:
     """Evaluates, shows a table, and writes it as JSON beside the checkpoints."""
     if any(word in ("-h", "--help") for word in words):
-        print(help_text())
+        print(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
     with in_one_sentence():
         evaluation = Evaluation(

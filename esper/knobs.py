@@ -84,7 +84,7 @@ def help_text(about: str, config: Config) -> str:
     for knob in KNOBS:
         owner, value = _look_up(config, knob)
         doc = field_docs(type(owner))[knob.rpartition(".")[2]]
-        lines += textwrap.wrap(f"{f'{knob}={_shown(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
+        lines += textwrap.wrap(f"{f'{knob}={as_typed(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
                                subsequent_indent=" " * 42)  # fmt: skip
     return "\n".join(lines)
 
@@ -132,14 +132,15 @@ def _default(field: "Field[Any]") -> str:
         return "below"
     if value is MISSING:
         return "required"
-    return "by group" if value == "???" else f"`{_shown(value)}`"
+    return "by group" if value == "???" else f"`{as_typed(value)}`"
 
 
-def _shown(value: object) -> str:
+def as_typed(value: object) -> str:
+    """A value as it is typed."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list):
-        return "[" + ",".join(map(_shown, value)) + "]"
+        return "[" + ",".join(map(as_typed, value)) + "]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 

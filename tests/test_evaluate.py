@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.config import ConfigError, register
-from esper.evaluate import Evaluation, Outcome, find_checkpoint, help_text, main, parse, summarise
+from esper.evaluate import Evaluation, Outcome, find_checkpoint, main, parse, summarise
 from esper.overrides import check
 from esper.task.base import Split
 from esper.trainer import Trainer
@@ -163,5 +163,8 @@ def test_a_missing_checkpoint_ends_with_one_line_and_exit_code_2(tmp_path, capsy
         find_checkpoint(str(tmp_path), "checkpoint")
 
 
-def test_help_names_every_key():
-    assert all(f"{key}=" in help_text() for key in ("checkpoint", "hosts", "episode", "controllers", "schedules"))
+def test_help_names_every_key(capsys):
+    main(["--help"])
+    shown = capsys.readouterr().out
+    assert "checkpoint=FOLDER" in shown
+    assert all(f"{key}=" in shown for key in ("hosts", "episode", "controllers", "schedules"))

@@ -22,11 +22,12 @@ ROWS = (
     ("saved",),
     ("design",),
     ("overrides", "knobs", "cli", "transfer"),
+    ("words",),
     ("episode", "trainer"),
     ("train", "evaluate", "runs", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"config", "saved", "overrides", "cli", *ROWS[-1]}
+DOOR = {"config", "saved", "overrides", "cli", "words", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 

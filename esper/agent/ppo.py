@@ -55,8 +55,8 @@ class PPOConfig(AgentConfig):
     advantage_floor: float = 0.1
     """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
-    """Weight of the newest rollout in the running scale of returns (PopArt), in [0, 1]. Higher follows faster and jumps more; at 0
-    there is no scale, and the critic learns rewards as they are."""
+    """Weight of the newest rollout in the running scale of returns (PopArt), in [0, 1]. Higher follows faster and jumps more;
+    at 0 there is no scale, and the critic learns rewards as they are."""
     reward_scaling: bool = False
     """Are rewards divided by the running deviation of discounted returns before anything is learned? The critic has a scale of
     its own (popart_step), and advantages are divided by their deviation, so that little but advantage_floor's unit changes."""
