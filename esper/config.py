@@ -177,6 +177,9 @@ GROUPS: dict[str, dict[str, type]] = {
 }
 """Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
 
+UNTRAINED = ("heuristic", "greedy_potential", "random", "wait", "periodic")
+"""Agents that need neither training nor to be told what to do."""
+
 MANY = ("blueprint", "devices")
 """Groups of which several options are chosen at a time, as in devices=[cuda:0,cuda:1]."""
 

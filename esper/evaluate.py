@@ -25,7 +25,7 @@ from esper.agent import Controller, Learner, PPOConfig, Replay, ReplayConfig, Sc
 from esper.agent.replay import Topology, read, topologies
 from esper.checkpoint import load
 from esper.cli import in_one_sentence
-from esper.config import CHECKPOINTS, GROUPS, Config, ConfigError, did_you_mean, option
+from esper.config import CHECKPOINTS, GROUPS, UNTRAINED, Config, ConfigError, did_you_mean, option
 from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
 from esper.episode import Episode, play
@@ -37,10 +37,6 @@ from esper.trainer import build_env, find_checkpoint
 from esper.transfer import WORLD, changes, is_of_world, moved
 from esper.words import page, read_words
 
-TOLD = ("schedule", "best_of_random", "replay")
-"""Controllers that need to be told what to do, or a search for it: they are judged as the controller of a run."""
-PLAIN = tuple(name for name, kind in GROUPS["agent"].items() if name not in TOLD and not issubclass(kind, PPOConfig))
-"""Controllers that need no checkpoint."""
 POLICIES = ("policy", "policy_greedy")
 STATIC = "replay"
 """What `policy` had kept at the end, on the same hosts from the start."""
@@ -72,7 +68,7 @@ class EvaluateConfig:
             raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
         if self.episode < 0:
             raise ValueError(f"episode must be at least 0, got {self.episode}")
-        known = [*POLICIES, STATIC, *PLAIN]
+        known = [*POLICIES, STATIC, *UNTRAINED]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
             raise ValueError(
@@ -165,7 +161,7 @@ class Evaluation:
     def names(self) -> list[str]:
         """Who is compared; `wait` is always among them."""
         policies = POLICIES if isinstance(self.config.agent, PPOConfig) else ("policy",)
-        return list(dict.fromkeys([*(self.given.controllers or (*policies, *PLAIN)), "wait"]))
+        return list(dict.fromkeys([*(self.given.controllers or (*policies, *UNTRAINED)), "wait"]))
 
     def controller(self, name: str) -> Controller:
         """A controller by name; a policy is the one of the checkpoint."""
@@ -207,35 +203,52 @@ class Evaluation:
 
     def search(self) -> dict[str, Outcome]:
         """The best fixed schedule of one seed (or of none), and the oracle's, chosen on hosts of the training split."""
+        choice = self.choose()
+        best, oracle = self.grow_schedules(choice)
+        return {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}
+
+    def choose(self) -> "Choice":
+        """The schedules that do best on hosts of the training split."""
         elsewhere = build_env(self.config, split=Split.TRAINING, hosts=self.given.hosts, test_at_end=True)
-        layout = self.env.layout
-        names = [(slot, blueprint) for slot in np.flatnonzero(self.env.chosen_S).tolist() for blueprint in layout.blueprint_names]
-        there: dict[str, Outcome] = {"wait": self.grow(self.controller("wait"), elsewhere)}
-        here: dict[str, Outcome] = {"wait": self.grow(self.controller("wait"))}
-        for slot, blueprint in names:
-            name = f"{blueprint} in {layout.slot_names[slot]}"
-            schedule = ScheduleConfig(slot=slot, blueprint=blueprint).build(layout, seed=0)
-            there[name], here[name] = self.grow(schedule, elsewhere), self.grow(schedule)
+        chosen = np.flatnonzero(self.env.chosen_S)
+        names = [
+            f"{blueprint} in {elsewhere.layout.slot_names[i]}" for i in chosen for blueprint in elsewhere.layout.blueprint_names
+        ]
+        there = {name: self.grow(self._schedule(name), elsewhere) for name in ("wait", *names)}
         elsewhere.close()
-        best = max(there, key=lambda name: there[name].return_N.mean())
         kinds = np.array(there["wait"].instance)
         for_kind = {kind: max(there, key=lambda name: there[name].return_N[kinds == kind].mean()) for kind in np.unique(kinds)}
-        chosen = [for_kind.get(kind, best) for kind in here["wait"].instance]
+        return Choice(best=max(there, key=lambda name: there[name].return_N.mean()), for_kind=for_kind)
 
-        def pick(key: str) -> np.ndarray:
-            return np.array([getattr(here[name], key)[host] for host, name in enumerate(chosen)])
+    def grow_schedules(self, choice: "Choice") -> tuple[Outcome, Outcome]:
+        """Outcomes of the best fixed schedule and of the oracle; a kind that was not met before takes the best."""
+        here = {name: self.grow(self._schedule(name)) for name in dict.fromkeys([choice.best, *choice.for_kind.values()])}
+        best = here[choice.best]
+        taken = [here[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
 
-        kept = [here[name].kept[host] for host, name in enumerate(chosen)]
-        oracle = Outcome(
-            return_N=pick("return_N"),
-            accuracy_N=pick("accuracy_N"),
-            params_N=pick("params_N"),
-            flops_N=pick("flops_N"),
-            training_flops_N=pick("training_flops_N"),
-            instance=here["wait"].instance,
-            kept=kept,
-        )
-        return {f"best schedule ({best})": here[best], "oracle schedule by kind": oracle}
+        def pick(key: str) -> Any:
+            return [getattr(outcome, key)[host] for host, outcome in enumerate(taken)]
+
+        arrays = {key: np.array(pick(key)) for key in ("return_N", "accuracy_N", "params_N", "flops_N", "training_flops_N")}
+        return best, Outcome(**arrays, instance=best.instance, kept=pick("kept"))
+
+    def _schedule(self, name: str) -> Controller:
+        """The schedule of one seed by its name, as in `conv_light in r0c1`, or `wait`."""
+        layout = self.env.layout
+        if name == "wait":
+            return self.controller(name)
+        blueprint, slot = name.split(" in ")
+        return ScheduleConfig(slot=layout.slot_names.index(slot), blueprint=blueprint).build(layout, seed=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Which schedules of one seed, or `wait`, did best."""
+
+    best: str
+    """Over all hosts, as in `conv_light in r0c1`."""
+    for_kind: dict[str, str]
+    """For each kind of host."""
 
 
 def summarise(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 Cells = Mapping[str, Mapping[int, float]]
 """Arm -> block -> outcome."""
 CURVE = "host/committed_accuracy"
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f")
+# Twenty that can be told apart: ten, and the same ten paler.
+COLOURS = (
+    *("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#ff7f0e", "#7f7f7f"),
+    *("#aec7e8", "#ff9896", "#98df8a", "#c5b0d5", "#c49c94", "#f7b6d2", "#9edae5", "#dbdb8d", "#ffbb78", "#c7c7c7"),
+)
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <!doctype html>
 <html lang="en">
@@ -126,9 +130,15 @@ def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, s
     for block in sorted({block for row in cells.values() for block in row}):
         axes.plot(range(len(arms)), [cells[arm].get(block, np.nan) for arm in arms], color="#999999", linewidth=0.8, marker=".")
     for place, arm in enumerate(arms):
-        axes.plot([place - 0.15, place + 0.15], 2 * [np.nanmean(list(cells[arm].values()))], color=colours[arm], linewidth=3)
+        axes.plot([place - 0.15, place + 0.15], 2 * [_mean(cells[arm])], color=colours[arm], linewidth=3)
     axes.set_xticks(range(len(arms)), arms)
     axes.set_ylabel(f"{outcome.name} [{outcome.unit}]")
+
+
+def _mean(row: Mapping[int, float]) -> float:
+    """Of the blocks that have a value; NaN where none has."""
+    finite = [value for value in row.values() if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else float("nan")
 
 
 def profiles(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:

@@ -2,8 +2,7 @@
 
 # H hosts
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, load, update_of
-from esper.config import CHECKPOINTS, ConfigError, did_you_mean
+from esper.config import CHECKPOINTS, UNTRAINED, ConfigError, did_you_mean
 from esper.design import FILE, Design
 from esper.saved import flat
 from esper.telemetry import read_records
@@ -39,13 +38,24 @@ OUTCOMES = {
         Outcome(name="accuracy_greedy", unit="pp", what="the same, most probable actions", margin=1.0),
         Outcome(name="parameters", unit="1", what="parameters of the seeds of fresh hosts", margin=20.0, higher_is_better=False),
         Outcome(name="flops", unit="1", what="FLOPs of a sample in what they committed", margin=1000.0, higher_is_better=False),
+        Outcome(name="training_flops", unit="1", what="FLOPs of training a fresh host", margin=1e8, higher_is_better=False),
+        Outcome(
+            name="return",
+            unit="points",
+            what="what drawn actions are paid on fresh hosts, if all arms are paid alike",
+            margin=1.0,
+        ),
         Outcome(name="learning", unit="pp", what="committed accuracy in training, mean over all updates", margin=1.0),
         Outcome(
             name="catastrophes", unit="1", what="roll-backs a host and episode in training", margin=0.05, higher_is_better=False
         ),
     )
 }
-"""Reward-free, so that arms with different pay can be compared. The first four are judged on fresh hosts and the test part."""
+"""What runs are judged by. All but return are free of the reward, so that arms with different pay can be compared; the last two
+are of training, the others of fresh hosts and the test part."""
+RIVALS = ("static", "schedule", "oracle")
+"""Whom the first arm can be compared with beside agents that need no training: what its policy had kept, grown from the start;
+the best fixed schedule of one seed; and the best schedule for each host's kind, which nobody who acts can know."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,6 +70,12 @@ class CompareConfig:
     """Fresh hosts that each policy grows, 2 or more. More: less noise of hosts in the outcome of a run, and longer."""
     alpha: float = 0.05
     """Chance of a wrong claim among all pairs of arms, in (0, 0.5)."""
+    rivals: list[str] = field(default_factory=lambda: list[str]())
+    """Who else grows the fresh hosts of the first arm, and stands in the tables as an arm: static, what the policy had kept in
+    the end, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best one for each host's kind,
+    both chosen on other hosts; and the agents that need no training."""
+    against: str | None = None
+    """The arm that all others are compared with; null compares every pair. Fewer pairs find smaller differences."""
     plots: bool = True
     """Draw the report's figures? They need matplotlib."""
 
@@ -73,6 +89,10 @@ class CompareConfig:
             raise ValueError(f"hosts must be 2 or more, got {self.hosts}: 96 is a good start")
         if not 0 < self.alpha < 0.5:
             raise ValueError(f"alpha must be in (0, 0.5), got {self.alpha}: 0.05 is usual")
+        known = [*RIVALS, *UNTRAINED]
+        for name in self.rivals:
+            if name not in known:
+                raise ValueError(f"rivals={name} is not known: choose out of {', '.join(known)}{did_you_mean(name, known)}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -155,50 +175,6 @@ def _loose(folder: Path) -> list[Run]:
         parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config.get(key)}" for key in differ]
         run.arm, run.block = ",".join(parts) or folder.name, int(run.config["seed"])
     return begun
-
-
-def judged_file(run: Run, hosts: int) -> Path:
-    """Where the outcomes of a run on so many fresh hosts are kept."""
-    return run.folder / f"judged_{run.updates:06d}_{hosts}_hosts.json"
-
-
-def judge(run: Run, hosts: int) -> dict[str, float]:
-    """Outcomes of a finished run by name; NaN where one does not apply. Fresh hosts are grown once, and their numbers kept."""
-    path = judged_file(run, hosts)
-    if not path.exists():
-        from esper.evaluate import EvaluateConfig, Evaluation
-
-        names = ["policy", "policy_greedy"] if str(run.config["agent"]).startswith("ppo") else ["policy"]
-        evaluation = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=hosts, controllers=names))
-        outcomes = evaluation.run()
-        evaluation.env.close()
-        rows = {
-            name: {
-                "accuracy": outcome.accuracy_N.tolist(),
-                "parameters": outcome.params_N.tolist(),
-                "flops": outcome.flops_N.tolist(),
-            }
-            for name, outcome in outcomes.items()
-        }
-        whole = path.with_suffix(".new")  # a kill in the middle leaves no half file
-        whole.write_text(json.dumps(rows) + "\n")
-        whole.replace(path)
-    try:
-        rows: Mapping[str, Mapping[str, list[float]]] = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: remove it, and the run is judged again") from error
-    values = {name: float(np.mean(rows["policy"][name])) for name in ("accuracy", "parameters", "flops")}
-    greedy = rows.get("policy_greedy", {}).get("accuracy")
-    return {**values, "accuracy_greedy": float(np.mean(greedy)) if greedy else float("nan"), **_lived(run)}
-
-
-def _lived(run: Run) -> dict[str, float]:
-    """Outcomes that training itself wrote down."""
-    records = records_of(run)
-    accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
-    panics = [sum(value for tag, value in record.items() if tag.startswith("governor/rollbacks")) for record in records]
-    hosts = float(run.config["hosts"])
-    return {"learning": float(np.nanmean(accuracy)), "catastrophes": float(np.sum(panics)) / hosts / run.updates}
 
 
 def records_of(run: Run) -> list[dict[str, float]]:

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.config import ConfigError
 from esper.design import AGAIN
+from esper.judging import judge, judge_rivals
 from esper.report import figures, page
-from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs, judge
+from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs
 from esper.stats.experiment import Comparison, compare
 from esper.stats.paired import Difference
 from esper.stats.verdict import LEAST_BLOCKS
@@ -59,20 +61,18 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
         tell: is told which run is being judged.
     """
     runs = find_runs(folders)
-    finished = [run for run in runs if run.finished]
-    arms = sorted(dict.fromkeys(run.arm for run in runs), key=AGAIN.__eq__)
-    outcomes = {name: {arm: {run.block: float("nan") for run in runs if run.arm == arm} for arm in arms} for name in OUTCOMES}
-    for index, run in enumerate(finished):
-        tell(f"judging {index + 1} of {len(finished)}: {run.folder}")
-        for name, value in judge(run, config.hosts).items():
-            outcomes[name][run.arm][run.block] = value
+    outcomes = _judged(runs, config, folders[0] if folders else Path(), tell)
+    arms = list(outcomes[config.outcome])
     comparisons: dict[str, Comparison] = {}
     controls: dict[str, Difference] = {}
     for name, outcome in OUTCOMES.items():
         margin = config.margin if name == config.outcome and config.margin is not None else outcome.margin
         table = {arm: cells for arm, cells in outcomes[name].items() if np.isfinite(list(cells.values())).any()}
         plain = {arm: cells for arm, cells in table.items() if arm != AGAIN}
-        comparisons[name] = compare(plain, margin=margin, higher_is_better=outcome.higher_is_better, alpha=config.alpha)
+        against = config.against if config.against in plain else None
+        comparisons[name] = compare(
+            plain, margin=margin, higher_is_better=outcome.higher_is_better, alpha=config.alpha, against=against
+        )
         if AGAIN in table and arms[0] in table:
             pair = compare({arm: table[arm] for arm in (arms[0], AGAIN)}, margin=margin, alpha=config.alpha).judgements
             controls.update((name, told.difference) for told in pair)
@@ -82,8 +82,42 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
         outcomes=outcomes,
         comparisons=comparisons,
         controls=controls,
-        faults=[*faults(finished), *_differs_from_itself(controls.get(config.outcome))],
+        faults=[*faults([run for run in runs if run.finished]), *_differs_from_itself(controls.get(config.outcome))],
     )
+
+
+def _judged(
+    runs: Sequence[Run], config: CompareConfig, kept: Path, tell: Callable[[str], None]
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Outcome -> arm -> block -> value of all arms, and of the rivals of the first one; the repeated arm comes last."""
+    trained = list(dict.fromkeys(run.arm for run in runs))
+    if clash := set(trained) & set(config.rivals):
+        raise ConfigError(f"rivals={clash.pop()} is an arm already: leave it out of rivals")
+    arms = sorted([*trained, *config.rivals], key=AGAIN.__eq__)
+    if config.against not in (None, *arms) or config.against == AGAIN:
+        raise ConfigError(f"against={config.against} is no arm: choose out of {', '.join(arm for arm in arms if arm != AGAIN)}")
+    finished = [run for run in runs if run.finished]
+    alike = _paid_alike(finished)
+    if config.outcome == "return" and not alike:
+        raise ConfigError("outcome=return cannot judge arms that are paid by different rewards: take outcome=accuracy")
+    like = {arm: trained[0] if arm in config.rivals else arm for arm in arms}
+    blocks = {arm: [run.block for run in runs if run.arm == like[arm]] for arm in arms}
+    outcomes = {name: {arm: dict.fromkeys(blocks[arm], float("nan")) for arm in arms} for name in OUTCOMES}
+    for index, run in enumerate(finished):
+        tell(f"judging {index + 1} of {len(finished)}: {run.folder}")
+        reached = {run.arm: judge(run, config.hosts)}
+        if run.arm == trained[0] and config.rivals:
+            reached |= judge_rivals(run, config.hosts, config.rivals, kept)
+        for arm, values in reached.items():
+            for name, value in values.items():
+                outcomes[name][arm][run.block] = value if alike or name != "return" else float("nan")
+    return outcomes
+
+
+def _paid_alike(runs: Sequence[Run]) -> bool:
+    """Whether all runs have the same reward."""
+    pays = [{key: value for key, value in run.config.items() if key.split(".")[0] == "reward"} for run in runs]
+    return all(pay == pays[0] for pay in pays)
 
 
 def _differs_from_itself(control: Difference | None) -> list[str]:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.config import ConfigError, did_you_mean
-from esper.knobs import field_docs, as_typed
+from esper.knobs import as_typed, field_docs
 
 C = TypeVar("C")
 

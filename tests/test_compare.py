@@ -12,9 +12,11 @@ from esper import compare as C
 from esper import study as S
 from esper.config import ConfigError, register
 from esper.design import AGAIN, design
+from esper.evaluate import Choice, EvaluateConfig, Evaluation
+from esper.judging import judge, judged_file
 from esper.overrides import check
 from esper.report import pareto
-from esper.runs import OUTCOMES, Run, faults, find_runs, judge, judged_file
+from esper.runs import OUTCOMES, Run, faults, find_runs
 from esper.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
@@ -49,7 +51,8 @@ def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pyte
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["fate"] for row in rows].count("finished") == 5
-    assert all(np.isfinite(float(row[name])) for row in rows if row["fate"] == "finished" for name in OUTCOMES)
+    told = [name for name in OUTCOMES if name != "return"]  # of arms that are paid by different rewards it says nothing
+    assert all(np.isfinite(float(row[name])) == (name in told) for row in rows if row["fate"] == "finished" for name in OUTCOMES)
 
 
 def test_judging_is_done_once(experiment: Path) -> None:
@@ -87,6 +90,46 @@ def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) 
     assert {run.block for run in loose} == set(design("reward: shaped,sparse", blocks=2, root=1).seeds)
     whole = {run.arm for run in find_runs([experiment / "shaped"])}
     assert whole == {"shaped"}  # nothing differs but the seed: the folder's name stands for it
+
+
+def test_rivals_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(experiment / "shaped")
+    C.main([folder, "hosts=4", "outcome=return", "rivals=[wait,static,oracle]", "against=oracle", "plots=false"])
+    capsys.readouterr()
+    numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
+    reached = numbers["outcomes"]["return"]
+    assert list(reached) == ["shaped", "wait", "static", "oracle"]
+    pairs = {(apart["first"], apart["second"]) for apart in numbers["differences"]["return"]}
+    assert pairs == {("oracle", "shaped"), ("oracle", "wait"), ("oracle", "static")}
+    runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
+    for run in runs:
+        kept = json.loads(judged_file(run, 4).read_text())
+        assert reached["wait"][str(run.block)] == pytest.approx(np.mean(kept["wait"]["return"]))
+        assert kept["policy"]["parameters"] != kept["wait"]["parameters"]
+        assert kept["static"] == kept["wait"]  # in two steps nothing is kept for good
+    chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
+    for run in runs:  # the schedules that were chosen once, grown anew on the hosts of each run
+        evaluation = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=4, controllers=["wait"]))
+        _, oracle = evaluation.grow_schedules(Choice(**chosen))
+        evaluation.env.close()
+        assert reached["oracle"][str(run.block)] == pytest.approx(oracle.return_N.mean())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["outcome=return"], "cannot judge arms that are paid by different rewards"),
+        (["rivals=[shaped]"], "rivals=shaped is not known"),
+        (["against=shapd"], "against=shapd is no arm: choose out of shaped, sparse"),
+        (["against=again"], "against=again is no arm"),
+    ],
+)
+def test_what_an_experiment_cannot_tell(
+    words: list[str], sentence: str, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        C.main([str(experiment), "hosts=2", *words])
+    assert sentence in capsys.readouterr().err
 
 
 def test_one_cell_twice_is_refused(experiment: Path) -> None:

@@ -24,7 +24,7 @@ ROWS = (
     ("overrides", "knobs", "cli", "transfer"),
     ("words",),
     ("episode", "trainer"),
-    ("train", "evaluate", "runs", "report", "study", "compare", "export"),
+    ("train", "evaluate", "runs", "judging", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "saved", "overrides", "cli", "words", *ROWS[-1]}

@@ -29,6 +29,7 @@ def compare(
     margin: float,
     higher_is_better: bool = True,
     alpha: float = 0.05,
+    against: str | None = None,
     strata: Mapping[int, str] | None = None,
     seed: int = 0,
 ) -> Comparison:
@@ -39,6 +40,7 @@ def compare(
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         higher_is_better: which sign is good.
         alpha: chance of any wrong claim.
+        against: the arm that all others are compared with; None compares every pair.
         strata: to which setting, such as a task, each block belongs; None for one setting.
         seed: of the resamples; the same gives the same numbers.
     """
@@ -49,7 +51,8 @@ def compare(
     if len({frozenset(cells) for cells in outcomes.values()}) > 1 and not set.intersection(*there.values()):
         missing = [(arm, block) for arm, block in missing if block in outcomes[arm]]  # arms that were never meant to share blocks
     differences: list[Difference] = []
-    for first, second in combinations(outcomes, 2):
+    pairs = combinations(outcomes, 2) if against is None else [(against, arm) for arm in outcomes if arm != against]
+    for first, second in pairs:
         shared = sorted(there[first] & there[second])
         generator = stream(seed, "comparison", first, second)
         if len(shared) >= 2:
