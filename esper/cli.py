@@ -45,7 +45,7 @@ def spelled_out(words: list[str]) -> list[str]:
     def spelled(word: str) -> str:
         key, _, value = word.partition("=")
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"hydra.sweeper.{key}='{quoted}'" if key == "arms" else f"hydra.sweeper.{word}"
+        return f"hydra.sweeper.{key}='{quoted}'" if key in ("arms", "plan") else f"hydra.sweeper.{word}"
 
     return [spelled(word) if word.startswith(short) else word for word in words]
 

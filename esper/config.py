@@ -142,6 +142,8 @@ class BlocksConfig:
     """Of the seeds and of the order."""
     again: bool = True
     """Is the first arm repeated with another first policy?"""
+    plan: str | None = None
+    """File in which is written what is asked and how it will be judged; the experiment keeps a copy, and its report shows it."""
 
 
 GROUPS: dict[str, dict[str, type]] = {

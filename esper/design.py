@@ -6,6 +6,7 @@ busy meets all arms alike. The first arm is run again with another first policy,
 itself by is what a difference of nothing looks like.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ class Design:
     """Arms of each block, as they are run."""
     common: list[str]
     """Words that all cells share."""
+    plan: str | None = None
+    """What was written down before anything ran: question, outcome, rule; None where nothing was."""
 
     @property
     def cells(self) -> list[Cell]:
@@ -92,16 +95,15 @@ class Design:
         Raises:
             ConfigError: another experiment is in this folder.
         """
-        path, text = folder / FILE, json.dumps(asdict(self), indent=1) + "\n"
-        if path.exists() and path.read_text() != text:
-            old = Design.load(folder)
+        path = folder / FILE
+        if path.exists() and (old := Design.load(folder)) != self:
             changed = next(name for name, value in asdict(self).items() if value != asdict(old)[name])
             raise ConfigError(
                 f"{folder} holds an experiment with other {changed}: repeat its command, or choose another hydra.sweep.dir"
             )
         folder.mkdir(parents=True, exist_ok=True)
         whole = path.with_suffix(".new")  # a kill in the middle leaves the old file or none
-        whole.write_text(text)
+        whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
         whole.replace(path)
 
     @staticmethod
@@ -118,7 +120,13 @@ class Design:
 
 
 def design(
-    arms: str | Mapping[str, Any] | None, *, blocks: int, root: int, again: bool = True, common: Sequence[str] = ()
+    arms: str | Mapping[str, Any] | None,
+    *,
+    blocks: int,
+    root: int,
+    again: bool = True,
+    plan: str | None = None,
+    common: Sequence[str] = (),
 ) -> Design:
     """An experiment.
 
@@ -128,6 +136,7 @@ def design(
         blocks: runs of each arm, 1 or more.
         root: of the seeds, which are drawn from it, and of the order.
         again: repeat the first arm with another first policy?
+        plan: file in which is written what is asked and how it will be judged, of which the experiment keeps a copy.
         common: words for all cells, the choice of the sweep among them.
 
     Raises:
@@ -150,7 +159,26 @@ def design(
     drawn = stream(root, "blocks").choice(2**31, size=2 * blocks, replace=False).tolist()
     names = list(table)
     order = [[names[i] for i in stream(root, "arm_order", block).permutation(len(names))] for block in range(blocks)]
-    return Design(arms=table, seeds=drawn[:blocks], policy_seeds=drawn[blocks:], order=order, common=list(common))
+    return Design(
+        arms=table, seeds=drawn[:blocks], policy_seeds=drawn[blocks:], order=order, common=list(common), plan=_plan(plan)
+    )
+
+
+def fingerprint(plan: str) -> str:
+    """SHA-256 of a plan, as sha256sum prints it of the file."""
+    return hashlib.sha256(plan.encode()).hexdigest()
+
+
+def _plan(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        text = Path(path).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan={path} cannot be read: name a text file, or leave plan out") from error
+    if not text.strip():
+        raise ConfigError(f"plan={path} is empty: write down what is asked, and by which outcome and margin it is judged")
+    return text
 
 
 def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:

@@ -37,6 +37,7 @@ PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
   table { border-collapse: collapse; margin: 1rem 0; }
   td, th { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; }
   td:first-child, th:first-child { text-align: left; } .verdict { font-size: 1.2rem; } .void { color: #b00020; }
+  pre { white-space: pre-wrap; background: #f6f6f6; padding: .7rem; }
   img { max-width: 100%; } figure { margin: 1.5rem 0; } figcaption { color: #555; } caption { text-align: left; color: #555; }
 </style>
 <h1>{{ title }}</h1>
@@ -57,13 +58,26 @@ PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 <figcaption>{{ figure.caption }}</figcaption>
 </figure>
 {% endfor %}
+{% if plan %}
+<h2>Planned before the first run</h2>
+<pre>{{ plan[0] }}</pre>
+<p>SHA-256 of the plan: {{ plan[1] }}</p>
+{% else %}
+<p>No plan was written down before the first run (plan=FILE): the outcome may have been chosen with the numbers in sight.</p>
+{% endif %}
 <p>{{ command }}</p>
 </html>
 """)
 
 
 def page(
-    *, title: str, sentences: list[str], tables: list[dict[str, Any]], figures: list[tuple["Figure", str]], command: str
+    *,
+    title: str,
+    sentences: list[str],
+    tables: list[dict[str, Any]],
+    figures: list[tuple["Figure", str]],
+    command: str,
+    plan: tuple[str, str] | None = None,
 ) -> str:
     """The report as HTML, with figures inside.
 
@@ -71,13 +85,14 @@ def page(
         tables: each with `caption`, `head` and `rows`.
         figures: each with its caption.
         command: what made it.
+        plan: what was written down before the first run, and its fingerprint.
     """
     images: list[dict[str, str]] = []
     for figure, caption in figures:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
         images.append({"image": base64.b64encode(buffer.getvalue()).decode(), "caption": caption})
-    return PAGE.render(title=title, sentences=sentences, tables=tables, figures=images, command=command)
+    return PAGE.render(title=title, sentences=sentences, tables=tables, figures=images, command=command, plan=plan)
 
 
 def figures(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) -> list[tuple["Figure", str]]:

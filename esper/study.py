@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.config import ConfigError
-from esper.design import AGAIN
+from esper.design import AGAIN, FILE, Design, fingerprint
 from esper.judging import judge, judge_rivals
 from esper.report import figures, page
 from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs
@@ -36,6 +36,8 @@ class Study:
     """The first arm less its repetition, by outcome; empty where there is none."""
     faults: list[str] = field(default_factory=lambda: list[str]())
     """Why it is void; empty where it is not."""
+    plan: str | None = None
+    """What was written down before the first run."""
 
     @property
     def arms(self) -> list[str]:
@@ -82,6 +84,7 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
         outcomes=outcomes,
         comparisons=comparisons,
         controls=controls,
+        plan=plan_of(folders),
         faults=[*faults([run for run in runs if run.finished]), *_differs_from_itself(controls.get(config.outcome))],
     )
 
@@ -114,6 +117,12 @@ def _judged(
     return outcomes
 
 
+def plan_of(folders: Sequence[Path]) -> str | None:
+    """What was planned for the experiments in these folders."""
+    plans = [plan for folder in folders if (folder / FILE).is_file() and (plan := Design.load(folder).plan) is not None]
+    return "\n\n".join(plans) or None
+
+
 def _paid_alike(runs: Sequence[Run]) -> bool:
     """Whether all runs have the same reward."""
     pays = [{key: value for key, value in run.config.items() if key.split(".")[0] == "reward"} for run in runs]
@@ -131,6 +140,7 @@ def summary(found: Study) -> dict[str, Any]:
     """All numbers, as plain values."""
     return {
         "sentences": found.sentences(),
+        "plan": None if found.plan is None else {"sha256": fingerprint(found.plan), "text": found.plan},
         "config": asdict(found.config),
         "faults": found.faults,
         "runs": [
@@ -211,6 +221,7 @@ def write(found: Study, folder: Path, command: str) -> list[Path]:
             tables=tables(found),
             figures=drawn,
             command=command,
+            plan=None if found.plan is None else (found.plan, fingerprint(found.plan)),
         )
     )
     numbers.write_text(json.dumps(summary(found), indent=1) + "\n")

@@ -27,7 +27,8 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and a control, two blocks, trained for a moment; one run is missing."""
     register()
     folder = tmp_path_factory.mktemp("experiment")
-    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY)
+    (folder / "plan.md").write_text("Which <reward>?\n")
+    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=str(folder / "plan.md"))
     planned.save(folder)
     for cell in planned.cells:
         if (cell.arm, cell.block) != ("sparse", 1):
@@ -47,6 +48,8 @@ def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pyte
     assert page.count("data:image/png") == 4
     assert "sparse, block 1: never begun" in page
     assert "<th>shaped</th>" in page
+    assert "<pre>Which &lt;reward&gt;?" in page
+    assert numbers["plan"]["sha256"] in page
     assert "<td>shaped - again</td>" in page
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6

@@ -1,13 +1,15 @@
 """Experiments in blocks: what is run, in which order, and what a stopped one does."""
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from esper.cli import spelled_out
 from esper.config import ConfigError, register
-from esper.design import AGAIN, Cell, Design, design
+from esper.design import AGAIN, Cell, Design, design, fingerprint
 from esper.overrides import check_sweep
 
 REWARDS = "reward: shaped,sparse"
@@ -81,6 +83,36 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an experiment with other seeds"):
         design(REWARDS, blocks=3, root=0).save(tmp_path)
     assert json.loads((tmp_path / "design.json").read_text())["seeds"] == planned.seeds
+
+
+def test_the_plan_is_kept_and_cannot_change(tmp_path: Path) -> None:
+    path = tmp_path / "plan, of 2: that's it.md"
+    path.write_bytes("Which reward?\r\nBy accuracy — margin 1.\n".encode())
+    register()
+    (word,) = spelled_out(["sweep=ab", f"plan={path}"])[1:]
+    assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", word])
+    planned = design(REWARDS, blocks=1, root=0, plan=str(path))
+    planned.save(tmp_path)
+    assert fingerprint(Design.load(tmp_path).plan or "") == hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text("By return.")
+    with pytest.raises(ConfigError, match="an experiment with other plan"):
+        design(REWARDS, blocks=1, root=0, plan=str(path)).save(tmp_path)
+
+
+def test_designs_from_before_there_were_plans_are_read(tmp_path: Path) -> None:
+    planned = design(REWARDS, blocks=1, root=0)
+    planned.save(tmp_path)
+    file = tmp_path / "design.json"
+    file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "plan"}))
+    planned.save(tmp_path)
+    assert Design.load(tmp_path) == planned
+
+
+def test_a_plan_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text(" \n")
+    for name, sentence in (("empty.md", "is empty: write down"), ("nowhere.md", "cannot be read")):
+        with pytest.raises(ConfigError, match=sentence):
+            design(REWARDS, blocks=1, root=0, plan=str(tmp_path / name))
 
 
 def test_a_cell_that_was_not_begun_is_run_from_its_start(tmp_path: Path) -> None:
