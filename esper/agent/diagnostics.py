@@ -248,8 +248,9 @@ def parts_of(network: PolicyNetwork) -> dict[str, list[nn.Parameter]]:
 
 def gradient_norms(parts: Mapping[str, Iterable[nn.Parameter]]) -> dict[str, float]:
     """Norm of the present gradient of each part; 0 where it has none."""
-    gradients = {part: [p.grad for p in parameters if p.grad is not None] for part, parameters in parts.items()}
-    return {part: float(nn.utils.get_total_norm(tensors)) for part, tensors in gradients.items()}
+    gradients = {part: [p.grad.flatten() for p in parameters if p.grad is not None] for part, parameters in parts.items()}
+    # They are many and small: laid end to end, a part costs one sum.
+    return {part: float(torch.linalg.vector_norm(torch.cat(pieces))) if pieces else 0.0 for part, pieces in gradients.items()}
 
 
 Stretch = tuple[Tensor, tuple[Tensor, Tensor], Tensor]

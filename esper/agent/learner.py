@@ -104,6 +104,8 @@ class PPO:
         self.returns = Moments()
         """Of the discounted returns of all rollouts so far, where rewards are scaled by their deviation."""
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        self.parameters = list(self.network.parameters())
+        """All that is learned; listed once, since walking the modules takes as long as their smaller layers."""
         self.parts = parts_of(self.network)
         """Parameters of the parts whose gradients are told apart."""
         self.updates = 0
@@ -284,11 +286,12 @@ class PPO:
         loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * terms["entropy"]
         if "contribution_loss" in terms:
             loss = loss + self.config.aux_coef * terms["contribution_loss"]
-        self.optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         loss.backward()
         norms = gradient_norms(self.parts)
         norm = torch.tensor(math.hypot(*norms.values()))
-        nn.utils.clip_grads_with_norm_(self.network.parameters(), self.config.max_grad_norm, norm)
+        nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
         numbers = {name: float(term.detach()) for name, term in terms.items()} | {"grad_norm": float(norm)}
         sick = [name for name, number in numbers.items() if not math.isfinite(number)]
         if not sick:
