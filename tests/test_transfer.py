@@ -29,7 +29,7 @@ def trained(folder: Path, *words: str) -> Path:
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory):
     """A run whose policy treats slots alike."""
-    return trained(tmp_path_factory.mktemp("alike"), "agent.slot_identity=false")
+    return trained(tmp_path_factory.mktemp("alike"), "agent.slot_identity=false", "agent.slot_depth=true")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ HEADS = {head: head.name.lower() for head in Head}
 QUARTERS = ("lowest", "low", "high", "highest")
 """Quarters of the decisions, by what the critic predicted."""
 PARTS: dict[str, tuple[str, ...]] = {
-    "encoder": ("blueprint", "slot_in", "identity", "slot_out", "mix", "norm"),
+    "encoder": ("blueprint", "slot_in", "identity", "depth", "slot_out", "mix", "norm"),
     "core": ("core",),
     "heads": ("op", "slot_key", "core_key", "slot_score", "op_key", "parameter"),
     "critic": ("value_in", "value"),

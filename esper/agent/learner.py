@@ -31,7 +31,7 @@ STRIKES = 3
 """Minibatches in a row with numbers that are not finite, before the run ends."""
 _REMEDY = {
     "slots": "with agent.slot_identity=true it has learned numbers for each of them and cannot be moved to others; train it with "
-    "agent.slot_identity=false, or keep to hosts with these slots",
+    "agent.slot_identity=false agent.slot_depth=true, or keep to hosts with these slots",
     "blueprints": "what it has learned of each goes by that list; offer the same in the same order",
     "features": "they are of another version of esper; train it anew",
     "slot features": "they are of another version of esper; train it anew",
@@ -95,6 +95,7 @@ class PPO:
             slot_width=config.slot_width,
             blueprint_width=config.blueprint_width,
             slot_identity=config.slot_identity,
+            slot_depth=config.slot_depth,
             wait_bias=config.wait_bias,
             generator=torch_stream(seed, "policy_init"),
             recurrent=config.recurrent,

@@ -33,7 +33,7 @@ class Outputs:
 class PolicyNetwork(nn.Module):
     """Slots are seen by one shared encoder and scored one by one, so that the network works for any number of them.
 
-    Without `slot_identity` it treats slots alike: permuting them permutes their scores and changes nothing else.
+    Without `slot_identity` and `slot_depth` it treats slots alike: permuting them permutes their scores and changes nothing else.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class PolicyNetwork(nn.Module):
         slot_width: int,
         blueprint_width: int,
         slot_identity: bool,
+        slot_depth: bool = False,
         wait_bias: float,
         generator: torch.Generator,
         recurrent: bool = True,
@@ -52,6 +53,8 @@ class PolicyNetwork(nn.Module):
         """A newborn network; its numbers come from `generator` alone, and the global stream stays where it was.
 
         Args:
+            slot_identity: has each slot learned numbers of its own?
+            slot_depth: is it told how deep in the host each slot is, from 0 for the first to 1 for the last?
             recurrent: has it a memory?
             foresight: does it predict the contributions of seeds? All its other weights are the same with and without.
         """
@@ -63,6 +66,7 @@ class PolicyNetwork(nn.Module):
             self.blueprint = nn.Embedding(len(spec.blueprint_names) + 1, blueprint_width)
             self.slot_in = nn.Linear(len(spec.slot_feature_names) + blueprint_width, slot_width)
             self.identity = nn.Parameter(torch.zeros(spec.num_slots, slot_width)) if slot_identity else None
+            self.depth = nn.Parameter(torch.zeros(slot_width)) if slot_depth else None
             self.slot_out = nn.Linear(slot_width, slot_width)
             self.mix = nn.Linear(len(spec.feature_names) + 2 * slot_width, hidden)
             self.norm = nn.LayerNorm(hidden)
@@ -133,6 +137,8 @@ class PolicyNetwork(nn.Module):
         hidden = self.slot_in(torch.cat([seen.slots, self.blueprint(seen.blueprints)], dim=-1))
         if self.identity is not None:
             hidden = hidden + self.identity
+        if self.depth is not None:
+            hidden = hidden + torch.linspace(0, 1, hidden.shape[-2])[:, None] * self.depth
         return F.relu(self.slot_out(F.relu(hidden)))
 
     def _mix(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:

@@ -67,7 +67,11 @@ class PPOConfig(AgentConfig):
     blueprint_width: int = 4
     """Numbers that stand for a blueprint, at least 1."""
     slot_identity: bool = True
-    """Does a slot have learned numbers of its own? Without, slots whose features agree are the same to the policy."""
+    """Does a slot have learned numbers of its own? Without, and without slot_depth, slots whose features agree are the same
+    to the policy. With, it cannot be moved to hosts with other slots."""
+    slot_depth: bool = False
+    """Is the policy told how deep in its host a slot is, from 0 for the first to 1 for the last? Unlike slot_identity this means
+    the same in hosts with other slots."""
     wait_bias: float = 1.0
     """Added to the score of waiting at birth. Higher acts more rarely: beside one other operation, 1 waits in 73 % of steps."""
 

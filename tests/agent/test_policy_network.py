@@ -17,13 +17,16 @@ from esper.seeding import torch_stream
 SPEC = make_spec(hosts=6, steps=9)
 
 
-def make_network(spec: EnvSpec = SPEC, *, seed: int = 0, identity: bool = False, wait_bias: float = 1.0) -> PolicyNetwork:
+def make_network(
+    spec: EnvSpec = SPEC, *, seed: int = 0, identity: bool = False, depth: bool = False, wait_bias: float = 1.0
+) -> PolicyNetwork:
     return PolicyNetwork(
         spec,
         hidden=24,
         slot_width=16,
         blueprint_width=4,
         slot_identity=identity,
+        slot_depth=depth,
         wait_bias=wait_bias,
         generator=torch_stream(seed, "policy_init"),
     )
@@ -107,17 +110,40 @@ def test_permuting_slots_permutes_their_scores_and_changes_nothing_else() -> Non
         torch.testing.assert_close(two.distribution.parameters[key], tensor[:, order])
 
 
-def test_slots_that_look_alike_can_be_told_apart_only_with_an_identity() -> None:
+@pytest.mark.parametrize(("identity", "depth"), [(False, False), (True, False), (False, True)])
+def test_slots_that_look_alike_can_be_told_apart_only_by_identity_or_depth(identity: bool, depth: bool) -> None:
     seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     seen.slots[:], seen.blueprints[:] = seen.slots[:, :1].clone(), seen.blueprints[:, :1].clone()
-    for identity in (False, True):
-        network = make_network(identity=identity)
-        with torch.no_grad():
-            at_birth, _ = network.step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
-            outputs, _ = grown(network).step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
-        spread = outputs.distribution.slot_BOS.std(dim=2).max()
-        assert at_birth.distribution.slot_BOS.std(dim=2).max() < 1e-6
-        assert (spread > 1e-3) == identity
+    network = make_network(identity=identity, depth=depth)
+    with torch.no_grad():
+        at_birth, _ = network.step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
+        outputs, _ = grown(network).step(seen, network.start(6), torch.ones(6, dtype=torch.bool))
+    spread = outputs.distribution.slot_BOS.std(dim=2).max()
+    assert at_birth.distribution.slot_BOS.std(dim=2).max() < 1e-6
+    assert (spread > 1e-3) == (identity or depth)
+
+
+def test_the_ends_of_a_host_are_as_deep_whatever_is_between_them() -> None:
+    few, many = SPEC.num_slots, 2 * SPEC.num_slots - 1  # every second of the many is as deep as one of the few
+    seen = Seen.of(random_observation(SPEC, np.random.default_rng(0)))
+    stretched = Seen(
+        **(
+            seen.tensors()
+            | {"slots": seen.slots[:, :1].expand(-1, many, -1), "blueprints": seen.blueprints[:, :1].expand(-1, many)}
+        )
+    )
+    alike = Seen(**(seen.tensors() | {"slots": stretched.slots[:, :few], "blueprints": stretched.blueprints[:, :few]}))
+    network = grown(make_network(depth=True))
+    with torch.no_grad():
+        torch.testing.assert_close(network._encode(stretched)[:, ::2], network._encode(alike))
+    assert not torch.equal(network._encode(alike)[:, 0], network._encode(alike)[:, -1])
+
+
+def test_what_slots_are_known_by_changes_no_other_weight() -> None:
+    plain = make_network().state_dict()
+    told = make_network(identity=True, depth=True).state_dict()
+    assert set(told) - set(plain) == {"identity", "depth"}
+    assert all(told[name].equal(tensor) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize("slots", [1, 5])
