@@ -314,6 +314,7 @@ def ready(config: Config) -> None:
         check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
         there = tuple(slot.name for slot in slots)
         cap, offered = config.slots.max_seeds, tuple(config.blueprint)
+        config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
         config.agent.check_hosts(slots=there, in_use=chosen_S, cap=cap, blueprints=offered, hosts=config.hosts)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -77,6 +77,10 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "agent.slot=0 is not in use: there are 1 ",
         ),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
+        (
+            ["slots=all", "task.host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
+            "measures 2^9 settings",
+        ),
         (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=."], "resume=. holds no checkpoint"),

@@ -20,6 +20,10 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
+MOST_SUBSETS = 8
+"""Seeds of which every subset may be asked for: 256 settings, some tens of times a plain validation."""
+
+
 @dataclass(kw_only=True, slots=True)
 class CounterfactualsConfig:
     """What is measured beside each host as it is and with each of its seeds off; docs/counterfactuals.md has plans and prices."""
@@ -43,6 +47,15 @@ class CounterfactualsConfig:
             raise ValueError(f"counterfactuals.at_end names {twice[0]}, which each_step measures there too: leave it out")
         if self.orders < 2:
             raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair tells no error")
+
+    def check_hosts(self, seeds: int) -> None:
+        """Raises ValueError where hosts that may hold so many seeds would be measured in more settings than one can wait for."""
+        for name in ("each_step", "at_end"):
+            if Plan.factorial in getattr(self, name) and seeds > MOST_SUBSETS:
+                raise ValueError(
+                    f"counterfactuals.{name}=[factorial] measures 2^{seeds} settings of a host with {seeds} seeds: "
+                    f"ask for shapley, or set slots.max_seeds to at most {MOST_SUBSETS}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
