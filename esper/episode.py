@@ -23,7 +23,7 @@ from esper.seeding import stream
 FloatArray = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Transition:
     """One step of N hosts, as the controller lived it."""
 
@@ -33,6 +33,8 @@ class Transition:
     terminated_N: npt.NDArray[np.bool_]
     is_init_N: npt.NDArray[np.bool_]
     """Did a (sub-)episode start with this step?"""
+    signals: StepSignals
+    """What it is paid for."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -198,11 +200,7 @@ def play(
         episode.act_seconds += time.perf_counter() - asked
         arrays, reward_N, terminated_N, _, info = env.step(decision.action)
         if record:
-            record(
-                Transition(
-                    observation=observation, decision=decision, reward_N=reward_N, terminated_N=terminated_N, is_init_N=is_init_N
-                )
-            )
+            record(Transition(observation, decision, reward_N, terminated_N, is_init_N, info["signals"]))
         _count(episode, info, reward_N)
         auditor.see(info["signals"], info["components"])
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N

@@ -17,6 +17,7 @@ from esper.agent.search import EPISODE
 from esper.buffer import Rollout
 from esper.checkpoint import Checkpoints
 from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.diary import Diary
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.episode import Episode, Transition, play
 from esper.population.latency import Latency
@@ -99,6 +100,7 @@ class Trainer:
         self.watch, self.findings = config.telemetry.anomalies.build(), Findings()
         self.update = 0
         self._last: Episode | None = None
+        self._diary = Diary(self.env.layout, 0)
 
     def run(self) -> Summary:
         """Hosts train; the controller watches, grows and prunes; after each rollout it learns.
@@ -119,7 +121,7 @@ class Trainer:
                     learnt = self.learn(rollout, episode)
                     self.update += 1
                     # First: what is here twice is dropped on resume.
-                    telemetry.update(self.update, episode.metrics() | learnt, self.findings)
+                    telemetry.update(self.update, episode.metrics() | learnt, self.findings, self._diary.records)
                     self.checkpoints.save(self.state_dict(), self.update)
                 telemetry.finish(self.rows())
         return Summary(folder=self.folder, updates=self.update, last=self._last)
@@ -135,15 +137,17 @@ class Trainer:
         number = EPISODE if isinstance(self.agent, BestOfRandom) else self.update
         if self.env.episode != number:
             self.env.reset(options={"episode": number})
+        self._diary = Diary(self.env.layout, self.update + 1)
         if not isinstance(self.agent, PPO):
             player = self.agent
             if isinstance(player, BestOfRandom):
                 player = player.candidate(as_observation(self.env.observation()))
-            self._last = play(self.env, player, progress=progress)
+            self._last = play(self.env, player, record=self._diary.add, progress=progress)
             return None, self._last
         rollout = Rollout(self.env.layout)
 
         def record(step: Transition) -> None:
+            self._diary.add(step)
             rollout.add(
                 step.observation,
                 step.decision,

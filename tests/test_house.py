@@ -23,7 +23,7 @@ ROWS = (
     ("design",),
     ("overrides", "knobs", "cli", "transfer"),
     ("words",),
-    ("episode", "trainer"),
+    ("episode", "diary", "trainer"),
     ("train", "evaluate", "runs", "judging", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}

@@ -1,7 +1,7 @@
 """What a run writes down, where, and how often; and the one object that the trainer tells everything."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from esper.checkpoint import disk
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.console import Console, Rows, build_console
 from esper.telemetry.tags import Value, is_detail, measured
-from esper.telemetry.writers import Hparam, JsonlWriter, TensorBoardWriter, Writer
+from esper.telemetry.writers import Hparam, JsonlWriter, Lines, TensorBoardWriter, Writer
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,6 +30,8 @@ class TelemetryConfig:
     detail_every: int = 10
     """Write all details (head by head, part by part) with each so-manieth of these, 1 or more. More: smaller files. After an
     anomaly every update is written, with all details, for telemetry.anomalies.hold updates."""
+    decisions: bool = True
+    """Write what the controller did, host by host and seed by seed, to `decisions.jsonl` beside these details?"""
     anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
     """When learning is called anomalous, as in telemetry.anomalies.entropy_share=0.05."""
 
@@ -60,6 +62,8 @@ class QuietConfig(TelemetryConfig):
     """Show progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
     tensorboard: bool = False
     """Write TensorBoard events to `tensorboard/` in the run's folder."""
+    decisions: bool = False
+    """Write what the controller did, host by host and seed by seed, to `decisions.jsonl` beside these details?"""
 
 
 class Telemetry:
@@ -76,6 +80,7 @@ class Telemetry:
         self._writers: list[Writer] = []
         self._tensorboard: TensorBoardWriter | None = None
         self._console: Console | None = None
+        self._decisions: Lines | None = None
         with ExitStack() as closing:  # of what was opened, should opening the next fail
             if config.jsonl:
                 self._writers.append(JsonlWriter(folder / "metrics.jsonl", resume_update=resume_update))
@@ -84,6 +89,9 @@ class Telemetry:
                 self._tensorboard = TensorBoardWriter(folder / "tensorboard", resume_update=resume_update)
                 self._writers.append(self._tensorboard)
                 closing.callback(self._tensorboard.close)
+            if config.decisions:
+                self._decisions = Lines(folder / "decisions.jsonl", resume_update=resume_update)
+                closing.callback(self._decisions.close)
             if config.console:
                 self._console = build_console(resume_update=resume_update, total_updates=total_updates, file=file)
                 closing.callback(self._console.close)
@@ -114,11 +122,18 @@ class Telemetry:
         if self._console:
             self._console.step(t, steps)
 
-    def update(self, update: int, metrics: Mapping[str, Value], findings: Findings | None = None) -> None:
+    def update(
+        self,
+        update: int,
+        metrics: Mapping[str, Value],
+        findings: Findings | None = None,
+        decisions: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Takes the metrics of an update, values by tag; None and NaN are not measured.
 
         Args:
             findings: what looked wrong in it, if somebody looked.
+            decisions: records of what the controller did.
 
         Raises:
             UnknownTagError: a tag is not in the table, whatever is switched on.
@@ -132,6 +147,9 @@ class Telemetry:
             written = {tag: value for tag, value in values.items() if detailed or not is_detail(tag)}
             for writer in self._writers:
                 writer.write(update, written)
+        if detailed and self._decisions:
+            for decision in decisions:
+                self._decisions.append(update, decision)
         for anomaly in findings.new:
             for writer in self._writers:
                 writer.anomaly(update, anomaly)
