@@ -49,11 +49,12 @@ def test_every_below_one_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "files"),
     [
-        (TelemetryConfig(), {"metrics.jsonl", "tensorboard"}),
+        (TelemetryConfig(), {"metrics.jsonl", "tensorboard", "decisions.jsonl"}),
         (QuietConfig(), {"metrics.jsonl"}),
-        (TelemetryConfig(jsonl=False), {"tensorboard"}),
-        (TelemetryConfig(tensorboard=False), {"metrics.jsonl"}),
-        (TelemetryConfig(jsonl=False, tensorboard=False, console=False), set()),
+        (TelemetryConfig(jsonl=False), {"tensorboard", "decisions.jsonl"}),
+        (TelemetryConfig(tensorboard=False), {"metrics.jsonl", "decisions.jsonl"}),
+        (TelemetryConfig(decisions=False), {"metrics.jsonl", "tensorboard"}),
+        (TelemetryConfig(jsonl=False, tensorboard=False, decisions=False, console=False), set()),
     ],
 )
 def test_each_switch_does_what_it_says(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
