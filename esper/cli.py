@@ -36,6 +36,11 @@ def _say(message: Warning | str, category: type[Warning], filename: str, lineno:
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
+def warn_plainly() -> None:
+    """Warnings for people are shown in one sentence from now on."""
+    warnings.formatwarning = _say
+
+
 def spelled_out(words: list[str]) -> list[str]:
     """The words of an experiment in blocks as Hydra knows them: arms=... is short for hydra.sweeper.arms=..., quoted."""
     if not any(word.startswith("sweep=ab") for word in words):
@@ -56,7 +61,7 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot be run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     register()
-    warnings.formatwarning = _say
+    warn_plainly()
     sys.argv[1:] = spelled_out(sys.argv[1:])
     args = get_args_parser().parse_args()
     if args.help:

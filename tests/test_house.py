@@ -23,7 +23,7 @@ ROWS = (
     ("design",),
     ("overrides", "knobs", "cli", "transfer"),
     ("episode", "trainer"),
-    ("train", "evaluate", "runs", "report", "study", "compare", "export"),
+    ("launch", "train", "evaluate", "runs", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "saved", "overrides", "cli", *ROWS[-1]}
