@@ -4,6 +4,7 @@ Which launcher runs the cells of a sweep is Hydra's choice `hydra/launcher`; wha
 docs/experiments.md lists. Any other runs its cells as if each were alone on its machine.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def cores_each(launcher: Any) -> int | None:
         return launcher.cpus_per_task or 1
     if kind == "SlurmLauncher":
         return launcher.cpus_per_task
+    if kind == "RayLauncher":
+        return launcher.cpus
     return None
 
 
@@ -71,6 +74,8 @@ def run_cells(title: str, cells: Sequence[Cell], folder: Path, launcher: Launche
     jobs = [words for cell in cells if (words := cell.pending(folder)) is not None]
     done = len(cells) - len(jobs)
     logs = f"; what the others say is in {_logs(asked)}" if jobs and _logs(asked) else ""
+    for loggers in ("hydra", "hydra_plugins"):  # launchers list all runs with all words, where the folder has the list
+        logging.getLogger(loggers).setLevel(logging.WARNING)
     print(f"{title}, {done} of {len(cells)} runs done{logs}", flush=True)
     results: list[JobReturn] = []
     for batch in _batches(jobs, asked):

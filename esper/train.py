@@ -21,6 +21,7 @@ def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
     from esper.population.errors import SeedError
     from esper.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
+    from esper.tuning import judge_tuned
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     place = find_place(HydraConfig.get())
@@ -34,6 +35,7 @@ def main(cfg: DictConfig) -> None:
                 words = [word for word in HydraConfig.get().overrides.task if not word.startswith("sweep=")]
                 config = resumed(saved, config, words)
             Trainer(config, folder, name=place.name, shared=place.shared).run()
+            judge_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)

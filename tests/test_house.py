@@ -21,9 +21,10 @@ ROWS = (
     ("config",),
     ("saved",),
     ("design",),
+    ("space",),
     ("overrides", "knobs", "cli", "transfer"),
     ("episode", "trainer"),
-    ("launch", "train", "evaluate", "runs", "report", "study", "compare", "export"),
+    ("launch", "train", "evaluate", "runs", "tuning", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "saved", "overrides", "cli", *ROWS[-1]}

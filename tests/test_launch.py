@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 LAUNCHERS = {
     "joblib": ("hydra_plugins.hydra_joblib_launcher", ["hydra.launcher.n_jobs=2"]),
     "submitit_local": ("hydra_plugins.hydra_submitit_launcher", []),
+    "esper_ray": ("ray", ["hydra.launcher.cpus=1"]),
 }
 """The package that each needs, and the words it is run with."""
 
@@ -45,6 +46,7 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"_target_": "a.LocalLauncher", "cpus_per_task": None}, 1),
         ({"_target_": "a.LocalLauncher", "cpus_per_task": 3}, 3),
         ({"_target_": "a.SlurmLauncher", "cpus_per_task": None}, None),
+        ({"_target_": "a.RayLauncher", "cpus": 2}, 2),
         ({"_target_": "a.SlurmLauncher", "cpus_per_task": 6}, 6),
     ],
     ids=str,
