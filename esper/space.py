@@ -57,9 +57,10 @@ class Plan:
 
     knobs: tuple[Knob, ...]
     trials: int
+    root: int
+    """Of the seeds and of what is tried."""
     seeds: list[int]
     """Of the blocks."""
-    root: int
     outcome: str
     judge_hosts: int
     at_once: int

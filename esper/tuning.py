@@ -10,7 +10,7 @@ as if it had not been.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Tuning:
 
     def _identity(self) -> dict[str, Any]:
         """What may not change when it goes on: more trials may come."""
-        return {name: value for name, value in asdict(replace(self.planned, trials=0)).items() if name != "trials"}
+        return {name: value for name, value in asdict(self.planned).items() if name != "trials"}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
