@@ -123,7 +123,7 @@ def sweep(launcher: str, folder: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-m", "esper.train", "-m", *more, *TINY, f"hydra/launcher={launcher}", "hydra.sweep.dir=out", *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HOME": str(folder)},  # Ray keeps a key there
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -165,7 +165,7 @@ def test_the_same_run_under_every_launcher(launcher: str, basic: Path, tmp_path:
     assert expected != read(basic / "small" / "block-00")[0]  # the arms do differ, and so would a mistaken file
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["submitit_local", "esper_ray"])  # which lose or wrap the exit of a run
 def test_a_run_that_cannot_be_done_is_said_in_a_sentence(launcher: str, tmp_path: Path) -> None:
     package, words = LAUNCHERS[launcher]
     if not find_spec(package):
