@@ -10,7 +10,7 @@ from dataclasses import fields
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.checkpoint import CheckpointError, DiskError
-from esper.config import BlocksConfig, ConfigError, ready, register
+from esper.config import SWEEPS, ConfigError, ready, register
 from esper.knobs import help_text
 from esper.overrides import check, check_sweep
 from esper.task.base import TaskError
@@ -36,16 +36,20 @@ def _say(message: Warning | str, category: type[Warning], filename: str, lineno:
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
+def warn_plainly() -> None:
+    """Warnings for people are shown in one sentence from now on."""
+    warnings.formatwarning = _say
+
+
 def spelled_out(words: list[str]) -> list[str]:
-    """The words of an experiment in blocks as Hydra knows them: arms=... is short for hydra.sweeper.arms=..., quoted."""
-    if not any(word.startswith("sweep=ab") for word in words):
-        return words
-    short = tuple(f"{field.name}=" for field in fields(BlocksConfig) if not field.name.startswith("_"))
+    """The words of an experiment or a tuning as Hydra knows them: arms=... is short for hydra.sweeper.arms=..., quoted."""
+    kinds = [kind for name, kind in SWEEPS.items() for word in words if word.startswith(f"sweep={name}")]
+    short = tuple(f"{field.name}=" for kind in kinds for field in fields(kind) if not field.name.startswith("_"))
 
     def spelled(word: str) -> str:
         key, _, value = word.partition("=")
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"hydra.sweeper.{key}='{quoted}'" if key in ("arms", "plan") else f"hydra.sweeper.{word}"
+        return f"hydra.sweeper.{key}='{quoted}'" if key in ("arms", "plan", "tune") else f"hydra.sweeper.{word}"
 
     return [spelled(word) if word.startswith(short) else word for word in words]
 
@@ -56,7 +60,7 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot be run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     register()
-    warnings.formatwarning = _say
+    warn_plainly()
     sys.argv[1:] = spelled_out(sys.argv[1:])
     args = get_args_parser().parse_args()
     if args.help:

@@ -146,6 +146,34 @@ class BlocksConfig:
     """File in which is written what is asked and how it will be judged; the experiment keeps a copy, and its report shows it."""
 
 
+TUNE_SWEEPER = "hydra_plugins.esper_tuning.TuneSweeper"
+
+
+@dataclass(kw_only=True, slots=True)
+class TuneConfig:
+    """A tuning against a baseline, as `sweep=tune` runs it; see `esper.tuning`."""
+
+    _target_: str = TUNE_SWEEPER
+    tune: Any = None
+    """Ranges or choices of keys, as in 'agent.learning_rate: 1e-4..1e-2 log, agent.hidden: 32|64|128'."""
+    trials: int = 20
+    """Sets of values that are tried."""
+    blocks: int = 3
+    """Runs of each set, and of the baseline, on seeds that they share."""
+    root: int = 0
+    """Of the seeds and of the values that are tried."""
+    outcome: str = "validation"
+    """What a run is worth, out of the outcomes of esper.compare. What is chosen by the test part is no longer new to it."""
+    judge_hosts: int = 96
+    """Fresh hosts that each policy grows to be judged, 2 or more."""
+    at_once: int = 1
+    """Trials that are begun together, without knowing of each other: for launchers that run more than blocks runs at a time."""
+
+
+SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
+"""What a sweep's name begins with -> what may be set beside the run's own keys, as in blocks=12."""
+
+
 GROUPS: dict[str, dict[str, type]] = {
     "task": TASKS,
     "slots": {
@@ -219,6 +247,7 @@ def register() -> None:
             choice = {"defaults": [{f"override /{group}": name}]}
             store.store(group=alias, name=name, node=choice, package="_global_")
     store.store(group="hydra/sweeper", name="esper_blocks", node=BlocksConfig)
+    store.store(group="hydra/sweeper", name="esper_tuning", node=TuneConfig)
     OmegaConf.register_new_resolver("first_set", first_set, replace=True)
 
 

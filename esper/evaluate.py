@@ -93,6 +93,9 @@ class Outcome:
 
     return_N: np.ndarray
     accuracy_N: np.ndarray
+    """Of what was committed, on the test part."""
+    validation_N: np.ndarray
+    """The same on the validation part, which controllers see."""
     params_N: np.ndarray
     flops_N: np.ndarray
     """FLOPs of a sample in the committed network."""
@@ -104,9 +107,11 @@ class Outcome:
     @staticmethod
     def of(episode: Episode, layout: EnvSpec) -> "Outcome":
         assert episode.test_accuracy_N is not None
+        assert episode.signals is not None
         return Outcome(
             return_N=episode.return_N,
             accuracy_N=episode.test_accuracy_N,
+            validation_N=episode.signals.committed_accuracy_N,
             params_N=episode.params_N,
             flops_N=episode.committed["flops"],
             training_flops_N=episode.training_flops_N,
@@ -229,7 +234,10 @@ class Evaluation:
         def pick(key: str) -> Any:
             return [getattr(outcome, key)[host] for host, outcome in enumerate(taken)]
 
-        arrays = {key: np.array(pick(key)) for key in ("return_N", "accuracy_N", "params_N", "flops_N", "training_flops_N")}
+        arrays = {
+            key: np.array(pick(key))
+            for key in ("return_N", "accuracy_N", "validation_N", "params_N", "flops_N", "training_flops_N")
+        }
         return best, Outcome(**arrays, instance=best.instance, kept=pick("kept"))
 
     def _schedule(self, name: str) -> Controller:

@@ -14,7 +14,7 @@ from esper.runs import OUTCOMES, RIVALS, Run, records_of
 
 Rows = dict[str, dict[str, list[float]]]
 """Controller -> outcome -> value of each fresh host."""
-FRESH = ("accuracy", "return", "parameters", "flops", "training_flops")
+FRESH = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
 """Outcomes that are measured on fresh hosts."""
 SEARCHED = RIVALS[1:]
 """Rivals that are chosen on other hosts."""
@@ -75,6 +75,7 @@ def _grown(run: Run, hosts: int, names: Sequence[str], kept: Path | None = None)
 def _row(outcome: Outcome) -> dict[str, list[float]]:
     return {
         "accuracy": outcome.accuracy_N.tolist(),
+        "validation": outcome.validation_N.tolist(),
         "return": outcome.return_N.tolist(),
         "parameters": outcome.params_N.tolist(),
         "flops": outcome.flops_N.tolist(),

@@ -25,9 +25,22 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.config import ALIASES, BLOCK_SWEEPER, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, typed, unknown_key
+from esper.config import (
+    ALIASES,
+    BLOCK_SWEEPER,
+    CONF,
+    GROUPS,
+    MANY,
+    TUNE_SWEEPER,
+    Config,
+    ConfigError,
+    did_you_mean,
+    typed,
+    unknown_key,
+)
 from esper.design import design
 from esper.saved import to_plain
+from esper.space import plan
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -99,11 +112,14 @@ def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config
             params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
         except _COMPOSING as error:
             raise ConfigError(_first_fault(loader, _one_value_each(loader, words), config_name, error)) from error
-        if str(sweeper.get("_target_")) == BLOCK_SWEEPER:
+        if str(sweeper.get("_target_")) in (BLOCK_SWEEPER, TUNE_SWEEPER):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
-            del asked["_target_"]
             common = [word for word in words if not word.startswith("hydra.")]
-            return [_job(loader, list(cell.words), config_name) for cell in design(**asked, common=common).firsts()]
+            if asked.pop("_target_") == BLOCK_SWEEPER:
+                jobs = [list(cell.words) for cell in design(**asked, common=common).firsts()]
+            else:
+                jobs = plan(**asked, common=common).looks()
+            return [_job(loader, job, config_name) for job in jobs]
         if not str(sweeper.get("_target_")).endswith("BasicSweeper"):
             return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]

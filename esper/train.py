@@ -9,8 +9,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.checkpoint import load
-from esper.cli import in_one_sentence, run
+from esper.cli import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
+from esper.env.crew import limit_cores
+from esper.launch import find_place
 from esper.saved import from_plain, resumed
 
 
@@ -19,8 +21,12 @@ def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
     from esper.population.errors import SeedError
     from esper.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
+    from esper.tuning import judge_tuned
 
     folder = Path(HydraConfig.get().runtime.output_dir)
+    place = find_place(HydraConfig.get())
+    limit_cores(place.cores)
+    warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         try:
             config = typed(cfg)
@@ -28,7 +34,8 @@ def main(cfg: DictConfig) -> None:
                 saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
                 words = [word for word in HydraConfig.get().overrides.task if not word.startswith("sweep=")]
                 config = resumed(saved, config, words)
-            Trainer(config, folder).run()
+            Trainer(config, folder, name=place.name, shared=place.shared).run()
+            judge_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)

@@ -89,8 +89,14 @@ def find_checkpoint(path: str, key: str) -> Path:
 class Trainer:
     """One run in one folder."""
 
-    def __init__(self, config: Config, folder: Path | str) -> None:
-        self.config, self.folder = config, Path(folder)
+    def __init__(self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False) -> None:
+        """Builds the parts.
+
+        Args:
+            name: of the run, where it is one of several; the console says it.
+            shared: do other runs write to the same terminal at the same time?
+        """
+        self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         twins = config.agent.twins if isinstance(config.agent, PPOConfig) else 1
         self.env = build_env(config, split=Split.TRAINING, twins=twins)
@@ -112,7 +118,10 @@ class Trainer:
         config = self.config
         with stop_signals() as asked, closing(self.env):
             self.restore()
-            telemetry = config.telemetry.build(self.folder, resume_update=self.update, total_updates=config.updates)
+            done, (name, shared) = self.update, self._shown_as
+            telemetry = config.telemetry.build(
+                self.folder, resume_update=done, total_updates=config.updates, name=name, shared=shared
+            )
             with telemetry:
                 telemetry.start(self.title(), self.hparams())
                 telemetry.costs(self.costs())

@@ -248,11 +248,12 @@ def test_the_command_line_has_the_last_word_over_an_experiment() -> None:
 
 
 ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
+TUNE = ["hydra.sweeper.tune='agent.hidden: 16|32'"]
 
 
 @pytest.mark.parametrize("name", knobs.yaml_names("sweep"))
 def test_every_sweep_composes_to_several_jobs(name: str) -> None:
-    jobs = check_sweep([f"sweep={name}", *ARMS])
+    jobs = check_sweep([f"sweep={name}", *(TUNE if name == "tune" else ARMS)])
     assert len(jobs) > 1
     assert all(a != b for a, b in pairwise(jobs))
 

@@ -53,6 +53,7 @@ def test_differences_are_paired_host_by_host():
         return Outcome(
             return_N=values,
             accuracy_N=2 * values,
+            validation_N=2 * values,
             params_N=values,
             flops_N=3 * values,
             training_flops_N=4 * values,

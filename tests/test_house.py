@@ -21,10 +21,11 @@ ROWS = (
     ("config",),
     ("saved",),
     ("design",),
+    ("space",),
     ("overrides", "knobs", "cli", "transfer"),
     ("words",),
     ("episode", "diary", "trainer"),
-    ("train", "evaluate", "runs", "judging", "report", "study", "compare", "export"),
+    ("launch", "train", "evaluate", "runs", "judging", "tuning", "report", "study", "compare", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "saved", "overrides", "cli", "words", *ROWS[-1]}

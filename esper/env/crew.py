@@ -270,9 +270,23 @@ def return_memory() -> None:
         trim(0)
 
 
-def available_cores() -> int:
-    """Cores that this process may run on."""
+_limit: int | None = None
+
+
+def limit_cores(cores: int | None) -> None:
+    """From now on crews of this process use so many cores at most, its share of the machine; None is no limit."""
+    global _limit
+    _limit = cores
+
+
+def all_cores() -> int:
+    """Cores that this process can run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_cores() -> int:
+    """Those of them that it may use."""
+    return min(all_cores(), _limit or all_cores())
 
 
 def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:

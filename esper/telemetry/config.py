@@ -1,9 +1,10 @@
 """What a run writes down, where, and how often; and the one object that the trainer tells everything."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -40,18 +41,30 @@ class TelemetryConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"telemetry.{name} must be >= 1, got {getattr(self, name)}")
 
-    def build(self, folder: Path | str, *, resume_update: int, total_updates: int, file: TextIO | None = None) -> "Telemetry":
+    def build(
+        self,
+        folder: Path | str,
+        *,
+        resume_update: int,
+        total_updates: int,
+        name: str = "",
+        shared: bool = False,
+        file: TextIO | None = None,
+    ) -> "Telemetry":
         """
         Args:
             folder: the run's folder.
             resume_update: updates that the resumed state has behind it, 0 in a new run. What was written after it goes.
             total_updates: number of the last update.
+            name: of the run, where it is one of several.
+            shared: do other runs write to the same terminal at the same time?
             file: where the console shows; standard output unless given.
 
         Raises:
             DiskError: the disk refused.
         """
-        return Telemetry(self, Path(folder), resume_update=resume_update, total_updates=total_updates, file=file)
+        show = partial(build_console, name=name, shared=shared, file=file) if self.console else None
+        return Telemetry(self, Path(folder), resume_update=resume_update, total_updates=total_updates, show=show)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,9 +83,15 @@ class Telemetry:
     """Tells the console and the writers. A context manager: it ends with files closed and the terminal as it was."""
 
     def __init__(
-        self, config: TelemetryConfig, folder: Path, *, resume_update: int, total_updates: int, file: TextIO | None
+        self,
+        config: TelemetryConfig,
+        folder: Path,
+        *,
+        resume_update: int,
+        total_updates: int,
+        show: Callable[..., Console] | None,
     ) -> None:
-        """See `TelemetryConfig.build`."""
+        """See `TelemetryConfig.build`; `show` opens the console."""
         self._every, self._detail_every = config.every, config.every * config.detail_every
         self._total, self._costs = total_updates, folder / "costs.json" if config.jsonl else None
         self._hparams: dict[str, Hparam] = {}
@@ -92,8 +111,8 @@ class Telemetry:
             if config.decisions:
                 self._decisions = Lines(folder / "decisions.jsonl", resume_update=resume_update)
                 closing.callback(self._decisions.close)
-            if config.console:
-                self._console = build_console(resume_update=resume_update, total_updates=total_updates, file=file)
+            if show:
+                self._console = show(resume_update=resume_update, total_updates=total_updates)
                 closing.callback(self._console.close)
             self._closing = closing.pop_all()
 

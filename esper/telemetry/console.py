@@ -37,12 +37,20 @@ class Console(Protocol):
     def close(self) -> None: ...
 
 
-def build_console(*, resume_update: int, total_updates: int, file: TextIO | None = None) -> Console:
-    """A live console where `file` (standard output unless given) is a capable terminal, else a plain one."""
+def build_console(
+    *, resume_update: int, total_updates: int, name: str = "", shared: bool = False, file: TextIO | None = None
+) -> Console:
+    """A live console where `file` is a capable terminal that nobody else writes to, else a plain one.
+
+    Args:
+        name: of the run, where it is one of several; it goes before what is said.
+        shared: do other runs write to the same terminal at the same time?
+        file: standard output unless given.
+    """
     file = file or cast(TextIO, sys.stdout)
-    if file.isatty() and os.environ.get("TERM") != "dumb":
-        return LiveConsole(RichConsole(file=file), resume_update=resume_update, total_updates=total_updates)
-    return PlainConsole(file, resume_update=resume_update, total_updates=total_updates)
+    if file.isatty() and os.environ.get("TERM") != "dumb" and not shared:
+        return LiveConsole(RichConsole(file=file), resume_update=resume_update, total_updates=total_updates, name=name)
+    return PlainConsole(file, resume_update=resume_update, total_updates=total_updates, name=name)
 
 
 def number(value: float) -> str:
@@ -69,8 +77,9 @@ def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> s
 class PlainConsole:
     """Lines without control characters, for files and pipes: at the start, at about each tenth, and at the end."""
 
-    def __init__(self, file: TextIO, *, resume_update: int, total_updates: int) -> None:
+    def __init__(self, file: TextIO, *, resume_update: int, total_updates: int, name: str = "") -> None:
         self._file = file
+        self._lead = f"{name}: " if name else ""
         self._first = resume_update
         self._total = total_updates
         self._tenth = 10 * resume_update // total_updates
@@ -78,7 +87,8 @@ class PlainConsole:
 
     def _say(self, line: str) -> None:
         encoding = self._file.encoding or "utf-8"  # a log in ASCII shows a question mark for a letter that it lacks
-        print(line.encode(encoding, "replace").decode(encoding), file=self._file, flush=True)
+        line = f"{self._lead}{line}\n".encode(encoding, "replace").decode(encoding)
+        print(line, end="", file=self._file, flush=True)  # its end with it: beside other runs nothing may come between
 
     def start(self, title: str) -> None:
         """Says what runs, before the first update has begun."""
@@ -122,8 +132,9 @@ def clock(seconds: float) -> str:
 class LiveConsole:
     """A progress bar and a table that are redrawn in place, 4 times a second at most, by a thread of rich."""
 
-    def __init__(self, console: RichConsole, *, resume_update: int, total_updates: int) -> None:
+    def __init__(self, console: RichConsole, *, resume_update: int, total_updates: int, name: str = "") -> None:
         self._console = console
+        self._lead = f"{name}: " if name else ""
         self._done = resume_update
         self._ascii = console.options.ascii_only
         self._latest: dict[str, float] = {}
@@ -154,7 +165,7 @@ class LiveConsole:
 
     def start(self, title: str) -> None:
         """Takes the terminal's last lines, until `close`."""
-        self._title = title
+        self._title = self._lead + title
         self._live.update(self._picture())
         self._live.start(refresh=True)
 
@@ -177,7 +188,7 @@ class LiveConsole:
 
     def say(self, update: int, sentence: str) -> None:
         """Writes a line that stays, above the picture."""
-        self._console.print(Text(f"update {update}/{self._total}: {sentence}", style="yellow"))
+        self._console.print(Text(f"{self._lead}update {update}/{self._total}: {sentence}", style="yellow"))
 
     def finish(self, rows: Rows) -> None:
         """Shows what came out below the last picture."""

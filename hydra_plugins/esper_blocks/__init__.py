@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from esper.cli import in_one_sentence
 from esper.design import design
+from esper.launch import run_cells
 
 
 class BlockSweeper(BasicSweeper):
@@ -28,11 +29,7 @@ class BlockSweeper(BasicSweeper):
             planned = design(**self.asked, common=arguments)
             planned.save(folder)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        jobs = [words for cell in planned.cells if (words := cell.pending(folder)) is not None]
-        whole = len(planned.cells)
-        print(f"{folder}: {len(planned.arms)} arms x {len(planned.seeds)} blocks, {whole - len(jobs)} of {whole} runs done")
-        results = self.launcher.launch(jobs, initial_job_idx=whole - len(jobs)) if jobs else []
-        for result in results:
-            _ = result.return_value  # raises what the job raised
+        title = f"{folder}: {len(planned.arms)} arms x {len(planned.seeds)} blocks"
+        results = run_cells(title, planned.cells, folder, self.launcher, self.config.hydra.launcher)
         print(f"compare them with: python -m esper.compare {folder}")
         return [results]

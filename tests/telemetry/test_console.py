@@ -51,6 +51,18 @@ def test_plain_has_no_control_characters_and_says_what_matters() -> None:
     assert re.fullmatch(r"done after 0:00:\d\d: accuracy 71 pp, folder runs/a", lines[-1])
 
 
+def test_one_of_several_runs_says_which_it_is() -> None:
+    file = io.StringIO()
+    console = build_console(resume_update=0, total_updates=2, name="plain/block-00", file=file)
+    console.start("shaped")
+    console.update(1, METRICS)
+    console.say(1, "the core is dead")
+    console.finish([("accuracy", "71 pp")])
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("plain/block-00: ") for line in lines)
+
+
 def test_plain_says_an_anomaly_at_once() -> None:
     file = io.StringIO()
     console = build_console(resume_update=0, total_updates=1000, file=file)
@@ -111,6 +123,20 @@ def test_live_writes_an_anomaly_where_it_stays() -> None:
     assert isinstance(console.file, io.TextIOWrapper)
     text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert text.count("update 7/100: the core is dead") == 1
+
+
+@pytest.mark.parametrize(("shared", "kind"), [(False, LiveConsole), (True, PlainConsole)])
+def test_runs_that_share_a_terminal_do_not_draw_over_each_other(
+    shared: bool, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: True)
+    console = build_console(resume_update=0, total_updates=5, name="plain/block-00", shared=shared, file=file)
+    assert isinstance(console, kind)
+    console.start("shaped")
+    console.close()
+    assert "plain/block-00: shaped" in file.getvalue()
 
 
 def test_live_bar_moves_within_the_first_rollout() -> None:

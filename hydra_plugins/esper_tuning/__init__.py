@@ -1,0 +1,62 @@
+"""Hydra's side of a tuning: hands the runs of each trial to the launcher, and asks what to try next.
+
+It is our own because hydra-optuna-sweeper takes what one run returns for the objective, and here that is a difference between
+runs of several seeds; it also wants an Optuna below 3.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from omegaconf import OmegaConf, open_dict
+
+from esper.cli import in_one_sentence
+from esper.config import ConfigError, typed
+from esper.launch import run_cells
+from esper.space import plan
+from esper.tuning import FILE, Tuning
+
+
+class TuneSweeper(BasicSweeper):
+    """Runs trials against a baseline; see `esper.config.TuneConfig` for what it is told."""
+
+    def __init__(self, **asked: Any) -> None:
+        super().__init__(max_batch_size=None)
+        self.asked = asked
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None
+        assert self.launcher is not None
+        folder = Path(self.config.hydra.sweep.dir)
+        with in_one_sentence():
+            planned = plan(**self.asked, common=arguments)
+            tuning = Tuning(planned, folder)
+            OmegaConf.save(self.config, folder / "multirun.yaml")
+            results: list[Any] = []
+            while trials := tuning.next():
+                begun = len(tuning.trials)
+                for trial in trials.values():
+                    trial.fault = self._fault([*arguments, *trial.words])
+                title = f"{folder}: trial {begun + len(trials)} of {planned.trials}"
+                results += run_cells(title, tuning.cells(trials), folder, self.launcher, self.config.hydra.launcher)
+                tuning.learn(trials)
+                for number in range(begun, len(tuning.trials)):
+                    print(tuning.line(number), flush=True)
+            print("\n".join([*tuning.table(), f"all of it is in {folder / FILE}"]))
+        return results
+
+    def _fault(self, words: list[str]) -> str | None:
+        """Why a run with these words cannot be, though each of them can; None where it can."""
+        assert self.hydra_context is not None
+        assert self.config is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, words)
+        with open_dict(config):
+            del config["hydra"]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the run itself warns
+                typed(config)
+        except ConfigError as error:
+            return str(error)
+        return None
