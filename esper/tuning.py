@@ -2,9 +2,9 @@
 
 A trial runs a set of values once in every block, and the baseline is run once in every block for all trials. What a seed is
 worth then cancels, so that a few blocks tell more than as many unpaired runs. Runs are judged by an outcome that no reward
-enters, on fresh hosts (`esper.judging.judge`). Which values come next is said by Optuna's tree of Parzen estimators (Bergstra et al.
-2011, "Algorithms for Hyper-Parameter Optimization"), from what is written down alone, so that a tuning that was stopped goes on
-as if it had not been.
+enters, on fresh hosts (`esper.judging.judge`). Which values come next is said by Optuna's tree of Parzen estimators (Bergstra et
+al. 2011, "Algorithms for Hyper-Parameter Optimization"), from what is written down alone, so that a tuning that was stopped goes
+on as if it had not been.
 """
 
 import json

@@ -153,7 +153,7 @@ def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
     assert "mine: trial 2 of 2, 2 of 4 runs done" in said
     state = json.loads((mine / FILE).read_text())
     judged = {
-        cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["accuracy"]) / 2
+        cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
         for cell in mine.glob("*/block-0*")
         for file in cell.glob("judged_*_2_hosts.json")
     }
