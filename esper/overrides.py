@@ -40,7 +40,7 @@ from esper.config import (
 )
 from esper.design import design
 from esper.saved import to_plain
-from esper.space import plan
+from esper.space import search_space
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -118,7 +118,7 @@ def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config
             if asked.pop("_target_") == BLOCK_SWEEPER:
                 jobs = [list(cell.words) for cell in design(**asked, common=common).firsts()]
             else:
-                jobs = plan(**asked, common=common).looks()
+                jobs = search_space(**asked, common=common).looks()
             return [_job(loader, job, config_name) for job in jobs]
         if not str(sweeper.get("_target_")).endswith("BasicSweeper"):
             return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand

@@ -52,7 +52,7 @@ class Knob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SearchSpace:
     """A tuning before it is run."""
 
     knobs: tuple[Knob, ...]
@@ -84,7 +84,7 @@ class Plan:
         return [[*self.common, *more, f"seed={self.seeds[0]}"] for more in ((), *((end,) for k in self.knobs for end in k.ends))]
 
 
-def plan(
+def search_space(
     tune: str | Mapping[str, Any] | None,
     *,
     trials: int,
@@ -94,7 +94,7 @@ def plan(
     judge_hosts: int,
     at_once: int,
     common: Sequence[str] = (),
-) -> Plan:
+) -> SearchSpace:
     """A tuning; see `esper.config.TuneConfig` for what is asked.
 
     Raises:
@@ -118,7 +118,7 @@ def plan(
             raise ConfigError(f"{key} cannot be set or tuned here, since blocks have seeds of their own: set root instead")
         if word in common and key in tuned:
             raise ConfigError(f"{word} sets what is tuned: leave it out, or take {key} out of tune")
-    return Plan(
+    return SearchSpace(
         knobs=tuple(knobs),
         trials=trials,
         seeds=stream(root, "blocks").choice(2**31, size=blocks, replace=False).tolist(),

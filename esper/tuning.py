@@ -21,7 +21,7 @@ from esper.design import Cell
 from esper.judging import judge
 from esper.runs import OUTCOMES, find_runs
 from esper.seeding import stream
-from esper.space import BASELINE, Knob, Plan
+from esper.space import BASELINE, Knob, SearchSpace
 from esper.stats import Interval, mean_interval
 
 FILE = "tuning.json"
@@ -53,7 +53,7 @@ class Trial:
 class Tuning:
     """A tuning in its folder: what is known, and what comes next."""
 
-    def __init__(self, planned: Plan, folder: Path) -> None:
+    def __init__(self, planned: SearchSpace, folder: Path) -> None:
         """Goes on with what is in the folder, if anything is.
 
         Raises:

@@ -5,14 +5,14 @@ import pytest
 from esper.cli import spelled_out
 from esper.config import ConfigError, register
 from esper.overrides import check_sweep
-from esper.space import BASELINE, Knob, Plan, plan
+from esper.space import BASELINE, Knob, SearchSpace, search_space
 
 ASKED = {"trials": 2, "blocks": 2, "root": 0, "outcome": "accuracy", "judge_hosts": 4, "at_once": 1}
 TUNE = "agent.learning_rate: 1e-4..1e-2 log, agent.hidden: 32|64, agent.epochs: 1..3, slots.where: [r0c0,r0c1]|[r0c0]"
 
 
-def planned(tune: object = TUNE, **more: object) -> Plan:
-    return plan(tune, **{**ASKED, **more})  # pyright: ignore[reportArgumentType]
+def planned(tune: object = TUNE, **more: object) -> SearchSpace:
+    return search_space(tune, **{**ASKED, **more})  # pyright: ignore[reportArgumentType]
 
 
 def test_ranges_and_choices() -> None:

@@ -15,7 +15,7 @@ import pytest
 from esper.cli import spelled_out
 from esper.config import ConfigError, register
 from esper.overrides import check_sweep
-from esper.space import BASELINE, plan
+from esper.space import BASELINE, search_space
 from esper.tuning import FILE, Tuning
 
 pytest.importorskip("optuna", reason="optuna is not installed")
@@ -35,7 +35,7 @@ class Made(Tuning):
 
 
 def tuning(folder: Path, **more: Any) -> Made:
-    return Made(plan(TUNE, **{**ASKED, **more}), folder)
+    return Made(search_space(TUNE, **{**ASKED, **more}), folder)
 
 
 def run(made: Made) -> Made:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf, open_dict
 from esper.cli import in_one_sentence
 from esper.config import ConfigError, typed
 from esper.launch import run_cells
-from esper.space import plan
+from esper.space import search_space
 from esper.tuning import FILE, Tuning
 
 
@@ -30,7 +30,7 @@ class TuneSweeper(BasicSweeper):
         assert self.launcher is not None
         folder = Path(self.config.hydra.sweep.dir)
         with in_one_sentence():
-            planned = plan(**self.asked, common=arguments)
+            planned = search_space(**self.asked, common=arguments)
             tuning = Tuning(planned, folder)
             OmegaConf.save(self.config, folder / "multirun.yaml")
             results: list[Any] = []
