@@ -18,8 +18,7 @@ from esper.judging import judge, judge_rivals
 from esper.report import figures, page
 from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs
 from esper.stats.experiment import Comparison, compare
-from esper.stats.paired import Difference
-from esper.stats.verdict import LEAST_BLOCKS
+from esper.stats.paired import LEAST_BLOCKS, Difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from statsmodels.stats.power import TTestIndPower
 from esper.seeding import stream
 from esper.stats.experiment import compare
 from esper.stats.paired import blocks_needed, likely_spread
-from esper.stats.verdict import LEAST_BLOCKS, Verdict
+from esper.stats.verdict import Verdict
 
 FAILING = 0.1
 """Share of runs that are lost in the setting `failed`."""
@@ -132,7 +132,7 @@ def power_at_recommendation(effect: float, correlation: float, experiments: int,
     for index in range(experiments):
         setting = Setting(effect=effect, correlation=correlation, arms=2, blocks=PILOT)
         first = runs(setting, stream(seed, "pilot", str(setting), index))
-        needed = max(LEAST_BLOCKS, blocks_needed(likely_spread(first[0] - first[1]), effect))
+        needed = blocks_needed(likely_spread(first[0] - first[1]), effect)
         outcome = runs(replace(setting, blocks=needed), stream(seed, "main", str(setting), index))
         table = {name: dict(enumerate(row.tolist())) for name, row in zip("ab", outcome, strict=True)}
         (told,) = compare(table, margin=effect / 10, seed=index).judgements

@@ -6,10 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from esper.stats.paired import Difference
-
-LEAST_BLOCKS = 10
-"""No verdict with fewer: at five, an interval of 95 % that does not know its spread holds the truth in 85 of 100."""
+from esper.stats.paired import LEAST_BLOCKS, Difference
 
 
 class Verdict(StrEnum):

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
+from statsmodels.stats.power import TTestPower
 
 from esper.stats.paired import (
+    LEAST_BLOCKS,
     blocks_needed,
     equivalence,
     improvement,
@@ -19,6 +21,7 @@ from esper.stats.paired import (
     paired_difference,
     resamples,
     sign_flip,
+    t_power,
     unpaired_difference,
 )
 
@@ -90,7 +93,7 @@ def test_the_interval_shifts_and_scales_with_its_data() -> None:
 
 def test_equal_arms_differ_by_exactly_nothing() -> None:
     told = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
-    assert (told.p, told.p_rank, told.p_equivalence, told.needed) == (1, 1, 0, 2)
+    assert (told.p, told.p_rank, told.p_equivalence, told.needed) == (1, 1, 0, LEAST_BLOCKS)
     assert (told.mean.low, told.mean.high, told.iqm.low, told.improvement.mean) == (0, 0, 0, 0.5)
     apart = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
     assert apart.p == 2 / 2**12
@@ -112,6 +115,21 @@ def test_equivalence_is_two_t_tests() -> None:
 def test_the_blocks_it_asks_for_are_those_of_textbooks(effect: float, blocks: int) -> None:
     assert blocks_needed(1.0, effect) == blocks
     assert blocks_needed(2.0, 2 * effect) == blocks
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.3, 0.5, 0.9, 1.0, 1.3])
+def test_fewer_blocks_than_it_asks_for_are_too_few(ratio: float) -> None:
+    count = blocks_needed(1.0, ratio)
+    power = TTestPower().power  # of statsmodels
+    assert power(ratio, count, 0.05) >= 0.8
+    assert count == LEAST_BLOCKS or power(ratio, count - 1, 0.05) < 0.8
+    assert t_power(ratio, count) == pytest.approx(power(ratio, count, 0.05), abs=1e-9)
+
+
+@pytest.mark.parametrize("ratio", [3.7, 5.0, 9.99, 10.01, 1e6])
+def test_a_verdict_takes_some_blocks_however_large_the_effect(ratio: float) -> None:
+    assert blocks_needed(1.0, ratio) == blocks_needed(0.0, ratio) == LEAST_BLOCKS
+    assert blocks_needed(1.0, 1e-4) == pytest.approx((2.8016 / 1e-4) ** 2, rel=1e-3)
 
 
 def test_the_blocks_it_asks_for_are_enough() -> None:

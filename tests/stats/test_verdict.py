@@ -7,7 +7,8 @@ from statsmodels.stats.multitest import multipletests
 from esper.stats import paired
 from esper.stats.calibration import MARGIN, NOISES, Setting, Tally, power_at_recommendation, runs, try_out
 from esper.stats.experiment import Comparison, compare
-from esper.stats.verdict import LEAST_BLOCKS, Verdict
+from esper.stats.paired import LEAST_BLOCKS
+from esper.stats.verdict import Verdict
 
 BLOCKS = {
     "good": np.linspace(1, 2, 12) + 3,
