@@ -8,7 +8,7 @@ A head with one legal value adds exactly 0 as well, so nothing has to be compute
 
 # B decisions, O operations, S slots, H heads, V values of all parameter heads end to end, W values of one head, C actions
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -76,7 +76,18 @@ class Logits:
 class ActionDistribution:
     """The distribution of B actions."""
 
-    def __init__(self, logits: Logits, legal_slots_BOS: Tensor, legal_values_BV: Tensor, head_sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        logits: Logits,
+        legal_slots_BOS: Tensor,
+        legal_values_BV: Tensor,
+        head_sizes: tuple[int, ...],
+        free: Sequence[tuple[Op, Head]] | None = None,
+    ) -> None:
+        """
+        Args:
+            free: what `free_parameters` says of these decisions, or of more; None asks it.
+        """
         self.legal_values_BV, self.places = legal_values_BV, segments(head_sizes)
         self.op_BO = masked_log_softmax(logits.op_BO, legal_slots_BOS.any(dim=2))
         self.slot_BOS = masked_log_softmax(logits.slot_BOS, legal_slots_BOS)
@@ -84,7 +95,9 @@ class ActionDistribution:
             (op, head): masked_log_softmax(scores_BSW, legal_values_BV[:, None, self.places[head]])
             for (op, head), scores_BSW in logits.parameters.items()
         }
-        missing = set(free_parameters(legal_slots_BOS, legal_values_BV, head_sizes)) - set(self.parameters)
+        if free is None:
+            free = free_parameters(legal_slots_BOS, legal_values_BV, head_sizes)
+        missing = set(free) - set(self.parameters)
         assert not missing, f"there is a choice, but there are no logits, for {missing}"
 
     def sample(self, uniform_BH: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper.agent.base import BoolArray, Decision, FloatArray, State
 from esper.agent.diagnostics import Diagnostics, Look, diagnose, gradient_norms, look, parts_of
+from esper.agent.distribution import free_parameters
 from esper.agent.gae import against, gae, returns_to_go
 from esper.agent.losses import Surrogate, clip_fraction, explained_variance, kl_estimate, masked_mean, r_squared
 from esper.agent.network import PolicyNetwork
@@ -269,12 +270,15 @@ class PPO:
         chosen_TN = ~rollout.forced_TN
         mean = masked_mean(advantage_TN, chosen_TN)
         deviation = masked_mean((advantage_TN - mean).square(), chosen_TN).sqrt()
+        seen = rollout.seen
         found = contributions(rollout, self.spec.slot_feature_names) if config.aux_coef else None
         return Targets(
             advantage_TN=(advantage_TN - mean) / deviation.clamp(min=config.advantage_floor),
             value_TN=self.popart.normalize(lambda_return_TN),
             # Lambda returns contain the values themselves and would flatter the critic.
             explained_variance=explained_variance(rollout.value_TN, lived_TN),
+            # Asked once for all minibatches: a choice that some of them lack adds exactly nothing there.
+            free=free_parameters(seen.legal_slots.flatten(0, 1), seen.legal_values.flatten(0, 1), self.spec.head_sizes),
             contributions=found,
         )
 

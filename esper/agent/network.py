@@ -3,6 +3,7 @@
 # T steps, N hosts, B = T * N decisions, S slots, O operations, D host features, F slot features, E width of a slot's encoding,
 # R units of the core, W values of one head
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,13 +106,16 @@ class PolicyNetwork(nn.Module):
         """One step of N hosts; see `unroll`."""
         return self.unroll(seen[None], state, is_init_N[None])
 
-    def unroll(self, seen: Seen, state: State, is_init_TN: Tensor) -> tuple[Outputs, State]:
+    def unroll(
+        self, seen: Seen, state: State, is_init_TN: Tensor, free: Sequence[tuple[Op, Head]] | None = None
+    ) -> tuple[Outputs, State]:
         """T steps of N hosts, in order; the decisions are laid out as B = T * N.
 
         Args:
             seen: `[T, N]` observations.
             state: what is remembered before the first step.
             is_init_TN: where an episode starts, the state is zeroed before the step.
+            free: what `free_parameters` says of these decisions, or of more; None asks it.
 
         Returns:
             What the network says, and the state after the last step.
@@ -121,10 +125,12 @@ class PolicyNetwork(nn.Module):
         output_TNR, state = self.core.unroll(self._mix(seen, encoding_TNSE), state, is_init_TN)
         output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
         flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
-        logits = self._logits(output_BR, encoding_BSE, flat)
+        if free is None:
+            free = free_parameters(flat.legal_slots, flat.legal_values, self.spec.head_sizes)
+        logits = self._logits(output_BR, encoding_BSE, free)
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
-        distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes)
+        distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
         return Outputs(distribution=distribution, value_B=value_B, contribution_BS=self._foresee(output_BR, encoding_BSE)), state
 
     def remember(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
@@ -153,13 +159,13 @@ class PolicyNetwork(nn.Module):
         output_BSR = output_BR[:, None].expand(-1, encoding_BSE.shape[1], -1)
         return self.foresight(torch.cat([output_BSR, encoding_BSE], dim=-1))[..., 0]
 
-    def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, seen: Seen) -> Logits:
+    def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, free: Sequence[tuple[Op, Head]]) -> Logits:
         """Scores of operations; of every slot for every operation; and of parameters for every slot, where there is a choice."""
         pair_BSE = self.slot_key(encoding_BSE) + self.core_key(output_BR)[:, None]
         slot_BOS = self.slot_score(F.relu(pair_BSE)).transpose(1, 2)
         parameters: dict[tuple[Op, Head], Tensor] = {}
         context: dict[Op, Tensor] = {}
-        for op, head in free_parameters(seen.legal_slots, seen.legal_values, self.spec.head_sizes):
+        for op, head in free:
             if op not in context:
                 context[op] = F.relu(pair_BSE + self.op_key.weight[op])
             place = self._places[head]

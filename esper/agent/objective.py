@@ -34,7 +34,7 @@ def losses(
     """Replays some rows from their start: log-ratios of whole actions `[T, M]`, and the terms of the objective by name."""
     state = rollout.initial_state or network.start(rollout.num_hosts)
     state = {name: tensor[rows_M] for name, tensor in state.items()}
-    outputs, _ = network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M])
+    outputs, _ = network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M], targets.free)
     shape, action_BH = (rollout.num_steps, len(rows_M)), rollout.action_TNH[:, rows_M].flatten(0, 1)
     log_ratio_TM = outputs.distribution.log_prob(action_BH).view(shape) - rollout.log_prob_TN[:, rows_M]
     advantage_TM, chosen_TM = targets.advantage_TN[:, rows_M], ~rollout.forced_TN[:, rows_M]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from esper.buffer import Rollout
 from esper.buffer.rollout import folded
+from esper.env.actions import Head, Op
 from esper.population.stages import LIVE, TAKES_PART, Stage
 
 UNITS = 5.0
@@ -30,6 +31,8 @@ class Targets:
     """Lambda returns in the critic's scale."""
     explained_variance: float
     """See `UpdateStats`."""
+    free: Sequence[tuple[Op, Head]] | None = None
+    """Between the values of which heads there is a choice anywhere in the rollout; None where nobody has looked."""
     contributions: tuple[Tensor, Tensor] | None = None
     """What each seed was found to contribute after each step [10 pp], and where that was measured, `[T, N, S]`; None where nobody
     predicts it."""

@@ -12,12 +12,13 @@ from toy_worlds import blank, make_spec, random_observation, random_rollout
 
 from esper.agent import PPO, PPOConfig, PPOMLPConfig
 from esper.agent import learner as learner_module
+from esper.agent.distribution import segments
 from esper.agent.gae import Baseline, less_twins, returns_to_go
 from esper.agent.losses import Surrogate
 from esper.agent.objective import chunk_starts, losses
 from esper.agent.targets import NEEDED
 from esper.buffer import Rollout
-from esper.env.actions import Observation
+from esper.env.actions import Head, Observation
 
 SPEC = make_spec(hosts=8, steps=6)
 SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
@@ -45,6 +46,27 @@ def trained(**config: Any) -> tuple[list[torch.Tensor], list[str]]:
         rollout = random_rollout(agent, np.random.default_rng(seed), resets=0.2)
         stats.append(repr(agent.update(rollout, progress=0.0, generator=generator(seed))))
     return list(agent.network.parameters()), stats
+
+
+def test_choices_that_a_minibatch_lacks_change_nothing_to_the_bit() -> None:
+    agent = make()
+    rollout = random_rollout(agent, np.random.default_rng(0), resets=0.2)
+    for place in segments(SPEC.head_sizes).values():  # the first host may choose, the others have one value a head
+        rollout.seen.legal_values[:, 1:, place] = False
+        rollout.seen.legal_values[:, 1:, place.start] = True
+    rollout.action_TNH[:, 1:, Head.BLUEPRINT :] = 0
+    targets, rows = agent._targets(rollout), torch.arange(1, 8)
+    assert targets.free
+    told: list[tuple[dict[str, torch.Tensor], list[torch.Tensor | None]]] = []
+    for free in (targets.free, None):
+        agent.network.zero_grad()
+        log_ratio, terms = agent._losses(rollout, replace(targets, free=free), rows)
+        sum(terms.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
+        grads = [None if p.grad is None else p.grad.clone() for p in agent.network.parameters()]
+        told.append((terms | {"log_ratio": log_ratio}, grads))
+    assert all(torch.equal(told[0][0][name], told[1][0][name]) for name in told[0][0])
+    for one, other in zip(told[0][1], told[1][1], strict=True):
+        assert torch.equal(torch.zeros(()) if one is None else one, torch.zeros_like(one) if other is None else other)  # pyright: ignore
 
 
 # ---- chunks
