@@ -277,3 +277,15 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file: a kill in the middle leaves the old one, or none.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    with disk(f"write {path}"):
+        whole = path.with_suffix(".new")
+        whole.write_text(text)
+        whole.replace(path)

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from esper.checkpoint import Checkpoints, load, update_of
+from esper.checkpoint import Checkpoints, load, update_of, write_whole
 from esper.config import CHECKPOINTS, ConfigError
 from esper.seeding import stream
 
@@ -102,9 +102,7 @@ class Design:
                 f"{folder} holds an experiment with other {changed}: repeat its command, or choose another hydra.sweep.dir"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(".new")  # a kill in the middle leaves the old file or none
-        whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        whole.replace(path)
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> "Design":

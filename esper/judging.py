@@ -1,13 +1,14 @@
 """What finished runs reach on fresh hosts, and others who grow the same hosts; grown once, and kept beside the run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from esper.checkpoint import write_whole
 from esper.config import ConfigError
 from esper.evaluate import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
 from esper.runs import OUTCOMES, RIVALS, Run, records_of
@@ -68,7 +69,7 @@ def _grown(run: Run, hosts: int, names: Sequence[str], kept: Path | None = None)
         outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(choice), strict=True))
     evaluation.env.close()
     rows |= {"static" if name == STATIC else name: _row(outcome) for name, outcome in outcomes.items()}
-    _write(path, rows)
+    write_whole(path, json.dumps(rows) + "\n")
     return rows
 
 
@@ -86,7 +87,7 @@ def _row(outcome: Outcome) -> dict[str, list[float]]:
 def _choice(evaluation: Evaluation, path: Path) -> Choice:
     """The schedules that all runs of an experiment are compared with."""
     if not path.exists():
-        _write(path, asdict(evaluation.choose()))
+        write_whole(path, json.dumps(asdict(evaluation.choose())) + "\n")
     return Choice(**_read(path))
 
 
@@ -95,12 +96,6 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"{path} is damaged: remove it, and the run is judged again") from error
-
-
-def _write(path: Path, what: Mapping[str, Any]) -> None:
-    whole = path.with_suffix(".new")  # a kill in the middle leaves no half file
-    whole.write_text(json.dumps(what) + "\n")
-    whole.replace(path)
 
 
 def _lived(run: Run) -> dict[str, float]:

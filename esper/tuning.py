@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.checkpoint import write_whole
 from esper.config import TUNE_SWEEPER, ConfigError, did_you_mean
 from esper.design import Cell
 from esper.judging import judge
@@ -77,9 +78,7 @@ class Tuning:
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {**self._identity(), "trials": [asdict(trial) for trial in self.trials]}
-        whole = (self.folder / FILE).with_suffix(".new")  # a kill in the middle leaves the old file or none
-        whole.write_text(json.dumps(state, indent=1) + "\n")
-        whole.replace(self.folder / FILE)
+        write_whole(self.folder / FILE, json.dumps(state, indent=1) + "\n")
 
     def _load(self, path: Path) -> None:
         try:
