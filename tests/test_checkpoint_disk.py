@@ -15,7 +15,7 @@ import torch
 from checkpoint_help import STATE, assert_one_sentence, names
 
 from esper import checkpoint
-from esper.checkpoint import Checkpoints, DiskError, load
+from esper.checkpoint import Checkpoints, DiskError, load, write_whole
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_file_system_that_is_really_read_only(small_disk: Path) -> None:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from esper.checkpoint import Checkpoints, DiskError, load
+from esper.checkpoint import Checkpoints, DiskError, load, write_whole
 folder = Path(sys.argv[1])
 load(folder / "checkpoint_000001.pt")  # imports what it needs, while it may read where that lies
 if os.geteuid() == 0:
@@ -238,3 +238,15 @@ def test_killed_at_any_time_the_newest_checkpoint_is_whole(folder: Path) -> None
     assert report["newest"] >= KILLS
     assert report["halves"] > 0, "no kill hit a save that was under way, so this test showed nothing"
     assert report["left"] == []
+
+
+def test_a_small_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "design.json"
+    write_whole(path, "old")
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(DiskError, match=r"design\.json"):
+            write_whole(path, "new")
+    assert path.read_text() == "old"
+    write_whole(path, "new")
+    assert path.read_text() == "new"
