@@ -1,4 +1,4 @@
-"""Where a run stands among the others of its command: what it is called, and what of the machine is its own.
+"""Where a run stands among the others of its command: what it is called, what of the machine is its own, and how it is launched.
 
 Which launcher runs the cells of a sweep is Hydra's choice `hydra/launcher`; what is said of it here holds for those that
 docs/experiments.md lists. Any other runs its cells as if each were alone on its machine.
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
-from hydra.types import RunMode
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from esper.design import Cell
 from esper.env.crew import all_cores
@@ -60,36 +63,61 @@ def cores_each(launcher: Any) -> int | None:
     return None
 
 
-def run_cells(title: str, cells: Sequence[Cell], folder: Path, launcher: Launcher, asked: Any) -> list[JobReturn]:
-    """Hands the cells that are not done to a launcher, in order, and waits for them.
+class CellSweeper(Sweeper):
+    """What Hydra wants of a sweeper whose runs are cells; which they are, a sweeper of its own says."""
 
-    Args:
-        title: what they are, for the line that says how many there are.
-        folder: of the experiment.
-        asked: the launcher's config.
+    def __init__(self, **asked: Any) -> None:
+        self.asked = asked
+        """What the command says of the sweep, as Hydra read it."""
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
 
-    Raises:
-        SystemExit: a run could not be done, and has said why.
-    """
-    jobs = [words for cell in cells if (words := cell.pending(folder)) is not None]
-    done = len(cells) - len(jobs)
-    logs = f"; what the others say is in {_logs(asked)}" if jobs and _logs(asked) else ""
-    for loggers in ("hydra", "hydra_plugins"):  # launchers list all runs with all words, where the folder has the list
-        logging.getLogger(loggers).setLevel(logging.WARNING)
-    print(f"{title}, {done} of {len(cells)} runs done{logs}", flush=True)
-    results: list[JobReturn] = []
-    for batch in _batches(jobs, asked):
-        try:
-            found = launcher.launch(batch, initial_job_idx=done + len(results))
-        except Exception as error:
-            if not type(error).__module__.startswith("submitit."):
-                raise
-            print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback here would be submitit's
-            sys.exit(1)
-        for result in found:
-            _ = result.return_value  # raises what the run raised
-        results += found
-    return results
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    @property
+    def folder(self) -> Path:
+        """Of the sweep."""
+        assert self.config is not None
+        return Path(self.config.hydra.sweep.dir)
+
+    def save_config(self) -> None:
+        """Writes the config of the whole command into the folder, as Hydra's own sweepers do."""
+        OmegaConf.save(self.config, self.folder / "multirun.yaml")
+
+    def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
+        """Hands the cells that are not done to the launcher, in order, and waits for them.
+
+        Args:
+            title: what they are, for the line that says how many there are.
+
+        Raises:
+            SystemExit: a run could not be done, and has said why.
+        """
+        assert self.config is not None
+        assert self.launcher is not None
+        asked = self.config.hydra.launcher
+        jobs = [words for cell in cells if (words := cell.pending(self.folder)) is not None]
+        done = len(cells) - len(jobs)
+        logs = f"; what the others say is in {_logs(asked)}" if jobs and _logs(asked) else ""
+        for loggers in ("hydra", "hydra_plugins"):  # launchers list all runs with all words, where the folder has the list
+            logging.getLogger(loggers).setLevel(logging.WARNING)
+        print(f"{self.folder}: {title}, {done} of {len(cells)} runs done{logs}", flush=True)
+        results: list[JobReturn] = []
+        for batch in _batches(jobs, asked):
+            try:
+                found = self.launcher.launch(batch, initial_job_idx=done + len(results))
+            except Exception as error:
+                if not type(error).__module__.startswith("submitit."):
+                    raise
+                print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback would be submitit's
+                sys.exit(1)
+            for result in found:
+                _ = result.return_value  # raises what the run raised
+            results += found
+        return results
 
 
 def _logs(asked: Any) -> str | None:

@@ -17,7 +17,7 @@ from esper.cli import spelled_out
 from esper.config import CHECKPOINTS
 from esper.design import Cell
 from esper.env import crew
-from esper.launch import cores_each, find_place, run_cells
+from esper.launch import CellSweeper, cores_each, find_place
 
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = {
@@ -103,13 +103,19 @@ def test_a_launcher_without_a_queue_is_handed_as_many_runs_as_there_are_cores(tm
             self.handed.append(len(jobs))
             return [OmegaConf.create({"return_value": None}) for _ in jobs]
 
+    class Sweeper(CellSweeper):
+        def sweep(self, arguments: list[str]) -> None: ...
+
     cells = [Cell(arm="a", block=block, words=()) for block in range(10)]
     for asked, handed in (
         ({"_target_": "a.LocalLauncher", "cpus_per_task": 2}, [4, 4, 2]),
         ({"_target_": "a.JoblibLauncher", "n_jobs": 2}, [10]),
     ):
         Launcher.handed = []
-        run_cells("ten", cells, tmp_path, Launcher(), OmegaConf.create(asked))  # pyright: ignore[reportArgumentType]
+        sweeper = Sweeper()
+        sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}, "launcher": asked}})
+        sweeper.launcher = Launcher()  # pyright: ignore[reportAttributeAccessIssue]
+        sweeper.run_cells("ten", cells)
         assert Launcher.handed == handed
 
 

@@ -3,6 +3,7 @@
 It is our own because hydra-ray-launcher wants a cloudpickle below 3, made for Pythons before 3.12, and a cloud's client besides.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class RayLauncher(Launcher):
     """Hands all runs to Ray, which has the queue."""
 
     def __init__(self, *, address: str | None, cpus: int, gpus: float) -> None:
-        self.address, self.needs = address, {"num_cpus": cpus, "num_gpus": gpus}
+        self.address, self.cpus, self.gpus = address, cpus, gpus
         self.config: DictConfig | None = None
         self.told: tuple[HydraContext, TaskFunction] | None = None
 
@@ -51,9 +52,10 @@ class RayLauncher(Launcher):
         import ray  # late: Hydra imports all plugins for every command
 
         assert self.told is not None
+        assert self.config is not None
         if not ray.is_initialized():
-            ray.init(address=self.address, include_dashboard=False, logging_level="warning")
-        run = ray.remote(max_retries=0, **self.needs)(_run)
+            ray.init(address=self.address, include_dashboard=False, logging_level=logging.WARNING)
+        run = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus)(_run)
         shared = ray.put((*self.told, self.config, Singleton.get_state()))
         tasks = [run.remote(shared, initial_job_idx + index, list(words)) for index, words in enumerate(job_overrides)]
         returns: list[JobReturn] = []

@@ -5,45 +5,35 @@ runs of several seeds; it also wants an Optuna below 3.
 """
 
 import warnings
-from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
 from esper.cli import in_one_sentence
 from esper.config import ConfigError, typed
-from esper.launch import run_cells
+from esper.launch import CellSweeper
 from esper.space import search_space
 from esper.tuning import FILE, Tuning
 
 
-class TuneSweeper(BasicSweeper):
+class TuneSweeper(CellSweeper):
     """Runs trials against a baseline; see `esper.config.TuneConfig` for what it is told."""
 
-    def __init__(self, **asked: Any) -> None:
-        super().__init__(max_batch_size=None)
-        self.asked = asked
-
     def sweep(self, arguments: list[str]) -> Any:
-        assert self.config is not None
-        assert self.launcher is not None
-        folder = Path(self.config.hydra.sweep.dir)
         with in_one_sentence():
             planned = search_space(**self.asked, common=arguments)
-            tuning = Tuning(planned, folder)
-            OmegaConf.save(self.config, folder / "multirun.yaml")
+            tuning = Tuning(planned, self.folder)
+            self.save_config()
             results: list[Any] = []
             while trials := tuning.next():
                 begun = len(tuning.trials)
                 for trial in trials.values():
                     trial.fault = self._fault([*arguments, *trial.words])
-                title = f"{folder}: trial {begun + len(trials)} of {planned.trials}"
-                results += run_cells(title, tuning.cells(trials), folder, self.launcher, self.config.hydra.launcher)
+                results += self.run_cells(f"trial {begun + len(trials)} of {planned.trials}", tuning.cells(trials))
                 tuning.learn(trials)
                 for number in range(begun, len(tuning.trials)):
                     print(tuning.line(number), flush=True)
-            print("\n".join([*tuning.table(), f"all of it is in {folder / FILE}"]))
+            print("\n".join([*tuning.table(), f"all of it is in {self.folder / FILE}"]))
         return results
 
     def _fault(self, words: list[str]) -> str | None:
