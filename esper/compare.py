@@ -15,6 +15,9 @@ from esper.config import ConfigError, register
 from esper.runs import OUTCOMES, CompareConfig
 from esper.words import page, read_words
 
+WIDTH = 160
+"""Columns of the tables where no terminal says how many there are."""
+
 
 def parse(words: list[str]) -> tuple[list[Path], CompareConfig]:
     """Folders and config from words; a word with = in it that names no folder is a key.
@@ -50,7 +53,7 @@ def main(words: list[str]) -> None:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not here: {remedy}") from error
         found = study(folders, config, tell=lambda line: print(line, flush=True))
-        show(found, Console())
+        show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
         print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *words])), sep="\n  ")
 
 

@@ -27,15 +27,17 @@ COLOURS = (
     *("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#ff7f0e", "#7f7f7f"),
     *("#aec7e8", "#ff9896", "#98df8a", "#c5b0d5", "#c49c94", "#f7b6d2", "#9edae5", "#dbdb8d", "#ffbb78", "#c7c7c7"),
 )
+FEW = 5
+"""Names of so many arms fit side by side under a figure."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>{{ title }}</title>
 <style>
-  body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+  body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
   table { border-collapse: collapse; margin: 1rem 0; }
-  td, th { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; }
+  td, th { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
   td:first-child, th:first-child { text-align: left; } .verdict { font-size: 1.2rem; } .void { color: #b00020; }
   pre { white-space: pre-wrap; background: #f6f6f6; padding: .7rem; }
   img { max-width: 100%; } figure { margin: 1.5rem 0; } figcaption { color: #555; } caption { text-align: left; color: #555; }
@@ -136,7 +138,7 @@ def learning_curves(axes: "Axes", runs: list[Run], colours: Mapping[str, str]) -
             axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
     axes.set_xlabel("update")
     axes.set_ylabel("committed accuracy [pp]")
-    axes.legend()
+    _legend(axes)
 
 
 def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:
@@ -146,8 +148,14 @@ def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, s
         axes.plot(range(len(arms)), [cells[arm].get(block, np.nan) for arm in arms], color="#999999", linewidth=0.8, marker=".")
     for place, arm in enumerate(arms):
         axes.plot([place - 0.15, place + 0.15], 2 * [_mean(cells[arm])], color=colours[arm], linewidth=3)
-    axes.set_xticks(range(len(arms)), arms)
+    many = len(arms) > FEW
+    axes.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center")
     axes.set_ylabel(f"{outcome.name} [{outcome.unit}]")
+
+
+def _legend(axes: "Axes") -> None:
+    """Beside the axes: inside, the names of many arms would hide what they did."""
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _mean(row: Mapping[int, float]) -> float:
@@ -165,7 +173,7 @@ def profiles(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str,
             axes.step(steps, np.linspace(1, 0, len(steps)), where="post", color=colours[arm], label=arm)
     axes.set_xlabel(f"{outcome.name} [{outcome.unit}]")
     axes.set_ylabel("share of runs beyond")
-    axes.legend()
+    _legend(axes)
 
 
 def front(axes: "Axes", outcomes: Mapping[str, Cells], colours: Mapping[str, str]) -> None:
@@ -179,7 +187,7 @@ def front(axes: "Axes", outcomes: Mapping[str, Cells], colours: Mapping[str, str
     axes.plot(*best.T, color="#444444", linewidth=1, drawstyle="steps-post")
     axes.set_xlabel("parameters of seeds")
     axes.set_ylabel("test accuracy [pp]")
-    axes.legend()
+    _legend(axes)
 
 
 def pareto(points_B2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -162,10 +163,9 @@ def summary(found: Study) -> dict[str, Any]:
 
 def tables(found: Study) -> list[dict[str, Any]]:
     """Arms and differences as rows of text, each table with `caption`, `head` and `rows`."""
-    means = [
-        [f"{name} [{OUTCOMES[name].unit}]", *(_mean(cells[arm]) for arm in found.arms)] for name, cells in found.outcomes.items()
-    ]
-    blocks = ["blocks", *(str(sum(run.finished for run in found.runs if run.arm == arm)) for arm in found.arms)]
+    finished = Counter(run.arm for run in found.runs if run.finished)
+    means = [[arm, str(finished[arm]), *(_mean(cells[arm]) for cells in found.outcomes.values())] for arm in found.arms]
+    units = [f"{name.replace('_', ' ')} [{OUTCOMES[name].unit}]" for name in found.outcomes]
     pairs = [
         [*_cells(told.difference), f"{told.p_holm:.3g}", f"{told.p_equivalence_holm:.3g}", str(told.verdict.value)]
         for told in found.comparisons[found.outcome.name].judgements
@@ -174,7 +174,7 @@ def tables(found: Study) -> list[dict[str, Any]]:
         pairs.append([*_cells(control), f"{control.p:.3g}", f"{control.p_equivalence:.3g}", "control"])
     caption = f"Differences in {found.outcome.name} [{found.outcome.unit}]: {found.outcome.what}"
     return [
-        {"caption": "Means over blocks", "head": ["", *found.arms], "rows": [blocks, *means]},
+        {"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": means},
         {
             "caption": caption,
             "head": ["first - second", "n", "mean, 95 % interval", "IQM", "P(ahead)", "p", "p within", "verdict"],
@@ -200,8 +200,10 @@ def show(found: Study, console: Console) -> None:
     """Arms, differences and sentences."""
     for one in tables(found):
         table = Table(title=escape(one["caption"]), title_justify="left")
+        widest = max((len(row[0]) for row in one["rows"]), default=0)
         for index, heading in enumerate(one["head"]):
-            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold")
+            least = None if index else min(widest, 30)  # names first: numbers fold more readably
+            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", min_width=least)
         for row in one["rows"]:
             table.add_row(*map(escape, row))
         console.print(table)
