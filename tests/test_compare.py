@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pyte
     page = (experiment / "report.html").read_text()
     assert page.count("data:image/png") == 4
     assert "sparse, block 1: never begun" in page
-    assert "<th>shaped</th>" in page
+    assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
     assert numbers["plan"]["sha256"] in page
     assert "<td>shaped - again</td>" in page
@@ -233,3 +234,28 @@ def test_policies_that_have_collapsed_make_it_void(
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     points = np.array([[3.0, 5.0], [1.0, 2.0], [2.0, 2.0], [1.0, 1.0], [4.0, 5.0], [0.5, np.nan], [5.0, 9.0]])
     assert pareto(points).tolist() == [[1, 2], [3, 5], [5, 9]]
+
+
+@pytest.mark.parametrize("count", [2, 13])
+def test_names_of_arms_hide_nothing_however_many(count: int) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from esper.report import COLOURS, profiles, slopes
+
+    arms = [f"without_part_{index}" for index in range(count)]
+    cells = {arm: {block: float(block + place) for block in range(3)} for place, arm in enumerate(arms)}
+    colours = dict(zip(arms, COLOURS, strict=False))
+    boxes = []
+    for draw in (slopes, profiles):
+        figure = Figure(figsize=(7, 3.8), layout="constrained")
+        canvas, axes = FigureCanvasAgg(figure), figure.subplots()
+        draw(axes, cells, OUTCOMES["accuracy"], colours)
+        canvas.draw()
+        boxes.append((axes, canvas.get_renderer()))
+    axes, renderer = boxes[0]
+    labels = axes.get_xticklabels()
+    apart = [second.get_window_extent(renderer).x0 - first.get_window_extent(renderer).x1 for first, second in pairwise(labels)]
+    assert min(apart) > 0 or all(label.get_rotation() == 30 for label in labels)
+    axes, renderer = boxes[1]
+    assert axes.get_legend().get_window_extent(renderer).x0 >= axes.get_window_extent(renderer).x1
