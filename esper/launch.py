@@ -18,6 +18,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from esper.checkpoint import write_whole
 from esper.design import Cell
 from esper.env.crew import all_cores
 
@@ -84,8 +85,12 @@ class CellSweeper(Sweeper):
         return Path(self.config.hydra.sweep.dir)
 
     def save_config(self) -> None:
-        """Writes the config of the whole command into the folder, as Hydra's own sweepers do."""
-        OmegaConf.save(self.config, self.folder / "multirun.yaml")
+        """Writes the config of the whole command into the folder, as Hydra's own sweepers do.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
 
     def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
         """Hands the cells that are not done to the launcher, in order, and waits for them.

@@ -1,6 +1,7 @@
 """An experiment, judged: every pair of its arms in every outcome, and what is to be said of it."""
 
 import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.checkpoint import write_whole
 from esper.config import ConfigError
 from esper.design import AGAIN, FILE, Design, fingerprint
 from esper.judging import judge, judge_rivals
@@ -212,23 +214,26 @@ def show(found: Study, console: Console) -> None:
 
 
 def write(found: Study, folder: Path, command: str) -> list[Path]:
-    """Writes the numbers as JSON, a row a run as CSV, and the report."""
+    """Writes the numbers as JSON, a row a run as CSV, and the report.
+
+    Raises:
+        DiskError: the disk refused.
+    """
     numbers, rows, report = (folder / name for name in ("comparison.json", "comparison.csv", "report.html"))
     drawn = figures(found.runs, found.outcomes, found.outcome) if found.config.plots else []
-    report.write_text(
-        page(
-            title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {found.outcome.name}",
-            sentences=found.sentences(),
-            tables=tables(found),
-            figures=drawn,
-            command=command,
-            plan=None if found.plan is None else (found.plan, fingerprint(found.plan)),
-        )
+    html = page(
+        title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {found.outcome.name}",
+        sentences=found.sentences(),
+        tables=tables(found),
+        figures=drawn,
+        command=command,
+        plan=None if found.plan is None else (found.plan, fingerprint(found.plan)),
     )
-    numbers.write_text(json.dumps(summary(found), indent=1) + "\n")
-    with rows.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arm", "block", "fate", *OUTCOMES])
-        for run in found.runs:
-            writer.writerow([run.arm, run.block, run.fate, *(found.outcomes[name][run.arm][run.block] for name in OUTCOMES)])
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(["arm", "block", "fate", *OUTCOMES])
+    for run in found.runs:
+        writer.writerow([run.arm, run.block, run.fate, *(found.outcomes[name][run.arm][run.block] for name in OUTCOMES)])
+    for path, text in ((report, html), (numbers, json.dumps(summary(found), indent=1) + "\n"), (rows, table.getvalue())):
+        write_whole(path, text)
     return [report, numbers, rows]

@@ -259,3 +259,16 @@ def test_names_of_arms_hide_nothing_however_many(count: int) -> None:
     assert min(apart) > 0 or all(label.get_rotation() == 30 for label in labels)
     axes, renderer = boxes[1]
     assert axes.get_legend().get_window_extent(renderer).x0 >= axes.get_window_extent(renderer).x1
+
+
+def test_a_disk_that_refuses_the_report_is_one_sentence(
+    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(SystemExit) as ended:
+        C.main([str(experiment), "hosts=2", "plots=false"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("esper: ")
+    assert "report.html" in said
+    assert said.count("\n") == 1

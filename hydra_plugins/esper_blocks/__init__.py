@@ -17,7 +17,7 @@ class BlockSweeper(CellSweeper):
         with in_one_sentence():
             planned = design(**self.asked, common=arguments)
             planned.save(self.folder)
-        self.save_config()
+            self.save_config()
         results = self.run_cells(f"{len(planned.arms)} arms x {len(planned.seeds)} blocks", planned.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]
