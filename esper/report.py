@@ -28,7 +28,9 @@ COLOURS = (
     *("#aec7e8", "#ff9896", "#98df8a", "#c5b0d5", "#c49c94", "#f7b6d2", "#9edae5", "#dbdb8d", "#ffbb78", "#c7c7c7"),
 )
 FEW = 5
-"""Names of so many arms fit side by side under a figure."""
+"""Names of so many arms fit side by side under a figure, and their bands into the same axes."""
+COLUMNS, WIDE = 4, 11.0
+"""Axes side by side where there are more, and the width of the figure then [inch]."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <!doctype html>
 <html lang="en">
@@ -111,34 +113,57 @@ def figures(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) ->
     colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(cells)}
     drawn: list[tuple[Figure, str]] = []
 
-    def draw(caption: str, width: float = 7.0) -> "Axes":
-        figure = Figure(figsize=(width, 3.8), layout="constrained")
-        drawn.append((figure, caption))
-        return figure.subplots()
+    def draw(caption: str) -> Figure:
+        drawn.append((Figure(figsize=(7.0, 3.8), layout="constrained"), caption))
+        return drawn[-1][0]
+
+    def axes(caption: str) -> "Axes":
+        return draw(caption).subplots()
 
     finished = [run for run in runs if run.finished]
     learning_curves(draw("Committed accuracy in training: mean over blocks, and its 95 % interval."), finished, colours)
-    slopes(draw(f"{outcome.name} of every block, joined: {outcome.what}."), cells, outcome, colours)
-    profiles(draw(f"Share of runs that reach a given {outcome.name}."), cells, outcome, colours)
-    front(draw("Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."), outcomes, colours)
+    slopes(axes(f"{outcome.name} of every block, joined: {outcome.what}."), cells, outcome, colours)
+    profiles(axes(f"Share of runs that reach a given {outcome.name}."), cells, outcome, colours)
+    front(axes("Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."), outcomes, colours)
     return drawn
 
 
-def learning_curves(axes: "Axes", runs: list[Run], colours: Mapping[str, str]) -> None:
-    """Mean and interval over blocks, update by update, as far as all runs of an arm have come."""
-    for arm, colour in colours.items():
+def learning_curves(figure: "Figure", runs: list[Run], colours: Mapping[str, str]) -> None:
+    """Mean and interval over blocks, update by update, as far as all runs of an arm have come.
+
+    A few arms share their axes. The bands of many would cover each other: each gets axes of its own, beside the first arm.
+    """
+    curves: dict[str, npt.NDArray[np.float64]] = {}
+    for arm in colours:
         lived = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
-        if not lived or not (length := min(map(len, lived))):
-            continue
-        curves_BU = np.array([curve[:length] for curve in lived])
-        updates = np.arange(1, length + 1)
-        axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=arm)
-        if len(curves_BU) > 1:
-            bands = [mean_interval(column) for column in curves_BU.T]
-            axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
-    axes.set_xlabel("update")
-    axes.set_ylabel("committed accuracy [pp]")
-    _legend(axes)
+        if lived and (length := min(map(len, lived))):
+            curves[arm] = np.array([curve[:length] for curve in lived])
+    if len(curves) <= FEW:
+        axes = figure.subplots()
+        for arm, curves_BU in curves.items():
+            _band(axes, curves_BU, colours[arm], arm)
+        _legend(axes)
+    else:
+        first, *others = curves
+        rows = -(-len(others) // COLUMNS)
+        figure.set_size_inches(WIDE, 1.9 * rows)
+        grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+        for arm, axes in zip(others, grid.flat, strict=False):
+            _band(axes, curves[first], colours[first], first)
+            _band(axes, curves[arm], colours[arm], arm)
+            axes.set_title(f"{first} and {arm}", fontsize="medium")
+        for axes in grid.flat[len(others) :]:
+            axes.set_axis_off()
+    figure.supxlabel("update", fontsize="medium")
+    figure.supylabel("committed accuracy [pp]", fontsize="medium")
+
+
+def _band(axes: "Axes", curves_BU: npt.NDArray[np.float64], colour: str, label: str) -> None:
+    updates = np.arange(1, curves_BU.shape[1] + 1)
+    axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=label)
+    if len(curves_BU) > 1:
+        bands = [mean_interval(column) for column in curves_BU.T]
+        axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
 
 
 def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -259,6 +260,22 @@ def test_names_of_arms_hide_nothing_however_many(count: int) -> None:
     assert min(apart) > 0 or all(label.get_rotation() == 30 for label in labels)
     axes, renderer = boxes[1]
     assert axes.get_legend().get_window_extent(renderer).x0 >= axes.get_window_extent(renderer).x1
+
+
+def test_bands_of_many_arms_get_axes_of_their_own(experiment: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from esper.report import COLOURS, FEW, learning_curves
+
+    runs = [replace(run, arm=f"part_{index}") for run in find_runs([experiment])[:1] for index in range(FEW + 3)]
+    arms = [run.arm for run in runs]
+    few, many = Figure(), Figure()
+    learning_curves(few, runs[:FEW], dict(zip(arms, COLOURS, strict=False)))
+    learning_curves(many, runs, dict(zip(arms, COLOURS, strict=False)))
+    assert [len(axes.lines) for axes in few.axes] == [FEW]
+    drawn = [axes for axes in many.axes if axes.axison]
+    assert [axes.get_title() for axes in drawn] == [f"part_0 and {arm}" for arm in arms[1:]]
+    assert all([line.get_label() for line in axes.lines] == axes.get_title().split(" and ") for axes in drawn)
 
 
 def test_a_disk_that_refuses_the_report_is_one_sentence(
