@@ -11,6 +11,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 
 from esper.checkpoint import CheckpointError, DiskError
 from esper.config import SWEEPS, ConfigError, ready, register
+from esper.design import quoted
 from esper.knobs import help_text
 from esper.overrides import check, check_sweep
 from esper.task.base import TaskError
@@ -48,8 +49,7 @@ def spelled_out(words: list[str]) -> list[str]:
 
     def spelled(word: str) -> str:
         key, _, value = word.partition("=")
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"hydra.sweeper.{key}='{quoted}'" if key in ("arms", "plan", "tune") else f"hydra.sweeper.{word}"
+        return f"hydra.sweeper.{key}={quoted(value)}" if key in ("arms", "plan", "tune") else f"hydra.sweeper.{word}"
 
     return [spelled(word) if word.startswith(short) else word for word in words]
 

@@ -2,7 +2,7 @@
 
 FOLDER is that of an experiment (sweep=ab), or one with runs in it; then runs that differ in something other than their seed are
 arms, and runs with one seed are a block. Every policy grows fresh hosts, once, and what they reach is kept beside it. Shows the
-verdicts, and writes comparison.json, comparison.csv and report.html into the first folder.
+verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first folder.
 """
 
 import sys
@@ -48,7 +48,8 @@ def main(words: list[str]) -> None:
     with in_one_sentence():
         folders, config = parse(words)
         try:
-            from esper.study import show, study, write  # late: --help and mistakes should not wait for it
+            from esper.results import show, write  # late: --help and mistakes should not wait for it
+            from esper.study import study
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not here: {remedy}") from error

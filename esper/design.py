@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from esper.checkpoint import Checkpoints, load, update_of, write_whole
+from esper.checkpoint import CheckpointError, Checkpoints, load, update_of, write_whole
 from esper.config import CHECKPOINTS, ConfigError
 from esper.seeding import stream
 
@@ -46,15 +46,23 @@ class Cell:
 
         Args:
             experiment: folder of the experiment.
+
+        Raises:
+            ConfigError: what was begun cannot be read.
         """
         place = experiment / self.folder
         where = f"hydra.sweep.subdir={self.folder}"
-        newest = Checkpoints(place / CHECKPOINTS).latest()
+        try:
+            newest = Checkpoints(place / CHECKPOINTS).latest()
+        except CheckpointError as error:
+            raise ConfigError(
+                f"{place} cannot go on, for its checkpoints are damaged: remove it, and repeat the command"
+            ) from error
         if newest is None:
             return [*self.words, where]
         if update_of(newest) >= load(newest)["config"]["values"]["updates"]:
             return None
-        return [*(word for word in self.words if word.startswith("sweep=")), f"resume={place}", where]
+        return [*(word for word in self.words if word.startswith("sweep=")), f"resume={quoted(str(place))}", where]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +170,13 @@ def design(
     )
 
 
+def quoted(value: str) -> str:
+    """A value as Hydra reads it back unchanged, whatever is in it."""
+    # Backslashes stand for themselves, except before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
+
+
 def fingerprint(plan: str) -> str:
     """SHA-256 of a plan, as sha256sum prints it of the file."""
     return hashlib.sha256(plan.encode()).hexdigest()
@@ -182,22 +197,36 @@ def _plan(path: str | None) -> str | None:
 def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     usage = "write arms='reward: shaped,sparse', or arms='{small: agent.hidden=16, large: agent.hidden=256}'"
     if isinstance(arms, str):
-        try:
-            read: Any = yaml.safe_load(arms)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"cannot read arms={arms!r}: {usage}") from error
-        ((key, values),) = read.items() if isinstance(read, dict) and len(read) == 1 else (("", ""),)
-        if isinstance(values, str) and not arms.lstrip().startswith("{"):
-            names = [value.strip() for value in values.split(",")]
-            if len(set(names)) < len(names):
-                raise ConfigError(f"arms={arms!r} names an arm twice: name it once, its repetition comes by itself")
-            read = {name: f"{key}={name}" for name in names if name}
-        arms = read if isinstance(read, dict) else None
+        arms = _read_arms(arms, usage)
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")
+    table: dict[str, list[str]] = {}
     for name, words in arms.items():
         if not _NAME.fullmatch(str(name)):
             raise ConfigError(f"{name!r} cannot name an arm, and its folder: use letters, digits and _ . + -")
         if not isinstance(words, str | Sequence):
             raise ConfigError(f"arm {name} has no words but {words!r}: {usage}")
-    return {str(name): words.split() if isinstance(words, str) else list(map(str, words)) for name, words in arms.items()}
+        if str(name) in table:
+            raise ConfigError(f"arms name {name} twice: name it once, its repetition comes by itself")
+        table[str(name)] = words.split() if isinstance(words, str) else list(map(str, words))
+    return table
+
+
+def _read_arms(text: str, usage: str) -> dict[Any, Any] | None:
+    """The arms of "reward: shaped,sparse", or of "{small: ..., large: ...}"; None where it is neither."""
+    try:
+        node, read = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read arms={text!r}: {usage}") from error
+    if not isinstance(node, yaml.MappingNode) or not isinstance(read, dict):
+        return None
+    pairs = [(key.value, value) for key, value in node.value]
+    names = [name for name, _ in pairs]
+    short = len(pairs) == 1 and isinstance(pairs[0][1], yaml.ScalarNode) and not text.lstrip().startswith("{")
+    if short:
+        key, values = pairs[0]
+        names = [name for value in values.value.split(",") if (name := value.strip())]
+        read = {name: f"{key}={name}" for name in names}
+    if len(set(names)) < len(names):  # of which Python's table, and yaml, would keep the last
+        raise ConfigError(f"arms={text!r} names an arm twice: name it once, its repetition comes by itself")
+    return read

@@ -1,18 +1,15 @@
-"""The knobs in words: what `--help` shows and what docs/config.md lists, both read from the dataclasses themselves.
-
-`python -m esper.knobs > docs/config.md` writes the page anew.
-"""
+"""The knobs in words: what `--help` shows, read from the dataclasses themselves. `esper.reference` lists all of them."""
 
 import ast
 import inspect
 import textwrap
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
-from esper.env.counterfactuals import CounterfactualsConfig
 
 # The knobs that matter, in the order of --help; the page lists all of them.
 KNOBS = (
@@ -89,50 +86,20 @@ def help_text(about: str, config: Config) -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
-    """docs/config.md."""
-    lines = [
-        "# Configuration",
-        "",
-        "Generated from the dataclasses by `python -m esper.knobs > docs/config.md`; do not edit by hand.",
-        "Choose an option as in `reward=sparse`, set a field as in `reward.rent=0.1`.",
-        "",
-        *_section("## Root", Config),
-    ]
-    lines += _section("## counterfactuals", CounterfactualsConfig)
-    for group, options in GROUPS.items():
-        many = f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`." if group in MANY else ""
-        lines += [f"## {group}", "", *([many, ""] if many else [])]
-        for node in dict.fromkeys(options.values()):
-            names = ", ".join(f"`{group}={name}`" for name, other in options.items() if other is node)
-            lines += _section(f"### {names}", node)
-    lines += ["## Presets", ""]
-    for group in ("experiment", "sweep"):
-        lines += [f"* `{group}={name}`: {_yaml_comment(group, name)}" for name in yaml_names(group)]
-    return "\n".join(lines) + "\n"
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
-def _section(title: str, node: type) -> list[str]:
-    lines = [title, "", " ".join((node.__doc__ or "").split()), ""]
-    own: tuple[Field[Any], ...] = fields(node)
-    if own:
-        docs = field_docs(node)
-        lines += ["| field | default | meaning |", "|---|---|---|"]
-        for field in own:
-            # A cell may not hold the bar that ends it.
-            doc = docs.get(field.name, "").replace("|", "\\|")
-            lines.append(f"| `{field.name}` | {_default(field)} | {doc} |")
-        lines.append("")
-    return lines
-
-
-def _default(field: "Field[Any]") -> str:
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
-    if isinstance(value, CounterfactualsConfig):
-        return "below"
-    if value is MISSING:
-        return "required"
-    return "by group" if value == "???" else f"`{as_typed(value)}`"
+def in_words(hint: Any) -> str:
+    """What a field of this type may hold."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(in_words(part) for part in get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "one of " + ", ".join(hint.__members__)
+    if get_origin(hint) is list:
+        return f"a list, each {in_words(get_args(hint)[0])}"
+    if is_dataclass(hint):
+        return f"a group of keys out of {', '.join(field.name for field in fields(hint))}"
+    return _KINDS.get(hint, "a group of keys")
 
 
 def as_typed(value: object) -> str:
@@ -155,14 +122,3 @@ def _look_up(config: Config, knob: str) -> tuple[Any, Any]:
 
 def _first_sentence(doc: str) -> str:
     return doc.split(". ")[0].rstrip(".")
-
-
-def _yaml_comment(group: str, name: str) -> str:
-    """The comment at the head of a YAML file, without the line that is for Hydra."""
-    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
-    words = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
-    return " ".join(words)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -8,11 +8,8 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from itertools import product
-from types import NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -39,13 +36,12 @@ from esper.config import (
     unknown_key,
 )
 from esper.design import design
+from esper.knobs import in_words
 from esper.saved import to_plain
 from esper.space import search_space
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
 @contextmanager
@@ -238,7 +234,9 @@ def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str
 def _wrong_value(cfg: DictConfig, override: Override) -> str | None:
     key = str(override.key_or_group)
     if override.is_sweep_override():
-        return f"{override.input_line} gives several values to one key: add -m to run them one after another"
+        return (
+            f"{override.input_line} gives several values to one key: add -m to run them one after another, or make arms of them"
+        )
     if override.is_delete():
         return None
     try:
@@ -253,19 +251,7 @@ def _kind(cfg: DictConfig, key: str) -> str:
     parent, _, name = key.rpartition(".")
     holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
     hints = get_type_hints(holder) if isinstance(holder, type) else {}
-    return _words(hints[name]) if name in hints else "of another type"
-
-
-def _words(hint: Any) -> str:
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_words(part) for part in get_args(hint))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return "one of " + ", ".join(hint.__members__)
-    if get_origin(hint) is list:
-        return f"a list, each {_words(get_args(hint)[0])}"
-    if is_dataclass(hint):
-        return f"a group of keys out of {', '.join(field.name for field in fields(hint))}"
-    return _KINDS.get(hint, "a group of keys")
+    return in_words(hints[name]) if name in hints else "of another type"
 
 
 def _one_line(error: BaseException | None) -> str:

@@ -2,8 +2,8 @@
 
 # H hosts
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ class CompareConfig:
     both chosen on other hosts; and the agents that need no training."""
     against: str | None = None
     """The arm that all others are compared with; null compares every pair. Fewer pairs find smaller differences."""
+    strata: list[str] = field(default_factory=lambda: list[str]())
+    """Keys in which runs differ without being other arms, as in strata=[task]: arms are compared within each setting, and their
+    differences over all. Blocks are then seeds within settings."""
+    final: bool = False
+    """Give verdicts although planned runs are not finished, since they never will be? Who looks after every block, and stops
+    when a difference shows, is wrong far more often than alpha."""
     plots: bool = True
     """Draw the report's figures? They need matplotlib."""
 
@@ -103,6 +109,10 @@ class Run:
     arm: str
     block: int
     folder: Path
+    seed: int = 0
+    """From which all of its random streams come."""
+    stratum: str = ""
+    """The setting it is compared in, where there are several."""
     update: int = 0
     updates: int = 0
     config: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
@@ -120,24 +130,41 @@ class Run:
         return "finished" if self.finished else f"stopped after {self.update} of {self.updates} updates"
 
 
-def find_runs(folders: Sequence[Path]) -> list[Run]:
+def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     """All cells of the experiments and runs in these folders, arm by arm; those of a design that were not run are among them.
+
+    Blocks of one experiment are numbered as it numbers them; anywhere else runs are in the same block where their seed is.
+
+    Args:
+        strata: keys that make a setting, and no arm.
 
     Raises:
         ConfigError: there is nothing, or one cell is there twice.
     """
     found: list[Run] = []
+    loose: list[Run] = []
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder: name that of an experiment, or those of its runs")
         if (folder / FILE).is_file():
             planned = Design.load(folder)
             cells = sorted(planned.cells, key=lambda cell: list(planned.arms).index(cell.arm))
-            found += [_read(folder / cell.folder, cell.arm, cell.block) for cell in cells]
+            read = [_read(folder / cell.folder, cell.arm, cell.block, planned.seeds[cell.block]) for cell in cells]
+            setting = next((run.config for run in read if run.config), dict[str, Any]())
+            found += [replace(run, stratum=_setting(run.config or setting, strata)) for run in read]
         else:
-            found += _loose(folder)
-    if not any(run.finished for run in found):
+            places = sorted({path.parent for path in folder.rglob(CHECKPOINTS) if path.is_dir()})
+            begun = [run for run in (_read(place, folder.name, 0) for place in places) if run.updates]
+            loose += [replace(run, seed=int(run.config["seed"]), stratum=_setting(run.config, strata)) for run in begun]
+    _name_arms(loose, strata)
+    if not any(run.finished for run in found + loose):
         raise ConfigError(f"{', '.join(map(str, folders))}: no finished run in there, and so nothing to compare")
+    if strata:
+        settings = sorted({(run.stratum, run.seed) for run in found + loose})
+        numbers = {setting: number for number, setting in enumerate(settings)}
+        found = [replace(run, block=numbers[run.stratum, run.seed]) for run in found + loose]
+    elif loose or len(folders) > 1:
+        found = [replace(run, block=run.seed) for run in found + loose]
     there: dict[tuple[str, int], Run] = {}
     for run in found:
         twin = there.setdefault((run.arm, run.block), run)
@@ -148,34 +175,55 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     return found
 
 
-def _read(folder: Path, arm: str, block: int) -> Run:
+def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
     newest = Checkpoints(folder / CHECKPOINTS).latest()
     if newest is None:
-        return Run(arm=arm, block=block, folder=folder)
+        return Run(arm=arm, block=block, folder=folder, seed=seed)
     plain = load(newest)["config"]
     return Run(
         arm=arm,
         block=block,
         folder=folder,
+        seed=seed,
         update=update_of(newest),
         updates=plain["values"]["updates"],
         config=flat(plain),
     )
 
 
-def _loose(folder: Path) -> list[Run]:
-    """Runs that belong to no design: their arm is what they differ in, and their block is their seed."""
-    places = sorted({path.parent for path in folder.rglob(CHECKPOINTS) if path.is_dir()})
-    runs = [_read(place, "", 0) for place in places]
-    begun = [run for run in runs if run.updates]
-    keys = dict.fromkeys(key for run in begun for key in run.config if key.split(".")[0] not in UNSHARED)
-    # Where options of a group differ, so do their keys: the choice says it all.
-    differ = [key for key in keys if len({str(run.config.get(key)) for run in begun}) > 1]
-    differ = [key for key in differ if "." not in key or key.split(".")[0] not in differ]
-    for run in begun:
-        parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config.get(key)}" for key in differ]
-        run.arm, run.block = ",".join(parts) or folder.name, int(run.config["seed"])
-    return begun
+def _setting(config: Mapping[str, Any], strata: Sequence[str]) -> str:
+    """The setting that a run belongs to.
+
+    Raises:
+        ConfigError: it has no such key.
+    """
+    for key in strata:
+        if config and key not in config:
+            raise ConfigError(f"strata={key} is no key of these runs: take one that they differ in, such as task")
+    return ",".join(str(config.get(key)) for key in strata)
+
+
+def _name_arms(runs: Sequence[Run], strata: Sequence[str]) -> None:
+    """Gives runs that belong to no design the names of arms: what they differ in, or else the name of their folder."""
+    aside = (*UNSHARED, *strata)
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in aside and _group(key) not in aside)
+    differ = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
+    # Where options of a group differ, so do their keys: the choice says it, unless runs of one choice differ in the key too.
+    chosen = [key for key in differ if "." not in key or _group(key) not in differ or _differs_in_choice(runs, key)]
+    for run in runs:
+        parts = [str(run.config[key]) if key.isalpha() else f"{key}={run.config[key]}" for key in chosen if key in run.config]
+        run.arm = ",".join(parts) or run.arm
+
+
+def _group(key: str) -> str:
+    return key.split(".")[0]
+
+
+def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(str(run.config.get(_group(key))), set()).add(str(run.config.get(key)))
+    return any(len(found) > 1 for found in values.values())
 
 
 def records_of(run: Run) -> list[dict[str, float]]:
@@ -197,18 +245,16 @@ DECIDED = 0.01
 """Share of the largest entropy, of choosing an operation, below which a policy tries nothing any more."""
 ONE_KIND = 0.99
 """Share of germinations above which a policy knows one blueprint only."""
-DATA = ("task", "hosts", "steps", "updates")
-"""Keys that say how much data each host sees, and how many of them there are."""
+DATA = ("task", "steps")
+EPISODES = "hosts times updates"
+"""Keys and a product that say how much data an arm sees."""
 
 
 def faults(runs: Sequence[Run]) -> list[str]:
     """What makes an experiment void, in sentences; that the repeated arm differs from itself comes with the comparison."""
     found: list[str] = []
-    for key in dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] in DATA):
-        values = {run.arm: run.config.get(key) for run in runs}
-        if len({str(value) for value in values.values()}) > 1:
-            shown = ", ".join(f"{arm} {value}" for arm, value in values.items())
-            found.append(f"arms do not see the same data: {key} is {shown}")
+    for stratum in dict.fromkeys(run.stratum for run in runs):
+        found += _other_data([run for run in runs if run.stratum == stratum])
     for arm in dict.fromkeys(run.arm for run in runs):
         last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
         entropy = [record["policy/entropy_share_op"] for record in last if "policy/entropy_share_op" in record]
@@ -219,4 +265,18 @@ def faults(runs: Sequence[Run]) -> list[str]:
             )
         if share and np.nanmedian(share) > ONE_KIND:
             found.append(f"{arm} knows one blueprint only: {100 * np.nanmedian(share):.0f} % of its germinations")
+    return found
+
+
+def _other_data(runs: Sequence[Run]) -> list[str]:
+    """In what of the data the runs of one setting differ."""
+    found: list[str] = []
+    for key in [*dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA), EPISODES]:
+        values: dict[str, set[str]] = {}
+        for run in runs:
+            value = run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key)
+            values.setdefault(run.arm, set()).add(str(value))
+        if len(set[str]().union(*values.values())) > 1:
+            shown = ", ".join(f"{arm} {' and '.join(sorted(several))}" for arm, several in values.items())
+            found.append(f"runs do not see the same data: {key} is {shown}; if that is a setting of its own, name it in strata")
     return found

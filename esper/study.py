@@ -1,27 +1,18 @@
 """An experiment, judged: every pair of its arms in every outcome, and what is to be said of it."""
 
-import csv
-import io
-import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from esper.checkpoint import write_whole
 from esper.config import ConfigError
-from esper.design import AGAIN, FILE, Design, fingerprint
-from esper.judging import judge, judge_rivals
-from esper.report import figures, page
+from esper.design import AGAIN, FILE, Design
+from esper.judging import SEARCHED, judge, judge_rivals
 from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs
 from esper.stats.experiment import Comparison, compare
 from esper.stats.paired import LEAST_BLOCKS, Difference
+from esper.stats.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +44,27 @@ class Study:
 
     def sentences(self) -> list[str]:
         """What is to be said, most important first."""
-        said = [f"void: {fault}" for fault in self.faults]
-        said += [str(told) for told in self.comparisons[self.config.outcome].judgements]
-        return said + [f"{run.arm}, block {run.block}: {run.fate}" for run in self.runs if not run.finished]
+        told = self.comparisons[self.config.outcome].judgements
+        said = [f"void: {fault}" for fault in self.faults] + [str(one) for one in told]
+        missing = [run for run in self.runs if not run.finished]
+        if any(one.verdict is Verdict.unfinished for one in told):
+            said.append(
+                f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that began them, "
+                "or set final=true if they never will be"
+            )
+        said += [f"{run.arm}, block {run.block}: {run.fate}" for run in missing]
+        return said + self._without_outcome()
+
+    def _without_outcome(self) -> list[str]:
+        """Arms whose runs are finished, and have no value of what they are judged by."""
+        said: list[str] = []
+        done = {(run.arm, run.block) for run in self.runs if run.finished}
+        for arm, cells in self.outcomes[self.config.outcome].items():
+            lacking = [block for block, value in cells.items() if not np.isfinite(value) and (arm, block) in done]
+            if lacking or not np.isfinite(list(cells.values())).any():
+                blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
+                said.append(f"{arm} has no {self.config.outcome} in {blocks}: leave it out, or choose another outcome")
+        return said
 
 
 def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], None] = lambda _: None) -> Study:
@@ -64,22 +73,34 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
     Args:
         tell: is told which run is being judged.
     """
-    runs = find_runs(folders)
+    runs = find_runs(folders, config.strata)
     outcomes = _judged(runs, config, folders[0] if folders else Path(), tell)
     arms = list(outcomes[config.outcome])
-    comparisons: dict[str, Comparison] = {}
+    strata = {run.block: run.stratum for run in runs} if config.strata else None
+    margins = {name: outcome.margin for name, outcome in OUTCOMES.items()}
+    if config.margin is not None:
+        margins[config.outcome] = config.margin
     controls: dict[str, Difference] = {}
-    for name, outcome in OUTCOMES.items():
-        margin = config.margin if name == config.outcome and config.margin is not None else outcome.margin
-        table = {arm: cells for arm, cells in outcomes[name].items() if np.isfinite(list(cells.values())).any()}
-        plain = {arm: cells for arm, cells in table.items() if arm != AGAIN}
-        against = config.against if config.against in plain else None
-        comparisons[name] = compare(
-            plain, margin=margin, higher_is_better=outcome.higher_is_better, alpha=config.alpha, against=against
+    if AGAIN in arms:
+        for name, table in outcomes.items():
+            pair = {arm: table[arm] for arm in (arms[0], AGAIN)}
+            (told,) = compare(pair, margin=margins[name], alpha=config.alpha, strata=strata).judgements
+            controls |= {name: told.difference} if told.difference.count >= 2 else {}
+    found = [*faults([run for run in runs if run.finished]), *_differs_from_itself(controls.get(config.outcome))]
+    unfinished = not config.final and any(not run.finished for run in runs)
+    withheld = Verdict.void if found else Verdict.unfinished if unfinished else None
+    comparisons = {
+        name: compare(
+            {arm: cells for arm, cells in outcomes[name].items() if arm != AGAIN},
+            margin=margins[name],
+            higher_is_better=outcome.higher_is_better,
+            alpha=config.alpha,
+            against=config.against,
+            strata=strata,
+            withheld=withheld,
         )
-        if AGAIN in table and arms[0] in table:
-            pair = compare({arm: table[arm] for arm in (arms[0], AGAIN)}, margin=margin, alpha=config.alpha).judgements
-            controls.update((name, told.difference) for told in pair)
+        for name, outcome in OUTCOMES.items()
+    }
     return Study(
         config=config,
         runs=runs,
@@ -87,7 +108,7 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
         comparisons=comparisons,
         controls=controls,
         plan=plan_of(folders),
-        faults=[*faults([run for run in runs if run.finished]), *_differs_from_itself(controls.get(config.outcome))],
+        faults=found,
     )
 
 
@@ -104,7 +125,13 @@ def _judged(
     finished = [run for run in runs if run.finished]
     alike = _paid_alike(finished)
     if config.outcome == "return" and not alike:
-        raise ConfigError("outcome=return cannot judge arms that are paid by different rewards: take outcome=accuracy")
+        raise ConfigError(
+            f"outcome=return cannot judge arms that are paid by different {', '.join(PAYING)}: take outcome=accuracy"
+        )
+    if config.strata and (chosen := set(config.rivals) & set(SEARCHED)):
+        raise ConfigError(
+            f"rivals={chosen.pop()} is chosen for one setting: leave it out, or leave strata out and compare one setting"
+        )
     like = {arm: trained[0] if arm in config.rivals else arm for arm in arms}
     blocks = {arm: [run.block for run in runs if run.arm == like[arm]] for arm in arms}
     outcomes = {name: {arm: dict.fromkeys(blocks[arm], float("nan")) for arm in arms} for name in OUTCOMES}
@@ -125,10 +152,14 @@ def plan_of(folders: Sequence[Path]) -> str | None:
     return "\n\n".join(plans) or None
 
 
+PAYING = ("reward", "governor", "agent.gamma")
+"""What a return is made of: its terms, the penalty of a roll-back, and the discount of what is paid for potentials."""
+
+
 def _paid_alike(runs: Sequence[Run]) -> bool:
-    """Whether all runs have the same reward."""
-    pays = [{key: value for key, value in run.config.items() if key.split(".")[0] == "reward"} for run in runs]
-    return all(pay == pays[0] for pay in pays)
+    """Whether all runs that know a key of their pay have the same value of it."""
+    keys = {key for run in runs for key in run.config if key in PAYING or key.split(".")[0] in PAYING}
+    return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
 def _differs_from_itself(control: Difference | None) -> list[str]:
@@ -136,104 +167,3 @@ def _differs_from_itself(control: Difference | None) -> list[str]:
     if control is None or control.count < LEAST_BLOCKS or control.mean.low <= 0 <= control.mean.high:
         return []
     return [f"{control.first} differs from its own repetition by {control.mean.low:.2g} to {control.mean.high:.2g}"]
-
-
-def summary(found: Study) -> dict[str, Any]:
-    """All numbers, as plain values."""
-    return {
-        "sentences": found.sentences(),
-        "plan": None if found.plan is None else {"sha256": fingerprint(found.plan), "text": found.plan},
-        "config": asdict(found.config),
-        "faults": found.faults,
-        "runs": [
-            {"arm": run.arm, "block": run.block, "folder": str(run.folder), "seed": run.config.get("seed"), "fate": run.fate}
-            for run in found.runs
-        ],
-        "outcomes": found.outcomes,
-        "differences": {
-            name: [
-                asdict(told.difference)
-                | {"p_holm": told.p_holm, "p_equivalence_holm": told.p_equivalence_holm, "verdict": told.verdict}
-                for told in comparison.judgements
-            ]
-            for name, comparison in found.comparisons.items()
-        },
-        "controls": {name: asdict(control) for name, control in found.controls.items()},
-        "missing": {name: comparison.missing for name, comparison in found.comparisons.items()},
-    }
-
-
-def tables(found: Study) -> list[dict[str, Any]]:
-    """Arms and differences as rows of text, each table with `caption`, `head` and `rows`."""
-    finished = Counter(run.arm for run in found.runs if run.finished)
-    means = [[arm, str(finished[arm]), *(_mean(cells[arm]) for cells in found.outcomes.values())] for arm in found.arms]
-    units = [f"{name.replace('_', ' ')} [{OUTCOMES[name].unit}]" for name in found.outcomes]
-    pairs = [
-        [*_cells(told.difference), f"{told.p_holm:.3g}", f"{told.p_equivalence_holm:.3g}", str(told.verdict.value)]
-        for told in found.comparisons[found.outcome.name].judgements
-    ]
-    if control := found.controls.get(found.outcome.name):
-        pairs.append([*_cells(control), f"{control.p:.3g}", f"{control.p_equivalence:.3g}", "control"])
-    caption = f"Differences in {found.outcome.name} [{found.outcome.unit}]: {found.outcome.what}"
-    return [
-        {"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": means},
-        {
-            "caption": caption,
-            "head": ["first - second", "n", "mean, 95 % interval", "IQM", "P(ahead)", "p", "p within", "verdict"],
-            "rows": pairs,
-        },
-    ]
-
-
-def _mean(cells: Mapping[int, float]) -> str:
-    finite = [value for value in cells.values() if np.isfinite(value)]
-    return f"{np.mean(finite):,.4g}" if finite else ""
-
-
-def _cells(apart: Difference) -> list[str]:
-    count = str(apart.count) if apart.paired else f"{apart.count}, unpaired"
-    known = np.isfinite(apart.mean.half_width)
-    between = f"{apart.mean.low:.2f} to {apart.mean.high:.2f}" if known else "unbounded"
-    pair = f"{apart.first} - {apart.second}"
-    return [pair, count, f"{apart.mean.mean:.2f}, {between}", f"{apart.iqm.mean:.2f}", f"{apart.improvement.mean:.2f}"]
-
-
-def show(found: Study, console: Console) -> None:
-    """Arms, differences and sentences."""
-    for one in tables(found):
-        table = Table(title=escape(one["caption"]), title_justify="left")
-        widest = max((len(row[0]) for row in one["rows"]), default=0)
-        for index, heading in enumerate(one["head"]):
-            least = None if index else min(widest, 30)  # names first: numbers fold more readably
-            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", min_width=least)
-        for row in one["rows"]:
-            table.add_row(*map(escape, row))
-        console.print(table)
-    for sentence in found.sentences():
-        console.print(escape(sentence), highlight=False)
-
-
-def write(found: Study, folder: Path, command: str) -> list[Path]:
-    """Writes the numbers as JSON, a row a run as CSV, and the report.
-
-    Raises:
-        DiskError: the disk refused.
-    """
-    numbers, rows, report = (folder / name for name in ("comparison.json", "comparison.csv", "report.html"))
-    drawn = figures(found.runs, found.outcomes, found.outcome) if found.config.plots else []
-    html = page(
-        title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {found.outcome.name}",
-        sentences=found.sentences(),
-        tables=tables(found),
-        figures=drawn,
-        command=command,
-        plan=None if found.plan is None else (found.plan, fingerprint(found.plan)),
-    )
-    table = io.StringIO()
-    writer = csv.writer(table)
-    writer.writerow(["arm", "block", "fate", *OUTCOMES])
-    for run in found.runs:
-        writer.writerow([run.arm, run.block, run.fate, *(found.outcomes[name][run.arm][run.block] for name in OUTCOMES)])
-    for path, text in ((report, html), (numbers, json.dumps(summary(found), indent=1) + "\n"), (rows, table.getvalue())):
-        write_whole(path, text)
-    return [report, numbers, rows]

@@ -2,13 +2,14 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from esper.config import ConfigError, did_you_mean
-from esper.knobs import as_typed, field_docs
+from esper.knobs import as_typed, field_docs, in_words
 
 C = TypeVar("C")
 
@@ -29,12 +30,28 @@ def read_words(kind: type[C], words: Sequence[str], also: Iterable[str] = ()) ->
             raise ConfigError(f"{word} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
+    config = OmegaConf.structured(kind)
+    hints = get_type_hints(kind)
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in hints:
+            config = _with(config, key, value, hints[key])
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_dotlist(list(words))))
-    except (OmegaConfBaseException, ValueError) as error:
+        whole = OmegaConf.to_object(config)
+    except (OmegaConfBaseException, ValueError) as error:  # the config's own rules
         raise ConfigError(str(error).split("\n")[0]) from error
-    assert isinstance(config, kind)
-    return config
+    assert isinstance(whole, kind)
+    return whole
+
+
+def _with(config: Any, key: str, value: str, hint: Any) -> Any:
+    """The config with one more word; text is taken as it stands, so that 1e-3 may be a name."""
+    try:
+        if hint in (str, str | None) and value != "null":
+            return OmegaConf.merge(config, {key: value})
+        return OmegaConf.merge(config, OmegaConf.from_dotlist([f"{key}={value}"]))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{key} must be {in_words(hint)}, got {value}") from error
 
 
 def page(about: str | None, default: object) -> str:

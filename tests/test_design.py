@@ -6,9 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from esper.checkpoint import Checkpoints
 from esper.cli import spelled_out
-from esper.config import ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError, register
 from esper.design import AGAIN, Cell, Design, design, fingerprint
 from esper.overrides import check_sweep
 
@@ -55,12 +57,33 @@ def test_arms_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "arms"),
+    [
+        ("agent.hidden: 16", {"16": ["agent.hidden=16"]}),
+        ("agent.rate: 1e-3, 1e-2", {"1e-3": ["agent.rate=1e-3"], "1e-2": ["agent.rate=1e-2"]}),
+        ("'reward: shaped'", None),
+        ("small: hosts=1\nlarge: hosts=2", {"small": ["hosts=1"], "large": ["hosts=2"]}),
+    ],
+)
+def test_arms_are_what_was_typed(text: str, arms: dict[str, list[str]] | None) -> None:
+    if arms is None:
+        with pytest.raises(ConfigError, match="there are no arms"):
+            design(text, blocks=1, root=0)
+    else:
+        planned = design(text, blocks=1, root=0).arms
+        assert {arm: words for arm, words in planned.items() if arm != AGAIN} == arms
+
+
+@pytest.mark.parametrize(
     ("arms", "more", "sentence"),
     [
         (None, {}, "there are no arms to compare"),
         ("reward", {}, "there are no arms to compare"),
         ("reward: [", {}, "cannot read arms="),
         ("reward: shaped,shaped", {}, "names an arm twice"),
+        ("{a: hosts=1, a: hosts=2}", {}, "names an arm twice"),
+        ("{1: hosts=1, '1': hosts=2}", {}, "names an arm twice"),
+        ({1: "hosts=1", "1": "hosts=2"}, {}, "arms name 1 twice"),
         ("reward: shaped", {"again": False}, "one arm is no comparison"),
         ("{again: hosts=2, b: hosts=4}", {}, "no arm can be called again|an arm cannot be called again"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
@@ -70,7 +93,7 @@ def test_arms_by_name() -> None:
         (REWARDS, {"blocks": 0}, "blocks must be 1 or more, got 0"),
     ],
 )
-def test_what_is_no_experiment_is_refused(arms: str | None, more: dict, sentence: str) -> None:
+def test_what_is_no_experiment_is_refused(arms: str | dict | None, more: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         design(arms, **{"blocks": 2, "root": 0, **more})
 
@@ -118,6 +141,31 @@ def test_a_plan_that_says_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_cell_that_was_not_begun_is_run_from_its_start(tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, words=("sweep=ab", "hosts=2", "seed=1"))
     assert cell.pending(tmp_path) == ["sweep=ab", "hosts=2", "seed=1", "hydra.sweep.subdir=a/block-03"]
+
+
+@pytest.mark.parametrize("folder", ["a run (1)", "a=b", "été", "[x]", "it's", "one,two", "back\\slash", "a\\'b", "end\\"])
+def test_a_cell_goes_on_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
+    cell = Cell(arm="a", block=3, words=("sweep=ab", "hosts=2"))
+    place = tmp_path / folder
+    state = {"config": {"values": {"updates": 4}}}
+    Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 3)
+    words = cell.pending(place)
+    assert words is not None
+    (found,) = OverridesParser.create().parse_overrides(words[1:2])
+    assert (found.key_or_group, found.value()) == ("resume", str(place / cell.folder))
+    Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 4)
+    assert cell.pending(place) is None
+
+
+def test_a_cell_whose_checkpoints_are_damaged_is_named(tmp_path: Path) -> None:
+    cell = Cell(arm="a", block=3, words=())
+    folder = tmp_path / cell.folder / CHECKPOINTS
+    folder.mkdir(parents=True)
+    (folder / "checkpoint_000001.pt").write_bytes(b"junk")
+    with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as told:
+        cell.pending(tmp_path)
+    assert f"{tmp_path / cell.folder} cannot go on" in str(told.value)
+    assert "remove it, and repeat the command" in str(told.value)
 
 
 def test_every_arm_is_checked_before_anything_runs() -> None:

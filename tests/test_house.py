@@ -25,7 +25,7 @@ ROWS = (
     ("overrides", "knobs", "cli", "transfer"),
     ("words",),
     ("episode", "diary", "trainer"),
-    ("launch", "train", "evaluate", "runs", "judging", "tuning", "report", "study", "compare", "export"),
+    ("launch", "train", "evaluate", "runs", "judging", "tuning", "report", "study", "results", "compare", "reference", "export"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "saved", "overrides", "cli", "words", *ROWS[-1]}

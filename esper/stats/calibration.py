@@ -1,6 +1,7 @@
 """Experiments with a known truth: does `compare` say what is so?
 
-    python -m esper.stats.calibration            # 200 experiments in each setting, some minutes
+    python -m esper.stats.calibration               # 200 experiments in each setting, an hour or so
+    python -m esper.stats.calibration 200 blocks    # how many blocks are recommended, and whether they are enough
 
 Runs are drawn as block + arm: the block's part is shared by all arms and makes their correlation, the arm's part has the noise of
 the setting, and effects are in standard deviations of a run.
@@ -15,11 +16,9 @@ from itertools import product
 
 import numpy as np
 from scipy import stats
-from statsmodels.stats.power import TTestIndPower
 
 from esper.seeding import stream
 from esper.stats.experiment import compare
-from esper.stats.paired import blocks_needed, likely_spread
 from esper.stats.verdict import Verdict
 
 FAILING = 0.1
@@ -97,7 +96,7 @@ def try_out(setting: Setting, experiments: int, seed: int) -> Tally:
     tally = Tally()
     for index in range(experiments):
         outcome = runs(setting, stream(seed, "simulated_experiment", str(setting), index))
-        table = {f"arm{arm}": dict(enumerate(row.tolist())) for arm, row in enumerate(outcome)}
+        table = _table(outcome)
         truth = {name: setting.effect if arm == setting.arms - 1 else 0.0 for arm, name in enumerate(table)}
         wrong = False
         for told in compare(table, margin=MARGIN, seed=index).judgements:
@@ -126,19 +125,38 @@ PILOT = 12
 """Blocks from whose spread the number of blocks is recommended."""
 
 
-def power_at_recommendation(effect: float, correlation: float, experiments: int, seed: int) -> tuple[float, float]:
-    """Of two arms: share of experiments that find the effect with the blocks that a pilot recommends; mean of their number."""
-    found, blocks = 0, 0
+def power_at_recommendation(
+    effect: float, correlation: float, *, arms: int = 2, paired: bool = True, experiments: int, seed: int
+) -> tuple[float, float]:
+    """How often the arm that is better is found so, with the blocks that a pilot recommends; and the mean of their number.
+
+    Args:
+        effect: by which the last arm is better than each of the others [sd of a run].
+        correlation: of two runs of a block.
+        arms: 2 or more, of which every pair is compared; the recommendation is for the last two.
+        paired: do arms share blocks? Else the pilot and the experiment are taken for runs that have nothing in common.
+        experiments: pilots, each with its experiment.
+        seed: of all of them.
+    """
+    found, pairs, blocks = 0, 0, 0
     for index in range(experiments):
-        setting = Setting(effect=effect, correlation=correlation, arms=2, blocks=PILOT)
-        first = runs(setting, stream(seed, "pilot", str(setting), index))
-        needed = blocks_needed(likely_spread(first[0] - first[1]), effect)
+        setting = Setting(effect=effect, correlation=correlation, arms=arms, blocks=PILOT)
+        pilot = compare(_table(runs(setting, stream(seed, "pilot", str(setting), index)), paired), margin=effect, seed=index)
+        needed = pilot.judgements[-1].needed
+        assert needed is not None
         outcome = runs(replace(setting, blocks=needed), stream(seed, "main", str(setting), index))
-        table = {name: dict(enumerate(row.tolist())) for name, row in zip("ab", outcome, strict=True)}
-        (told,) = compare(table, margin=effect / 10, seed=index).judgements
-        found += told.winner == "b"
+        told = compare(_table(outcome, paired), margin=effect / 10, seed=index).judgements
+        better = [one.winner for one in told if one.difference.second == f"arm{arms - 1}"]
+        found += better.count(f"arm{arms - 1}")
+        pairs += len(better)
         blocks += needed
-    return found / experiments, blocks / experiments
+    return found / pairs, blocks / experiments
+
+
+def _table(outcome: np.ndarray, paired: bool = True) -> dict[str, dict[int, float]]:
+    """Arm -> block -> outcome; where they are not paired, no two arms have a block in common."""
+    first = 0 if paired else outcome.shape[1]
+    return {f"arm{arm}": dict(enumerate(row.tolist(), start=arm * first)) for arm, row in enumerate(outcome)}
 
 
 def report(experiments: int) -> Tally:
@@ -157,19 +175,29 @@ def report(experiments: int) -> Tally:
 
 
 def main(words: list[str]) -> None:
-    """Prints the report; the first word is the number of experiments in each setting."""
+    """Prints the report; the first word is the number of experiments in each setting, a second, "blocks", leaves out all but
+    how many blocks are recommended."""
     experiments = int(words[0]) if words else 200
-    whole = report(experiments)
-    wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
-    held, held_iqm = 100 * whole.coverage, 100 * whole.held_iqm / whole.pairs
-    print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
-    print(f"Intervals hold the truth in {held:.1f} % (IQM: {held_iqm:.1f} %).\n")
-    print(f"| effect [sd] | correlation | blocks recommended by a pilot of {PILOT} | power there [%] | unpaired |")
-    print("|---|---|---|---|---|")
-    for effect, correlation in product((0.5, 1.0), (0.0, 0.5, 0.8)):
-        power, blocks = power_at_recommendation(effect, correlation, experiments, seed=0)
-        alone = TTestIndPower().solve_power(effect_size=effect, power=0.8, alpha=0.05)
-        print(f"| {effect:g} | {correlation:g} | {blocks:.0f} | {100 * power:.0f} | {np.ceil(alone):.0f} |", flush=True)
+    if words[1:] != ["blocks"]:
+        whole = report(experiments)
+        wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
+        held, held_iqm = 100 * whole.coverage, 100 * whole.held_iqm / whole.pairs
+        print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
+        print(f"Intervals hold the truth in {held:.1f} % (IQM: {held_iqm:.1f} %).\n")
+    recommended(experiments)
+
+
+def recommended(experiments: int) -> None:
+    """Prints how many blocks a pilot recommends, with pairs and without, and the power that they have."""
+    print(f"| arms | effect [sd] | correlation | blocks by a pilot of {PILOT} | power [%] | without pairs | power [%] | times |")
+    print("|---|---|---|---|---|---|---|---|")
+    for arms, effect, correlation in product((2, 4), (0.5, 1.0), (0.0, 0.5, 0.8)):
+        told = [
+            power_at_recommendation(effect, correlation, arms=arms, paired=paired, experiments=experiments, seed=0)
+            for paired in (True, False)
+        ]
+        shown = " | ".join(f"{blocks:.0f} | {100 * power:.0f}" for power, blocks in told)
+        print(f"| {arms} | {effect:g} | {correlation:g} | {shown} | {told[1][1] / told[0][1]:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

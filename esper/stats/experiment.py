@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 
 from esper.seeding import stream
-from esper.stats.paired import Difference, paired_difference, unpaired_difference
-from esper.stats.verdict import Judgement, judge
+from esper.stats.paired import Difference, paired_difference, unknown_difference, unpaired_difference
+from esper.stats.verdict import Judgement, Verdict, judge
 
 Outcomes = Mapping[str, Mapping[int, float]]
 """Arm -> block -> outcome. A cell that is missing, or NaN, was not measured."""
@@ -31,6 +31,7 @@ def compare(
     alpha: float = 0.05,
     against: str | None = None,
     strata: Mapping[int, str] | None = None,
+    withheld: Verdict | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Compares every pair of arms, in pairs of runs where they share at least two blocks.
@@ -42,6 +43,7 @@ def compare(
         alpha: chance of any wrong claim.
         against: the arm that all others are compared with; None compares every pair.
         strata: to which setting, such as a task, each block belongs; None for one setting.
+        withheld: what is said in place of every verdict, where none may be given.
         seed: of the resamples; the same gives the same numbers.
     """
     assert margin > 0
@@ -69,5 +71,7 @@ def compare(
         elif min(len(there[first]), len(there[second])) >= 2:
             values = [[outcomes[arm][block] for block in sorted(there[arm])] for arm in (first, second)]
             differences.append(unpaired_difference((first, second), *values, margin=margin, generator=generator))
-    judged = judge(differences, margin=margin, higher_is_better=higher_is_better, alpha=alpha)
+        else:
+            differences.append(unknown_difference((first, second), len(shared)))
+    judged = judge(differences, margin=margin, higher_is_better=higher_is_better, alpha=alpha, withheld=withheld)
     return Comparison(judgements=tuple(judged), missing=tuple(missing))

@@ -20,8 +20,6 @@ from esper.stats.intervals import Interval
 Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
 """Bootstrap and permutation samples. Quantiles at 2.5 % then have a relative error of some 6 %."""
-FEWER = 1_999
-"""Where each resample costs n^2."""
 LEAST_BLOCKS = 10
 """No verdict with fewer: at five, an interval of 95 % that does not know its spread holds the truth in 85 of 100."""
 TRIM = 0.25
@@ -120,22 +118,45 @@ def sign_flip(differences: npt.ArrayLike, generator: np.random.Generator, *, con
 
 
 def improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """P(a run of the first arm beats one of the second), ties half: Mann-Whitney's U / (n m) (Agarwal et al. 2021)."""
+    """P(a run of the first arm has more than one of the second), ties half: Mann-Whitney's U / (n m) (Agarwal et al. 2021)."""
     first, second = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     return float(stats.mannwhitneyu(first, second, method="asymptotic").statistic / (len(first) * len(second)))
 
 
 def improvement_interval(
-    first: npt.ArrayLike, second: npt.ArrayLike, generator: np.random.Generator, *, paired: bool = True, confidence: float = 0.95
+    first: npt.ArrayLike,
+    second: npt.ArrayLike,
+    generator: np.random.Generator,
+    *,
+    paired: bool = True,
+    strata: npt.ArrayLike | None = None,
+    confidence: float = 0.95,
 ) -> Interval:
-    """P(improvement) with its percentile interval over resampled blocks, or over the runs of each arm where they share none."""
+    """P(improvement) with its percentile interval over resampled blocks, or over the runs of each arm where they share none.
+
+    Args:
+        strata: of each block, where they are paired; a run is compared with those of its own stratum, and each stratum counts
+            alike, however many blocks it has.
+    """
     first, second = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    one = generator.integers(len(first), size=(FEWER, len(first)))
-    other = one if paired else generator.integers(len(second), size=(FEWER, len(second)))
-    beats = (first[:, None] > second[None]) + 0.5 * (first[:, None] == second[None])
-    shares = beats[one[:, :, None], other[:, None, :]].mean(axis=(1, 2))
+    groups = np.zeros(len(first), dtype=np.int64) if strata is None else np.unique(np.asarray(strata), return_inverse=True)[1]
+    count = int(groups.max()) + 1
+    mean, shares = 0.0, np.zeros(RESAMPLES)
+    for group in range(count):
+        (members,) = np.nonzero(groups == group)
+        others = members if paired else np.arange(len(second))
+        beats = (first[members, None] > second[others]) + 0.5 * (first[members, None] == second[others])
+        one = _weights(len(members), generator)
+        other = one if paired else _weights(len(others), generator)
+        mean += float(beats.mean()) / count
+        shares += (one @ beats * other).sum(axis=1) / count
     low, high = np.quantile(shares, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Interval(float(beats.mean()), float(low), float(high))
+    return Interval(mean, float(low), float(high))
+
+
+def _weights(count: int, generator: np.random.Generator) -> Array:
+    """Bootstrap samples `[R, n]` as the share that each value has in them."""
+    return generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
 
 
 def equivalence(differences: npt.ArrayLike, margin: float) -> float:
@@ -152,12 +173,14 @@ def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: fl
     Args:
         spread: standard deviation of the differences.
         effect: what is to be found, in the same unit, above 0.
+        alpha: below which p has to be; of one pair among m whose claims may be wrong together with a chance of 5 %, 0.05 / m.
     """
+    least = max(LEAST_BLOCKS, math.floor(1 - math.log2(alpha)) + 1)  # with n blocks no sign-flip test has a p below 2 / 2^n
     if effect > 10 * spread:
-        return LEAST_BLOCKS
+        return least
     # As many as a normal test needs are too few by two or so. The solver of statsmodels loses its way where few are needed.
     ratio = effect / spread
-    count = max(LEAST_BLOCKS, math.floor(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)) / ratio) ** 2))
+    count = max(least, math.floor(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)) / ratio) ** 2))
     while t_power(ratio, count, alpha) < power:
         count += 1
     return count
@@ -193,15 +216,15 @@ class Difference:
     iqm: Interval
     """Of the paired differences. Where there are no pairs: the difference of both interquartile means."""
     improvement: Interval
-    """P(a run of the first arm beats one of the second) [1]."""
+    """P(the outcome of a run of the first arm is higher than that of one of the second), ties half [1]."""
     p: float
     """Of the test that there is no difference: paired permutation, or Welch's t where there are no pairs."""
     p_rank: float
     """The same by ranks: Wilcoxon's signed ranks, or Mann-Whitney."""
     p_equivalence: float
     """Of the test that they differ by the margin or more."""
-    needed: int
-    """Blocks at which a difference as large as the margin would be found in four of five experiments."""
+    spread: float
+    """Standard deviation that the difference of two runs is likely to have; of the same block, where there are blocks."""
 
 
 def paired_difference(
@@ -234,11 +257,11 @@ def paired_difference(
         count=len(apart),
         mean=test.interval,
         iqm=iqm_interval(apart, generator, strata=strata),
-        improvement=improvement_interval(one, other, generator),
+        improvement=improvement_interval(one, other, generator, strata=strata),
         p=test.p,
         p_rank=_p(stats.wilcoxon(apart)) if apart.any() else 1.0,
         p_equivalence=equivalence(apart, margin),
-        needed=blocks_needed(likely_spread(apart), margin),
+        spread=likely_spread(apart),
     )
 
 
@@ -247,12 +270,15 @@ def unpaired_difference(
 ) -> Difference:
     """Two arms that share no blocks, by Welch's t and Mann-Whitney's U; each is resampled by itself. See `paired_difference`."""
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    whole = stats.ttest_ind(one, other, equal_var=False)
-    low, high = whole.confidence_interval(0.95)
-    sides = [
-        stats.ttest_ind(one + margin, other, equal_var=False, alternative="greater"),
-        stats.ttest_ind(one - margin, other, equal_var=False, alternative="less"),
-    ]
+    middle = float(one.mean() - other.mean())
+    if one.std() == other.std() == 0:  # Welch's t is not defined there
+        mean, p, p_equivalence = Interval(middle, middle, middle), float(middle == 0), float(abs(middle) >= margin)
+    else:
+        whole = stats.ttest_ind(one, other, equal_var=False)
+        mean, p = Interval(middle, *map(float, whole.confidence_interval(0.95))), _p(whole)
+        above = stats.ttest_ind(one + margin, other, equal_var=False, alternative="greater")
+        below = stats.ttest_ind(one - margin, other, equal_var=False, alternative="less")
+        p_equivalence = max(_p(above), _p(below))
     draws, others = (sample[resamples(len(sample), generator)] for sample in (one, other))
     iqm_apart = _bootstrap_t(
         float(iqm(one) - iqm(other)),
@@ -266,13 +292,31 @@ def unpaired_difference(
         second=names[1],
         paired=False,
         count=min(len(one), len(other)),
-        mean=Interval(float(one.mean() - other.mean()), float(low), float(high)),
+        mean=mean,
         iqm=iqm_apart,
         improvement=improvement_interval(one, other, generator, paired=False),
-        p=_p(whole),
+        p=p,
         p_rank=_p(stats.mannwhitneyu(one, other)),
-        p_equivalence=max(_p(side) for side in sides),
-        needed=blocks_needed(float(np.hypot(likely_spread(one), likely_spread(other))), margin),
+        p_equivalence=p_equivalence,
+        spread=float(np.hypot(likely_spread(one), likely_spread(other))),
+    )
+
+
+def unknown_difference(names: tuple[str, str], count: int) -> Difference:
+    """Two arms of which nothing can be said: they share fewer than two blocks, and have no two runs each."""
+    nothing = Interval(*3 * [float("nan")])
+    return Difference(
+        first=names[0],
+        second=names[1],
+        paired=True,
+        count=count,
+        mean=nothing,
+        iqm=nothing,
+        improvement=nothing,
+        p=1.0,
+        p_rank=1.0,
+        p_equivalence=1.0,
+        spread=float("nan"),
     )
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from esper.stats.paired import LEAST_BLOCKS, Difference
+from esper.stats.paired import LEAST_BLOCKS, Difference, blocks_needed
 
 
 class Verdict(StrEnum):
@@ -19,7 +19,11 @@ class Verdict(StrEnum):
     undecided = "undecided"
     """Neither is shown."""
     too_few = "too few blocks"
-    """Nothing is said."""
+    """Nothing is said. Nor is it in these two:"""
+    unfinished = "unfinished"
+    """Not all runs are there that were planned, and who looks after every one is wrong more often than alpha."""
+    void = "void"
+    """The experiment does not show what it was made for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,9 @@ class Judgement:
     verdict: Verdict
     higher_is_better: bool
     margin: float
+    needed: int | None
+    """Blocks at which a difference as large as the margin would be found in four of five experiments with so many pairs; None
+    where nothing is known of the pair."""
 
     @property
     def winner(self) -> str | None:
@@ -44,7 +51,7 @@ class Judgement:
 
     def __str__(self) -> str:
         apart, margin = self.difference, f"{self.margin:g}"
-        enough = f"a difference of {margin} takes {apart.needed} blocks"
+        enough = "" if self.needed is None else f"a difference of {margin} takes {self.needed} blocks"
         match self.verdict:
             case Verdict.better:
                 loser = apart.second if self.winner == apart.first else apart.first
@@ -54,12 +61,19 @@ class Judgement:
             case Verdict.undecided:
                 return f"undecided between {apart.first} and {apart.second}: {enough}"
             case Verdict.too_few:
-                few = f"{apart.count} blocks are fewer than {LEAST_BLOCKS}"
-                return f"no verdict on {apart.first} and {apart.second}: {few}, and {enough}"
+                few = f"{apart.count} {'block is' if apart.count == 1 else 'blocks are'} fewer than {LEAST_BLOCKS}"
+                return f"no verdict on {apart.first} and {apart.second}: {few}{enough and ', and '}{enough}"
+            case Verdict.unfinished | Verdict.void:
+                return f"no verdict on {apart.first} and {apart.second}: the experiment is {self.verdict.value}"
 
 
 def judge(
-    differences: Sequence[Difference], *, margin: float, higher_is_better: bool = True, alpha: float = 0.05
+    differences: Sequence[Difference],
+    *,
+    margin: float,
+    higher_is_better: bool = True,
+    alpha: float = 0.05,
+    withheld: Verdict | None = None,
 ) -> list[Judgement]:
     """Judges all pairs of an experiment's arms together: the chance of any wrong claim is at most `alpha` for either kind.
 
@@ -68,13 +82,16 @@ def judge(
         margin: what they were computed with.
         higher_is_better: which sign is good.
         alpha: chance of a wrong claim.
+        withheld: what is said in place of every verdict, where none may be given.
     """
     if not differences:
         return []
     by_holm = [_holm([apart.p for apart in differences]), _holm([apart.p_equivalence for apart in differences])]
     found: list[Judgement] = []
     for apart, p, p_equivalence in zip(differences, *by_holm, strict=True):
-        if apart.count < LEAST_BLOCKS:
+        if withheld is not None:
+            verdict = withheld
+        elif apart.count < LEAST_BLOCKS:
             verdict = Verdict.too_few
         elif p_equivalence < alpha:  # a difference that does not matter is none, however sure it is
             verdict = Verdict.equivalent
@@ -88,6 +105,7 @@ def judge(
                 verdict=verdict,
                 higher_is_better=higher_is_better,
                 margin=margin,
+                needed=blocks_needed(apart.spread, margin, alpha=alpha / len(differences)) if np.isfinite(apart.spread) else None,
             )
         )
     return found

@@ -18,6 +18,6 @@ class BlockSweeper(CellSweeper):
             planned = design(**self.asked, common=arguments)
             planned.save(self.folder)
             self.save_config()
-        results = self.run_cells(f"{len(planned.arms)} arms x {len(planned.seeds)} blocks", planned.cells)
+            results = self.run_cells(f"{len(planned.arms)} arms x {len(planned.seeds)} blocks", planned.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]

@@ -93,7 +93,7 @@ def test_the_interval_shifts_and_scales_with_its_data() -> None:
 
 def test_equal_arms_differ_by_exactly_nothing() -> None:
     told = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
-    assert (told.p, told.p_rank, told.p_equivalence, told.needed) == (1, 1, 0, LEAST_BLOCKS)
+    assert (told.p, told.p_rank, told.p_equivalence, told.spread) == (1, 1, 0, 0)
     assert (told.mean.low, told.mean.high, told.iqm.low, told.improvement.mean) == (0, 0, 0, 0.5)
     apart = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
     assert apart.p == 2 / 2**12
@@ -132,6 +132,17 @@ def test_a_verdict_takes_some_blocks_however_large_the_effect(ratio: float) -> N
     assert blocks_needed(1.0, 1e-4) == pytest.approx((2.8016 / 1e-4) ** 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("pairs", [3, 6, 28, 66])
+def test_more_pairs_take_more_blocks(pairs: int) -> None:
+    count = blocks_needed(1.0, 0.5, alpha=0.05 / pairs)
+    power = TTestPower().power
+    assert power(0.5, count, 0.05 / pairs) >= 0.8 > power(0.5, count - 1, 0.05 / pairs)
+    least = blocks_needed(1.0, 1e6, alpha=0.05 / pairs)  # an effect that no block hides: can its p be small enough?
+    rng = generator()
+    assert sign_flip(100 + rng.standard_normal(least), rng).p < 0.05 / pairs
+    assert least == LEAST_BLOCKS or sign_flip(100 + rng.standard_normal(least - 1), rng).p >= 0.05 / pairs
+
+
 def test_the_blocks_it_asks_for_are_enough() -> None:
     rng, count = generator(7), blocks_needed(1.0, 0.8)
     found = [sign_flip(rng.standard_normal(count) + 0.8, rng).p < 0.05 for _ in range(400)]
@@ -164,6 +175,23 @@ def test_arms_without_common_blocks_are_compared_by_welch() -> None:
     assert not told.paired
     closer = unpaired_difference(("a", "b"), one, one + 0.01, margin=2.0, generator=rng)
     assert closer.p_equivalence < 0.05 < closer.p
+
+
+def test_arms_that_never_vary_are_compared_without_a_warning() -> None:
+    one, other = np.zeros(12), np.full(11, 3.0)
+    alike = unpaired_difference(("a", "b"), one, one, margin=1, generator=generator())
+    assert (alike.p, alike.p_equivalence, alike.mean.low, alike.mean.high) == (1, 0, 0, 0)
+    apart = unpaired_difference(("a", "b"), one, other, margin=1, generator=generator())
+    assert (apart.p, apart.p_equivalence, apart.mean.low, apart.mean.high) == (0, 1, -3, -3)
+
+
+def test_runs_are_compared_with_those_of_their_own_stratum() -> None:
+    strata = np.array([0, 0, 0, 1])
+    first, second = np.array([1.0, 2.0, 3.0, 100.0]), np.array([2.5, 2.5, 2.5, 99.0])
+    told = improvement_interval(first, second, generator(), strata=strata)
+    assert told.mean == pytest.approx((1 / 3 + 1) / 2)
+    assert told.low <= told.mean <= told.high
+    assert improvement_interval(first, second, generator()).mean != pytest.approx(told.mean)
 
 
 def test_pairs_see_what_lies_in_the_blocks() -> None:

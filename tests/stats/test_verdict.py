@@ -34,7 +34,7 @@ def test_the_three_verdicts() -> None:
     assert str(words["plain", "good"]) == "good is better than plain"
     assert words["plain", "same"].verdict is Verdict.equivalent
     assert words["plain", "noisy"].verdict is Verdict.undecided
-    assert f"takes {words['plain', 'noisy'].difference.needed} blocks" in str(words["plain", "noisy"])
+    assert f"takes {words['plain', 'noisy'].needed} blocks" in str(words["plain", "noisy"])
     assert told.missing == ()
 
 
@@ -54,6 +54,33 @@ def test_few_blocks_give_no_verdict() -> None:
     assert told.verdict is Verdict.too_few
     assert "no verdict" in str(told)
     assert verdicts(compare(table("plain", "good", blocks=LEAST_BLOCKS), margin=0.5)) == [Verdict.better]
+
+
+def test_a_pair_of_which_nothing_is_known_is_named_too() -> None:
+    cells = table("plain", "good", "same")
+    cells["same"] = {0: 1.0} | dict.fromkeys(range(1, 12), float("nan"))
+    told = compare(cells, margin=0.5).judgements
+    assert [one.verdict for one in told] == [Verdict.better, Verdict.too_few, Verdict.too_few]
+    assert str(told[1]) == "no verdict on plain and same: 1 block is fewer than 10"
+    assert told[1].needed is None
+    assert told[0].p_holm == 3 * told[0].difference.p  # it counts among the pairs that were asked about
+
+
+def test_how_many_blocks_it_takes_depends_on_the_number_of_pairs() -> None:
+    (alone,) = compare(table("plain", "noisy"), margin=0.5).judgements
+    among = compare(table("plain", "noisy", "good", "same"), margin=0.5).judgements[0]
+    assert among.difference == alone.difference
+    assert alone.needed is not None
+    assert among.needed is not None
+    assert among.needed > 1.3 * alone.needed
+
+
+@pytest.mark.parametrize("verdict", [Verdict.void, Verdict.unfinished])
+def test_a_verdict_can_be_withheld(verdict: Verdict) -> None:
+    told = compare(table("plain", "good"), margin=0.5, withheld=verdict)
+    assert verdicts(told) == [verdict]
+    assert told.judgements[0].winner is None
+    assert str(told.judgements[0]) == f"no verdict on plain and good: the experiment is {verdict.value}"
 
 
 def test_missing_cells_are_named_and_the_rest_is_paired() -> None:
@@ -92,7 +119,6 @@ def test_the_same_table_gives_the_same_numbers() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "RESAMPLES", 999)
-    monkeypatch.setattr(paired, "FEWER", 99)
 
 
 @pytest.mark.usefixtures("quick")
@@ -114,10 +140,19 @@ def test_a_method_that_errs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_effect_is_found_with_the_blocks_that_are_asked_for() -> None:
-    power, blocks = power_at_recommendation(1.0, 0.8, experiments=60, seed=0)
-    assert power > 0.7
-    assert blocks < 17
+@pytest.mark.parametrize(("arms", "most"), [(2, 17), (5, 24)])
+def test_an_effect_is_found_with_the_blocks_that_are_asked_for(arms: int, most: float) -> None:
+    power, blocks = power_at_recommendation(1.0, 0.7, arms=arms, experiments=60, seed=0)
+    assert power > 0.75
+    assert blocks < most
+
+
+@pytest.mark.usefixtures("quick")
+def test_pairs_save_runs() -> None:
+    _, paired_blocks = power_at_recommendation(1.0, 0.6, experiments=30, seed=0)
+    power, blocks = power_at_recommendation(1.0, 0.6, paired=False, experiments=30, seed=0)
+    assert power > 0.6
+    assert blocks > 1.5 * paired_blocks
 
 
 @pytest.mark.parametrize("noise", NOISES)
