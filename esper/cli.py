@@ -10,10 +10,10 @@ from dataclasses import fields
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
 from esper.checkpoint import CheckpointError, DiskError
-from esper.config import SWEEPS, ConfigError, ready, register
+from esper.config import ALIASES, GROUPS, SWEEPS, Config, ConfigError, did_you_mean, ready, register
 from esper.design import quoted
 from esper.knobs import help_text
-from esper.overrides import check, check_sweep
+from esper.overrides import check, check_folder, check_sweep
 from esper.task.base import TaskError
 
 FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
@@ -54,6 +54,29 @@ def spelled_out(words: list[str]) -> list[str]:
     return [spelled(word) if word.startswith(short) else word for word in words]
 
 
+def _check_sweep_words(words: list[str], *, many: bool) -> None:
+    """Looks at what only a sweep knows, as it was typed.
+
+    Raises:
+        ConfigError: there is no sweep where there has to be one, or a key of it is misspelt.
+    """
+    kinds = {name: [field.name for field in fields(kind) if not field.name.startswith("_")] for name, kind in SWEEPS.items()}
+    keys = [word.partition("=")[0] for word in words]
+    chosen = next((word.partition("=")[2] for word in words if word.startswith("sweep=")), None)
+    if chosen is not None and not many:
+        raise ConfigError(f"sweep={chosen} is several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
+    if chosen is None:
+        for key in keys:
+            if owner := next((name for name, known in kinds.items() if key in known), None):
+                raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
+    known = next((known for name, known in kinds.items() if chosen is not None and chosen.startswith(name)), [])
+    own = [field.name for field in fields(Config)]
+    for key in keys:
+        hint = did_you_mean(key, [*known, *own])
+        if key.isidentifier() and key not in (*known, *own, *GROUPS, *ALIASES) and any(f" {name}?" in hint for name in known):
+            raise ConfigError(f"there is no key {key}: sweep={chosen} has {', '.join(known)}{hint}")
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` command with the words of the command line.
 
@@ -61,7 +84,11 @@ def run(main: Callable[[], None]) -> None:
     """
     register()
     warn_plainly()
-    sys.argv[1:] = spelled_out(sys.argv[1:])
+    many = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants words together, and flags before them
+    typed = [word for word in sys.argv[1:] if word not in many]
+    with in_one_sentence():
+        _check_sweep_words(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
+    sys.argv[1:] = [*many[:1], *spelled_out(typed)]
     args = get_args_parser().parse_args()
     if args.help:
         print(help_text(main.__doc__ or "", check([])))
@@ -80,6 +107,7 @@ def run(main: Callable[[], None]) -> None:
 
 def _look_ahead(words: list[str], config_name: str, *, many: bool, show: bool) -> None:
     """Composes what is about to run, and asks this machine whether it can run it."""
+    check_folder(words, config_name=config_name, many=many)
     configs = check_sweep(words, config_name=config_name) if many else [check(words, config_name=config_name)]
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume goes on with one run: leave -m and the values swept over out")

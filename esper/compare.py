@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.cli import in_one_sentence
+from esper.cli import in_one_sentence, warn_plainly
 from esper.config import ConfigError, register
 from esper.runs import OUTCOMES, CompareConfig
 from esper.words import page, read_words
@@ -45,6 +45,7 @@ def main(words: list[str]) -> None:
         print(help_text())
         return
     register()
+    warn_plainly()
     with in_one_sentence():
         folders, config = parse(words)
         try:

@@ -209,6 +209,8 @@ def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
         if str(name) in table:
             raise ConfigError(f"arms name {name} twice: name it once, its repetition comes by itself")
         table[str(name)] = words.split() if isinstance(words, str) else list(map(str, words))
+        if twin := next((other for other, own in table.items() if own == table[str(name)] and other != str(name)), None):
+            raise ConfigError(f"arms {twin} and {name} have the same words, and so the same runs: leave one out, or change it")
     return table
 
 

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from esper.agent import Controller, Learner, PPOConfig, Replay, ReplayConfig, ScheduleConfig
 from esper.agent.replay import Topology, read, topologies
-from esper.checkpoint import load
-from esper.cli import in_one_sentence
+from esper.checkpoint import load, write_whole
+from esper.cli import in_one_sentence, warn_plainly
 from esper.config import CHECKPOINTS, GROUPS, UNTRAINED, Config, ConfigError, did_you_mean, option
 from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
@@ -334,6 +334,7 @@ def main(words: list[str]) -> None:
     if any(word in ("-h", "--help") for word in words):
         print(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
+    warn_plainly()
     with in_one_sentence():
         evaluation = Evaluation(
             parse([word for word in words if not is_of_world(word)]), [word for word in words if is_of_world(word)]
@@ -350,7 +351,7 @@ def main(words: list[str]) -> None:
         where = {"seed": config.seed, "episode": given.episode}
         where |= {"transfer": asdict(evaluation.transfer)} if elsewhere else {}
         kept = {"title": title, **where, "rows": rows, "hosts": by_host(outcomes)}
-        out.write_text(json.dumps(kept, indent=1) + "\n")
+        write_whole(out, json.dumps(kept, indent=1) + "\n")
         print(f"numbers: {out}")
 
 

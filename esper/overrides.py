@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
@@ -28,6 +30,7 @@ from esper.config import (
     CONF,
     GROUPS,
     MANY,
+    SWEEPS,
     TUNE_SWEEPER,
     Config,
     ConfigError,
@@ -122,6 +125,34 @@ def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config
         return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *words])]
 
 
+def check_folder(words: list[str], *, config_name: str = "config", many: bool = False) -> None:
+    """Looks whether what runs can write into its folder, which is left as it was.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    mode, key = (RunMode.MULTIRUN, "hydra.sweep.dir") if many else (RunMode.RUN, "hydra.run.dir")
+    with hydra_at_conf() as loader:
+        try:
+            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(words), run_mode=mode), key))
+        except _COMPOSING:
+            return  # what is wrong with the words is said where they are checked
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    made: list[Path] = []
+    try:
+        for place in reversed(missing):
+            place.mkdir()
+            made.append(place)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
+    finally:
+        for place in reversed(made):
+            place.rmdir()
+
+
 def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:
     """Every combination of the values swept over; a later word replaces an earlier one of the same key, as in Hydra."""
     values: dict[str, list[str]] = {}
@@ -175,6 +206,8 @@ def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error
     except _COMPOSING as still:
         return _one_line(still)  # a YAML file is at fault
     for override, names in zip(overrides, options, strict=True):
+        if sentence := _wrong_sweep_value(override):
+            return sentence
         if override.is_hydra_override() or names:
             continue
         if sentence := _wrong_key(loader, cfg, override) or _wrong_value(cfg, override):
@@ -189,9 +222,21 @@ def _options(loader: ConfigLoader, override: Override, searched: list[str]) -> l
     return list(dict.fromkeys([*GROUPS.get(group, ()), *found]))
 
 
+def _wrong_sweep_value(override: Override) -> str | None:
+    """What is wrong with hydra.sweeper.blocks=two, which was typed as blocks=two."""
+    name = str(override.key_or_group).removeprefix("hydra.sweeper.")
+    for kind in SWEEPS.values():
+        if name in (hints := get_type_hints(kind)) and override.is_hydra_override():
+            try:
+                OmegaConf.merge(OmegaConf.structured(kind), {name: override.value()})
+            except OmegaConfBaseException:
+                return f"{name} must be {in_words(hints[name])}, got {override.get_value_element_as_str()}"
+    return None
+
+
 def _wrong_choice(override: Override, options: list[str]) -> str | None:
     group = str(override.key_or_group)
-    if override.is_hydra_override() or override.is_delete() or not options:
+    if override.is_delete() or not options:
         return None
     if override.is_sweep_override():
         return f"{override.input_line} names several options: add -m to run one after another" + (

@@ -54,9 +54,16 @@ OUTCOMES = {
 }
 """What runs are judged by. All but return are free of the reward, so that arms with different pay can be compared; the last two
 are of training, the others of fresh hosts and the test part."""
+PAYING = ("reward", "governor", "agent.gamma")
+"""What a return is made of: its terms, the penalty of a roll-back, and the discount of what is paid for potentials."""
 RIVALS = ("static", "schedule", "oracle")
 """Whom the first arm can be compared with beside agents that need no training: what its policy had kept, grown from the start;
 the best fixed schedule of one seed; and the best schedule for each host's kind, which nobody who acts can know."""
+
+
+def pays(key: str) -> bool:
+    """Whether a key of the config says what a return is."""
+    return key in PAYING or _group(key) in PAYING
 
 
 @dataclass(kw_only=True, slots=True)

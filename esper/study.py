@@ -9,7 +9,7 @@ import numpy as np
 from esper.config import ConfigError
 from esper.design import AGAIN, FILE, Design
 from esper.judging import SEARCHED, judge, judge_rivals
-from esper.runs import OUTCOMES, CompareConfig, Outcome, Run, faults, find_runs
+from esper.runs import OUTCOMES, PAYING, CompareConfig, Outcome, Run, faults, find_runs, pays
 from esper.stats.experiment import Comparison, compare
 from esper.stats.paired import LEAST_BLOCKS, Difference
 from esper.stats.verdict import Verdict
@@ -152,13 +152,9 @@ def plan_of(folders: Sequence[Path]) -> str | None:
     return "\n\n".join(plans) or None
 
 
-PAYING = ("reward", "governor", "agent.gamma")
-"""What a return is made of: its terms, the penalty of a roll-back, and the discount of what is paid for potentials."""
-
-
 def _paid_alike(runs: Sequence[Run]) -> bool:
     """Whether all runs that know a key of their pay have the same value of it."""
-    keys = {key for run in runs for key in run.config if key in PAYING or key.split(".")[0] in PAYING}
+    keys = {key for run in runs for key in run.config if pays(key)}
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 

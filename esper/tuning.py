@@ -20,7 +20,7 @@ from esper.checkpoint import write_whole
 from esper.config import TUNE_SWEEPER, ConfigError, did_you_mean
 from esper.design import Cell
 from esper.judging import judge
-from esper.runs import OUTCOMES, find_runs
+from esper.runs import OUTCOMES, find_runs, pays
 from esper.seeding import stream
 from esper.space import BASELINE, Knob, SearchSpace
 from esper.stats import Interval, mean_interval
@@ -63,6 +63,8 @@ class Tuning:
         if planned.outcome not in OUTCOMES:
             hint = did_you_mean(planned.outcome, list(OUTCOMES))
             raise ConfigError(f"there is no outcome={planned.outcome}: choose out of {', '.join(OUTCOMES)}{hint}")
+        if planned.outcome == "return" and (paid := [knob.key for knob in planned.knobs if pays(knob.key)]):
+            raise ConfigError(f"outcome=return cannot judge {paid[0]}, which says what is paid: take outcome=validation")
         self.planned, self.folder, self.outcome = planned, folder, OUTCOMES[planned.outcome]
         self.trials: list[Trial] = []
         path = folder / FILE
@@ -105,7 +107,7 @@ class Tuning:
         try:
             import optuna
         except ImportError as error:
-            raise ConfigError("sweep=tune needs optuna: pip install 'esper-growth[tune]'") from error
+            raise ConfigError("sweep=tune needs optuna: pip install -e '.[tune]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         seed = int(stream(self.planned.root, "trial", number).integers(2**31))
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))

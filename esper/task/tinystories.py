@@ -96,7 +96,7 @@ def _tokenizer(path: Path) -> Any:
         package: Any = importlib.import_module("tokenizers")
     except ImportError as error:
         raise TaskError(
-            "task=tinystories needs the package tokenizers, which is not installed: pip install 'esper-growth[tinystories]'"
+            "task=tinystories needs the package tokenizers, which is not installed: pip install -e '.[tinystories]'"
         ) from error
     if not path.is_file():
         raise TaskError(
