@@ -396,11 +396,6 @@ def test_yaml_holds_choices_and_the_schema_comes_first() -> None:
     assert set(root) == {"defaults", "hydra"}
 
 
-def test_the_page_of_knobs_is_up_to_date() -> None:
-    page = Path(__file__).parent.parent / "docs" / "config.md"
-    assert page.read_text() == knobs.page(), "write it anew: python -m esper.knobs > docs/config.md"
-
-
 def test_help_shows_every_group_and_the_knobs_that_matter() -> None:
     text = knobs.help_text("About.", check([]))
     for group, options in knobs.groups().items():

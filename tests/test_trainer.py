@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
 register()
+SICK, FALLS = 2, 3
+"""The host that falls ill, and in which step."""
 
 
 def config(*words):
@@ -106,6 +110,58 @@ def test_an_anomaly_is_told_once_and_brings_details_also_over_a_resume(tmp_path)
     Trainer(config("updates=3", "telemetry.anomalies.hold=1", *nervous), tmp_path / "whole").run()
     assert untimed(tmp_path / "whole") == untimed(tmp_path)
     assert [record["policy/anomalies"] for record in untimed(tmp_path)] == [1, 1, 1]
+
+
+def collected(trainer):
+    """A rollout as the trainer makes it, without anything to look at."""
+    silent = SimpleNamespace(step=lambda step, steps: None)
+    return trainer.collect(silent, threading.Event())
+
+
+def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, monkeypatch):
+    """The penalty and the end are on the step of the fall; from then on the policy knows nothing of what was before."""
+    trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000"), tmp_path)
+    step, act, acted = trainer.env.step, trainer.agent.act, []
+
+    def spoiled(action):
+        if len(acted) == FALLS + 1:
+            trainer.env.crew.shards[0].network.host.flat.data[SICK, 3] = np.nan
+        return step(action)
+
+    def heard(observation, state, **given):
+        acted.append((observation, given, act(observation, state, **given)))
+        return acted[-1][-1]
+
+    monkeypatch.setattr(trainer.env, "step", spoiled)
+    monkeypatch.setattr(trainer.agent, "act", heard)
+    rollout, episode = collected(trainer)
+    falls_TN = np.zeros((6, 8), bool)
+    falls_TN[FALLS, SICK] = True
+    ends_TN, starts_TN = falls_TN.copy(), np.roll(falls_TN, 1, axis=0)
+    ends_TN[-1] = starts_TN[0] = True
+    assert (rollout.terminated_TN.numpy() == ends_TN).all()
+    assert (rollout.is_init_TN.numpy() == starts_TN).all()
+    assert ((rollout.reward_TN.numpy() < -900) == falls_TN).all()
+    np.testing.assert_allclose(rollout.reward_TN.sum(0), episode.return_N, rtol=1e-5)
+
+    observation, given, decision = acted[FALLS + 1]
+    anew = act(observation, trainer.agent.start(8), **(given | {"is_init": np.zeros(8, bool)}))
+    as_anew = [(decision.state["h"][host] == anew.state["h"][host]).all().item() for host in range(8)]
+    assert as_anew == [host == SICK for host in range(8)]
+    assert decision.value[SICK] == anew.value[SICK]
+    assert trainer.learn(rollout, episode)["policy/first_ratio_error"] < 1e-5
+
+
+def test_twins_meet_the_same_host_and_do_with_it_what_they_like(tmp_path):
+    trainer = Trainer(config("hosts=12", "agent.twins=4", "agent.wait_bias=-1"), tmp_path)
+    rollout, episode = collected(trainer)
+    groups = [slice(0, 4), slice(4, 8), slice(8, 12)]
+    assert [len(set(episode.instance[group])) for group in groups] == [1, 1, 1]
+    assert len(set(episode.instance)) > 1
+    for name, tensor in rollout.seen[0].tensors().items():  # potentials to rounding: kernels add up a row by its place
+        assert all(torch.allclose(tensor[group].float(), tensor[group][:1].float(), atol=1e-5) for group in groups), name
+    assert len(rollout.seen.features[0].unique(dim=0)) == 3, "groups differ"
+    assert all(len(rollout.action_TNH[:, group].unique(dim=1)[0]) > 1 for group in groups)
 
 
 @pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait", "periodic", "schedule"])

@@ -91,7 +91,7 @@ class Diagnostics:
     kl_of_target: float
     """KL after the update, in units of agent.target_kl."""
     skipped_fraction: float
-    """Share of the minibatches that were not learned from."""
+    """Share of the minibatches left out, since the policy had gone far enough."""
     grad_norm: dict[str, float]
     """Norm of the gradient of each part before clipping, mean over the minibatches learned from."""
     core: CoreHealth | None

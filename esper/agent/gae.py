@@ -17,8 +17,6 @@ class Baseline(StrEnum):
     """The mean return-to-go of the host's twins."""
     blend = "blend"
     """The mean of both advantages."""
-    residual = "residual"
-    """The critic, and then what it got wrong for the host's twins at the same time."""
 
 
 def gae(
@@ -108,5 +106,3 @@ def against(baseline: Baseline, advantage_TN: Tensor, lived_TN: Tensor, twins: i
             return less_twins(lived_TN, twins)
         case Baseline.blend:
             return (advantage_TN + less_twins(lived_TN, twins)) / 2
-        case Baseline.residual:
-            return less_twins(advantage_TN, twins)

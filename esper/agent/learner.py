@@ -20,6 +20,7 @@ from esper.agent.losses import Surrogate, clip_fraction, explained_variance, kl_
 from esper.agent.network import PolicyNetwork
 from esper.agent.normalize import Moments, PopArt, discounted_sums
 from esper.agent.objective import RATIO_TOLERANCE, check_replay, chunk_starts, losses
+from esper.agent.sickness import first_sick, sentence
 from esper.agent.targets import NEEDED, Targets, contributions
 from esper.buffer import Rollout, Seen
 from esper.env.actions import EnvSpec, Observation
@@ -57,7 +58,7 @@ class UpdateStats:
     explained_variance: float
     """Of the rollout's Monte-Carlo returns by the values the critic gave while acting; NaN where the returns do not vary."""
     first_ratio_error: float
-    """Largest |ln ratio| of the first minibatch, before any step: rounding, or the replay is not what was lived."""
+    """Largest |ln ratio| of the rollout, before any step: rounding, or the replay is not what was lived."""
     grad_norm: float
     """Norm of the gradient before it was clipped; mean."""
     grad_clipped: float
@@ -71,7 +72,9 @@ class UpdateStats:
     entropy_coef: float
     """Of this update."""
     minibatches_skipped: float
-    """Minibatches not learned from, since the policy had gone far enough or a number was not finite [count]."""
+    """Minibatches left out, since the policy had gone far enough [count]."""
+    minibatches_nonfinite: float
+    """Minibatches dropped, since a loss or a gradient was not finite [count]."""
     forced_fraction: float
     """Share of steps at which waiting was the only legal thing; the policy learns nothing there."""
     diagnostics: Diagnostics
@@ -134,15 +137,17 @@ class PPO:
         """See `Controller`."""
         outputs, state = self.network.step(Seen.of(observation), state, torch.as_tensor(is_init))
         distribution = outputs.distribution
-        for what, numbers in (("probabilities", distribution.op_BO), ("values", outputs.value_B)):
+        action_NH = distribution.mode() if greedy else distribution.sample(torch.as_tensor(uniform))
+        log_prob_N = distribution.log_prob(action_NH)
+        # Of the action, and not of operations alone: a slot or a parameter drawn from no numbers may be an illegal one.
+        for what, numbers in (("probabilities", log_prob_N), ("values", outputs.value_B)):
             if not bool(torch.isfinite(numbers).all()):
                 raise FloatingPointError(f"the policy's {what} are not finite: look at observations and agent.learning_rate")
-        action_NH = distribution.mode() if greedy else distribution.sample(torch.as_tensor(uniform))
         by_head = self.config.surrogate is Surrogate.per_head
         return Decision(
             action=action_NH.numpy(),
-            log_prob=distribution.log_prob(action_NH).numpy(),
-            value=self.popart.denormalize(outputs.value_B).numpy(),
+            log_prob=log_prob_N.numpy(),
+            value=self._in_rewards(outputs.value_B),
             head_log_prob=distribution.head_log_probs(action_NH).numpy() if by_head else None,
             state=state,
         )
@@ -152,7 +157,16 @@ class PPO:
         """What the critic expects from here on `[N]` [reward]. Draws nothing and changes nothing."""
         fresh = np.zeros(len(observation.features), dtype=np.bool_) if is_init is None else is_init
         outputs, _ = self.network.step(Seen.of(observation), state, torch.as_tensor(fresh))
-        return self.popart.denormalize(outputs.value_B).numpy()
+        return self._in_rewards(outputs.value_B)
+
+    def _in_rewards(self, value_B: Tensor) -> FloatArray:
+        """Values as rewards are paid, from those in the critic's scale."""
+        return (self.unit * self.popart.denormalize(value_B)).numpy()
+
+    @property
+    def unit(self) -> float:
+        """What rewards are divided by before anything is learned; 1 where they are not scaled [reward]."""
+        return self.returns.deviation() if self.config.reward_scaling else 1.0
 
     # ---- learning
 
@@ -170,36 +184,27 @@ class PPO:
         config = self.config
         assert rollout.full
         assert 0 <= progress <= 1
-        told = rollout.head_log_prob_TNH.sum(dim=2) if config.surrogate is Surrogate.per_head else rollout.log_prob_TN
-        assert torch.allclose(told, rollout.log_prob_TN, atol=RATIO_TOLERANCE), "what the heads added is not in this rollout"
+        if config.surrogate is Surrogate.per_head:
+            told_TN = rollout.head_log_prob_TNH.sum(dim=2)
+            assert torch.allclose(told_TN, rollout.log_prob_TN, atol=RATIO_TOLERANCE), (
+                "what the heads added is not in this rollout"
+            )
         learning_rate = config.learning_rate * (1 - progress)
         entropy_coef = config.entropy_coef + (config.entropy_final - config.entropy_coef) * progress
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        raw, rollout = rollout, self._scaled(rollout)
+        raw, rollout, unit = rollout, self._scaled(rollout), self.unit
         before = look(self.network, rollout)
+        # All rows at once: minibatches see a part of them before the policy moves.
+        error = check_replay(rollout, torch.arange(rollout.num_hosts), before.joint_TN - rollout.log_prob_TN)
         targets = self._targets(rollout)
-        lived, taught = (rollout.folded(config.chunk), targets.folded(config.chunk)) if config.chunk else (rollout, targets)
-        learned: list[dict[str, float]] = []
-        first_error, far_enough = float("nan"), False
-        for epoch in range(config.epochs):
-            if lived.chunks > 1:
-                lived.initial_state = chunk_starts(self.network, rollout, config.chunk)
-            for index, rows_M in enumerate(lived.minibatches(config.minibatches, generator)):
-                log_ratio_TM, terms = self._losses(lived, taught, rows_M)
-                if epoch == index == 0:
-                    first_error = check_replay(lived, rows_M, log_ratio_TM)
-                far_enough = float(kl_estimate(log_ratio_TM.detach(), ~lived.forced_TN[:, rows_M])) > config.target_kl
-                if far_enough:
-                    break
-                learned += self._step(terms, entropy_coef)
-            if far_enough:
-                break
+        learned, dropped, first_error = self._passes(rollout, targets, entropy_coef, generator)
         self.updates += 1
         after = look(self.network, rollout)
         self._follow(raw)
         log_ratio_TN = after.joint_TN - rollout.log_prob_TN
         chosen_TN = ~rollout.forced_TN
+        skipped = config.epochs * config.minibatches - len(learned) - dropped
         return UpdateStats(
             **{
                 name: float(np.mean([numbers.get(name, math.nan) for numbers in learned])) if learned else math.nan
@@ -209,13 +214,43 @@ class PPO:
             clip_fraction=float(clip_fraction(log_ratio_TN, chosen_TN, clip=config.clip)),
             explained_variance=targets.explained_variance,
             contribution_r2=self._foresight(before, targets),
-            first_ratio_error=first_error,
+            first_ratio_error=max(error, first_error),
             learning_rate=learning_rate,
             entropy_coef=entropy_coef,
-            minibatches_skipped=float(config.epochs * config.minibatches - len(learned)),
+            minibatches_skipped=float(skipped),
+            minibatches_nonfinite=float(dropped),
             forced_fraction=float(rollout.forced_TN.float().mean()),
-            diagnostics=self._diagnose(before, after, rollout, learned),
+            diagnostics=self._diagnose(before, after, rollout, learned, unit=unit, skipped=skipped),
         )
+
+    def _passes(
+        self, rollout: Rollout, targets: Targets, entropy_coef: float, generator: torch.Generator
+    ) -> tuple[list[dict[str, float]], int, float]:
+        """Learns minibatch by minibatch, until the policy has gone far enough.
+
+        Returns:
+            The numbers of each step, how many minibatches were dropped, and the largest |ln ratio| of the first.
+        """
+        config = self.config
+        lived, taught = (rollout.folded(config.chunk), targets.folded(config.chunk)) if config.chunk else (rollout, targets)
+        learned: list[dict[str, float]] = []
+        dropped, first_error = 0, math.nan
+        for epoch in range(config.epochs):
+            if lived.chunks > 1:
+                lived.initial_state = chunk_starts(self.network, rollout, config.chunk)
+            for index, rows_M in enumerate(lived.minibatches(config.minibatches, generator)):
+                log_ratio_TM, terms = self._losses(lived, taught, rows_M)
+                if epoch == index == 0:  # once more, since chunks start with states of their own
+                    first_error = check_replay(lived, rows_M, log_ratio_TM)
+                if float(kl_estimate(log_ratio_TM.detach(), ~lived.forced_TN[:, rows_M])) > config.target_kl:
+                    return learned, dropped, first_error
+                numbers = self._step(terms, entropy_coef)
+                learned += numbers
+                dropped += not numbers
+                if self.strikes >= STRIKES:
+                    place = first_sick(self.network, lived, taught, rows_M)
+                    raise FloatingPointError(sentence(terms, gradient_norms(self.parts), place, self.strikes))
+        return learned, dropped, first_error
 
     def _foresight(self, before: Look, targets: Targets) -> float:
         """R^2 of the contributions that were predicted before anything was learned from this rollout; NaN where none were."""
@@ -223,8 +258,16 @@ class PPO:
             return math.nan
         return r_squared(before.contribution_BS, *(tensor_TNS.flatten(0, 1) for tensor_TNS in targets.contributions))
 
-    def _diagnose(self, before: Look, after: Look, rollout: Rollout, learned: list[dict[str, float]]) -> Diagnostics:
-        """What the update did: from the policy before to that after it, by steps of which `learned` holds the numbers."""
+    def _diagnose(
+        self, before: Look, after: Look, rollout: Rollout, learned: list[dict[str, float]], *, unit: float, skipped: int
+    ) -> Diagnostics:
+        """What the update did: from the policy before to that after it, by steps of which `learned` holds the numbers.
+
+        Args:
+            rollout: with rewards and values as they were paid and told.
+            unit: what they were divided by [reward].
+            skipped: minibatches left out.
+        """
         config, ends = self.config, (rollout.terminated_TN, rollout.truncated_TN)
         norms = {part: [numbers[f"grad_norm_{part}"] for numbers in learned] for part in self.parts}
         return diagnose(
@@ -233,27 +276,28 @@ class PPO:
             rollout,
             returns_TN=returns_to_go(rollout.reward_TN, rollout.next_value_TN, *ends, gamma=config.gamma),
             # Advantages are divided by no less: returns that differ less than this count as equal for the policy too.
-            floor=config.advantage_floor**2,
+            floor=(unit * config.advantage_floor) ** 2,
             target_kl=config.target_kl,
             grad_norm={part: float(np.mean(steps)) for part, steps in norms.items() if steps},
-            skipped_fraction=1 - len(learned) / (config.epochs * config.minibatches),
+            skipped_fraction=skipped / (config.epochs * config.minibatches),
             blueprint_names=self.spec.blueprint_names,
         )
 
     def _scaled(self, rollout: Rollout) -> Rollout:
-        """The rollout with rewards in units of the deviation of returns, as it stood when the rollout began."""
+        """The rollout with rewards and values in units of the deviation of returns, as it stood when the rollout began."""
         if not self.config.reward_scaling:
             return rollout
         scaled = copy(rollout)
-        scaled.reward_TN = rollout.reward_TN / self.returns.deviation()
+        for name in ("reward_TN", "value_TN", "successor_value_TN", "last_value_N"):
+            setattr(scaled, name, getattr(rollout, name) / self.unit)
         return scaled
 
     def _follow(self, raw: Rollout) -> None:
         """Takes the returns of a rollout into the scale of rewards; what the critic knows moves with it."""
         if self.config.reward_scaling:
-            before, ends_TN = self.returns.deviation(), raw.terminated_TN | raw.truncated_TN
+            before, ends_TN = self.unit, raw.terminated_TN | raw.truncated_TN
             self.returns = self.returns.merged(Moments.of(discounted_sums(raw.reward_TN, ends_TN, gamma=self.config.gamma)))
-            self.popart.rescale(before / self.returns.deviation())
+            self.popart.rescale(before / self.unit, self.network.value)
 
     def _targets(self, rollout: Rollout) -> Targets:
         """What the whole rollout teaches, before any host is dealt: twins need not share a minibatch.
@@ -296,21 +340,15 @@ class PPO:
         loss.backward()
         norms = gradient_norms(self.parts)
         norm = torch.tensor(math.hypot(*norms.values()))
-        nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
         numbers = {name: float(term.detach()) for name, term in terms.items()} | {"grad_norm": float(norm)}
-        sick = [name for name, number in numbers.items() if not math.isfinite(number)]
-        if not sick:
-            self.optimizer.step()
-            self.strikes = 0
-            parts = {f"grad_norm_{part}": length for part, length in norms.items()}
-            return [numbers | parts | {"grad_clipped": float(numbers["grad_norm"] > self.config.max_grad_norm)}]
-        self.strikes += 1
-        if self.strikes >= STRIKES:
-            raise FloatingPointError(
-                f"{', '.join(sick)} not finite in {self.strikes} minibatches in a row: lower agent.learning_rate, "
-                "or look at the rewards and observations"
-            )
-        return []
+        if not all(map(math.isfinite, numbers.values())):
+            self.strikes += 1
+            return []
+        nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
+        self.optimizer.step()
+        self.strikes = 0
+        parts = {f"grad_norm_{part}": length for part, length in norms.items()}
+        return [numbers | parts | {"grad_clipped": float(numbers["grad_norm"] > self.config.max_grad_norm)}]
 
     # ---- state
 

@@ -56,9 +56,15 @@ class PopArt(nn.Module):
         """From the critic's scale to rewards."""
         return (values * self.deviation + self.mean).to(values.dtype)
 
-    def rescale(self, factor: float) -> None:
-        """All rewards are this many times as large from now on, and so are the critic's un-normalised outputs."""
+    @torch.no_grad()
+    def rescale(self, factor: float, layer: nn.Linear) -> None:
+        """All rewards are this many times as large from now on, and so are the un-normalised outputs of the layer.
+
+        Mostly the statistics say so alone. The layer does where there are none, or a deviation is as small as it may be.
+        """
+        mean, deviation = factor * self.mean, factor * self.deviation
         self.moments.mul_(torch.tensor([factor, factor**2], dtype=torch.float64))
+        self._keep(layer, mean, deviation)
 
     @torch.no_grad()
     def update(self, targets: Tensor, layer: nn.Linear) -> None:
@@ -67,6 +73,10 @@ class PopArt(nn.Module):
         targets = targets.double()
         self.moments.lerp_(torch.stack([targets.mean(), targets.square().mean()]), self.step)
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
+        self._keep(layer, mean, deviation)
+
+    def _keep(self, layer: nn.Linear, mean: Tensor, deviation: Tensor) -> None:
+        """Rescales a layer, so that what it says now in this mean and deviation, it says in the present ones."""
         layer.weight.copy_(layer.weight.double() * (deviation / self.deviation))
         layer.bias.copy_((deviation * layer.bias.double() + mean - self.mean) / self.deviation)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.agent.base import State
 from esper.agent.losses import Surrogate, clipped_surrogate, contribution_loss, masked_mean, per_head_surrogate, value_loss
-from esper.agent.network import PolicyNetwork
+from esper.agent.network import Outputs, PolicyNetwork
 from esper.agent.targets import Targets
 from esper.buffer import Rollout
 from esper.env.actions import RELEVANT, Head
@@ -32,10 +32,8 @@ def losses(
     network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor, *, clip: float, surrogate: Surrogate
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Replays some rows from their start: log-ratios of whole actions `[T, M]`, and the terms of the objective by name."""
-    state = rollout.initial_state or network.start(rollout.num_hosts)
-    state = {name: tensor[rows_M] for name, tensor in state.items()}
-    outputs, _ = network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M], targets.free)
-    shape, action_BH = (rollout.num_steps, len(rows_M)), rollout.action_TNH[:, rows_M].flatten(0, 1)
+    outputs, action_BH = replayed(network, rollout, targets, rows_M)
+    shape = (rollout.num_steps, len(rows_M))
     log_ratio_TM = outputs.distribution.log_prob(action_BH).view(shape) - rollout.log_prob_TN[:, rows_M]
     advantage_TM, chosen_TM = targets.advantage_TN[:, rows_M], ~rollout.forced_TN[:, rows_M]
     if surrogate is Surrogate.per_head:
@@ -56,6 +54,14 @@ def losses(
     return log_ratio_TM, terms
 
 
+def replayed(network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[Outputs, Tensor]:
+    """What the network says now of some rows, and the actions `[B, H]` that were taken in them."""
+    state = rollout.initial_state or network.start(rollout.num_hosts)
+    state = {name: tensor[rows_M] for name, tensor in state.items()}
+    outputs, _ = network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M], targets.free)
+    return outputs, rollout.action_TNH[:, rows_M].flatten(0, 1)
+
+
 def check_replay(rollout: Rollout, rows_M: Tensor, log_ratio_TM: Tensor) -> float:
     """Largest |ln ratio|: before the first step, policy and rollout are the same policy, and must say the same.
 
@@ -64,7 +70,7 @@ def check_replay(rollout: Rollout, rows_M: Tensor, log_ratio_TM: Tensor) -> floa
     """
     log_ratio_TM = log_ratio_TM.detach()
     worst = float(log_ratio_TM.abs().max())
-    if worst > RATIO_TOLERANCE:
+    if not worst <= RATIO_TOLERANCE:  # nor is it where it is no number
         place, column = divmod(int(log_ratio_TM.abs().argmax()), len(rows_M))
         row = int(rows_M[column])
         lived, now = float(rollout.log_prob_TN[place, row]), float(log_ratio_TM[place, column])

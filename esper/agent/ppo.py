@@ -20,7 +20,8 @@ class PPOConfig(AgentConfig):
     recurrent: ClassVar[bool] = True
     """Does it remember?"""
     lam: float = 0.95
-    """Weight of longer sums in advantages, in [0, 1]. 1 trusts the returns, 0 the critic; higher is less biased and noisier."""
+    """Weight of longer sums in advantages, in [0, 1]. 1 trusts the returns, 0 the critic; higher is less biased and noisier. With
+    baseline=twins the policy's advantages know neither it nor the critic: it only says what the critic learns."""
     learning_rate: float = 2e-3
     """Step size of Adam in the first update, above 0; it falls linearly towards 0. Higher learns faster until it diverges."""
     epochs: int = 8

@@ -9,7 +9,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from itertools import combinations, pairwise
 
 from esper.population.attribution import FULL, draw_orders, members, prefixes, subsets
@@ -17,7 +17,7 @@ from esper.seeding import stream
 
 
 class Plan(StrEnum):
-    """A set of settings of the alphas beside the real one. A live seed is one that takes part and is not yet a fossil."""
+    """A set of settings of the alphas beside the real one. Which seeds are live is said in docs/lifecycle.md."""
 
     leave_one_out = "leave_one_out"
     """Each seed off, fossils included: what it contributes."""
@@ -98,11 +98,14 @@ contributes. `counterfactuals.each_step` and `counterfactuals.at_end` ask for mo
 uses the alphas that the seeds have, on the same validation samples, so that effects come with an error bar that knows how far the
 settings agree. Nothing is changed by it, the statistics of batch norm included.
 
+A seed is *on* at the alpha it has, and *off* at 0. Which seeds are live is said in [lifecycle.md](lifecycle.md); one that is at
+alpha 0 anyhow, newborn or behind its host, is off in every setting and makes none of its own.
+
 All settings are measured in one forward in which each thing is computed once: settings of a host that agree in the first slots
 share all that lies before they part. Hosts do not pay for each other. The results equal those of one forward for each setting."""
 
 
-def member_docs(kind: type[StrEnum]) -> dict[str, str]:
+def member_docs(kind: type[Enum]) -> dict[str, str]:
     """The string under each member of an enum, as one line each."""
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -198,7 +198,7 @@ class BasicPlusConfig(BasicConfig):
 
 @dataclass(kw_only=True, slots=True)
 class SparseConfig(RewardConfig):
-    """Pay at the end only: accuracy of what was committed, minus rent for its parameters."""
+    """Pay at the end only: accuracy of what was committed, minus rent for every seed still held, kept or not."""
 
     pays: ClassVar[Pays] = {"rent": table.FINAL_RENT, "terminal": table.TERMINAL}
     rent: float = 10.0

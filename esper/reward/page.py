@@ -16,6 +16,8 @@ of the network that is left at the end. Choose a mode as in `reward=escrow`, dro
 it anew as in `reward.rent=2`. Terms of weight 0 are not computed, and have no metric. What each term paid is the metric
 `reward/<component>`. The governor's penalty comes on top, as `reward/governor`.
 
+The tables show each weight with its sign, - for what is charged. It is typed without: `reward.rent=0.5` for a weight of -0.5.
+
 Terms that go by slot are summed over slots: what is paid does not depend on the slot that an action names. A quantity with a
 prime is that after the step. `c` is what a seed contributes (accuracy with it less accuracy without it), `g` is what the host
 gained since the seed was planted, less what its neighbours came to contribute meanwhile; `c0` and `g0` are those of the step that

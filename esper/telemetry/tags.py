@@ -119,7 +119,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row("policy/learning_rate", "1", "Learning rate of this update."),
     _row("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
-    _row("policy/minibatches_skipped", "count", "Minibatches of this update that were not learned from."),
+    _row("policy/minibatches_skipped", "count", "Minibatches of this update left out, since the policy had gone far enough."),
+    _row("policy/minibatches_nonfinite", "count", "Minibatches dropped, since a loss or a gradient was not finite."),
     _row("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     _row("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),
     _row(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.gae import gae, less_twins, returns_to_go
+from esper.agent.gae import Baseline, against, gae, less_twins, returns_to_go
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -127,3 +127,17 @@ def test_each_value_is_taken_less_the_mean_of_the_other_twins():
         others = [other for other in range(12) if other // 4 == host // 4 and other != host]
         torch.testing.assert_close(less[:, host], values[:, host] - values[:, others].mean(1))
     torch.testing.assert_close(less_twins(values + torch.arange(12).div(4, rounding_mode="floor"), 4), less)  # luck is gone
+
+
+BY_HAND = {
+    Baseline.critic: [[1.0, 3.0, -2.0, 0.0], [5.0, -1.0, 0.5, 0.5]],
+    Baseline.twins: [[2.0, -2.0, 4.0, -4.0], [-6.0, 6.0, 0.0, 0.0]],
+    Baseline.blend: [[1.5, 0.5, 1.0, -2.0], [-0.5, 2.5, 0.25, 0.25]],
+}
+
+
+@pytest.mark.parametrize("baseline", Baseline)
+def test_what_advantages_are_measured_against_by_hand(baseline: Baseline) -> None:
+    """Hosts 0 and 1 are twins, and 2 and 3: of two, each is measured against the other."""
+    lived = torch.tensor([[4.0, 2.0, 5.0, 1.0], [0.0, 6.0, 7.0, 7.0]])
+    assert against(baseline, torch.tensor(BY_HAND[Baseline.critic]), lived, 2).tolist() == BY_HAND[baseline]

@@ -51,7 +51,6 @@ def test_a_step_of_nothing_leaves_the_scale_of_rewards() -> None:
     popart, layer = make(step=0.0)
     before = layer.weight.clone()
     popart.update(torch.tensor([50.0, 70.0]), layer)
-    popart.rescale(0.1)
     assert (popart.mean.item(), popart.deviation.item()) == (0.0, 1.0)
     assert torch.equal(layer.weight, before)
     assert popart.normalize(torch.tensor([70.0])).item() == 70.0
@@ -113,11 +112,22 @@ def test_discounted_sums_by_hand_start_anew_where_an_episode_ends() -> None:
     assert sums.tolist() == [[1, 1], [2.5, 2.5], [4.25, 3]]
 
 
-def test_rescaling_multiplies_what_the_critic_says() -> None:
+@pytest.mark.parametrize("step", [0.0, 0.05])
+@pytest.mark.parametrize("spread", [20.0, 1e-3], ids=["wide", "narrower than the deviation may be"])
+def test_rescaling_multiplies_what_the_critic_says(step: float, spread: float) -> None:
+    """Also where there is no scale, and nobody but the layer can say it."""
+    popart, layer = make(step)
+    popart.update(50 + spread * torch.randn(64, dtype=torch.float64), layer)
+    inputs = torch.randn(32, 8, dtype=torch.float64)
+    before = popart.denormalize(layer(inputs))
+    popart.rescale(0.25, layer)
+    torch.testing.assert_close(popart.denormalize(layer(inputs)), before / 4, atol=1e-9, rtol=1e-9)
+
+
+def test_rescaled_targets_are_learned_as_they_were() -> None:
     popart, layer = make()
     popart.update(50 + 20 * torch.randn(64, dtype=torch.float64), layer)
-    inputs = torch.randn(32, 8, dtype=torch.float64)
-    before, scaled = popart.denormalize(layer(inputs)), popart.normalize(torch.tensor([60.0], dtype=torch.float64))
-    popart.rescale(0.25)
-    torch.testing.assert_close(popart.denormalize(layer(inputs)), before / 4, atol=1e-9, rtol=1e-9)
+    scaled, weight = popart.normalize(torch.tensor([60.0], dtype=torch.float64)), layer.weight.clone()
+    popart.rescale(0.25, layer)
     torch.testing.assert_close(popart.normalize(torch.tensor([15.0], dtype=torch.float64)), scaled)
+    torch.testing.assert_close(layer.weight, weight)

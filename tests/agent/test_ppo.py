@@ -15,6 +15,9 @@ from toy_worlds import blank, make_spec, random_observation, random_rollout
 from esper.agent import PPO, AgentConfig, PPOConfig
 from esper.agent.gae import Baseline
 from esper.agent.losses import explained_variance
+from esper.agent.sickness import first_sick
+from esper.agent.targets import Targets
+from esper.buffer import Rollout
 from esper.env.actions import Head, Op
 
 SPEC = make_spec(hosts=8, steps=6)
@@ -80,11 +83,22 @@ def test_greedy_takes_the_mode_whatever_the_noise() -> None:
     assert (actions[0] == actions[2]).all()
 
 
-def test_broken_weights_are_noticed_before_they_act() -> None:
-    agent = make()
-    agent.network.op.weight.data[0, 0] = float("nan")
+@pytest.mark.parametrize(("layer", "what"), [("op", "probabilities"), ("slot_score", "probabilities"), ("value", "values")])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_broken_weights_are_noticed_before_they_act(layer: str, what: str, greedy: bool) -> None:
+    agent, seen = make(), blank(SPEC)
+    seen.legal_slots[:, Op.GERMINATE, 1:] = True
+    getattr(agent.network, layer).weight.data[:, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match=f"{what} are not finite"):
+        agent.act(seen, agent.start(8), is_init=np.ones(8, bool), uniform=np.full((8, len(Head)), 0.99), greedy=greedy)
+
+
+def test_a_parameter_drawn_from_no_numbers_is_noticed_too() -> None:
+    agent, seen = make(wait_bias=-99.0), blank(SPEC)
+    seen.legal_slots[:, Op.GERMINATE, 1:] = True
+    agent.network.parameter.weight.data[:] = float("nan")
     with pytest.raises(FloatingPointError, match="probabilities are not finite"):
-        agent.act(blank(SPEC), agent.start(8), is_init=np.ones(8, bool), uniform=np.zeros((8, len(Head))))
+        agent.act(seen, agent.start(8), is_init=np.ones(8, bool), uniform=np.full((8, len(Head)), 0.5))
 
 
 # ---- the update
@@ -103,6 +117,21 @@ def test_a_replay_that_differs_is_an_error_that_names_the_worst_step() -> None:
     rollout.log_prob_TN[3, 5] += 0.01
     with pytest.raises(RuntimeError, match="step 3 of host 5"):
         agent.update(rollout, progress=0.0, generator=generator())
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_a_fault_in_any_one_host_is_noticed_whatever_is_dealt_first(chunk: int) -> None:
+    agent = make(chunk=chunk, minibatches=8, epochs=1)
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    for host in range(8):
+        lived = rollout.log_prob_TN[4, host].clone()
+        for wrong in (lived + 0.01, torch.tensor(torch.nan)):
+            rollout.log_prob_TN[4, host] = wrong
+            with pytest.raises(RuntimeError, match=f"step 4 of host {host},"):
+                agent.update(rollout, progress=0.0, generator=generator())
+        rollout.log_prob_TN[4, host] = lived
+    assert agent.updates == 0
+    agent.update(rollout, progress=0.0, generator=generator())
 
 
 def test_a_rollout_may_start_in_the_middle_of_an_episode() -> None:
@@ -151,12 +180,48 @@ def test_at_the_end_of_the_run_nothing_moves() -> None:
     assert stats["kl"] == pytest.approx(0, abs=1e-7)
 
 
+def followed(agent: PPO, rollout: Rollout) -> tuple[list[tuple[float, float]], list[int]]:
+    """Of an update: KL of each minibatch, over its chosen steps and over all, and after how many of them a step was taken."""
+    distances, steps = [], []
+    look, step = agent._losses, agent._step
+
+    def seen(rollout: Rollout, targets: Targets, rows: torch.Tensor) -> Any:
+        log_ratio, terms = look(rollout, targets, rows)
+        k3 = (log_ratio.exp() - 1 - log_ratio).detach()
+        distances.append((k3[~rollout.forced_TN[:, rows]].mean().item(), k3.mean().item()))
+        return log_ratio, terms
+
+    def taken(*given: Any) -> Any:
+        steps.append(len(distances))
+        return step(*given)
+
+    agent._losses, agent._step = seen, taken
+    agent.update(rollout, progress=0.0, generator=generator())
+    return distances, steps
+
+
 def test_kl_stops_the_update_before_the_step_that_would_go_further() -> None:
-    free, held = make(target_kl=1e9, learning_rate=0.05), make(target_kl=1e-3, learning_rate=0.05)
-    loose, tight = update(free), update(held)
-    assert loose["minibatches_skipped"] == 0
-    assert 0 < tight["minibatches_skipped"] < 32
-    assert tight["kl"] < loose["kl"]
+    """A minibatch that finds the policy too far is the last, and no step is taken on it."""
+    agent = make(target_kl=1e-3, learning_rate=0.05)
+    distances, steps = followed(agent, random_rollout(agent, np.random.default_rng(0)))
+    assert 1 < len(distances) < 32
+    assert [far > 1e-3 for far, _ in distances] == [False] * (len(distances) - 1) + [True]
+    assert steps == list(range(1, len(distances)))
+
+
+def test_forced_steps_do_not_hide_how_far_the_policy_went() -> None:
+    """At them nothing can change. One host of eight has a choice: over all steps the policy seems an eighth as far."""
+
+    def one_open(target: float) -> tuple[list[tuple[float, float]], list[int]]:
+        agent = make(minibatches=1, learning_rate=0.05, target_kl=target)
+        return followed(agent, random_rollout(agent, np.random.default_rng(0), observe=lambda t: corridor(open_hosts=1)))
+
+    (_, (far, seemingly), *_), steps = one_open(1e9)
+    assert 0 < seemingly < 0.9 * far
+    assert len(steps) == 8
+    distances, steps = one_open(0.9 * far)
+    assert distances[1] == (far, seemingly)
+    assert (len(distances), steps) == (2, [1])
 
 
 def test_gradients_are_clipped_and_their_norm_is_told() -> None:
@@ -166,20 +231,64 @@ def test_gradients_are_clipped_and_their_norm_is_told() -> None:
     assert total.sqrt().item() == pytest.approx(1e-9, rel=1e-2)
 
 
-def test_three_minibatches_with_infinite_numbers_end_the_run_and_touch_no_weight() -> None:
-    agent = make(epochs=1, minibatches=2)
+def spoiled(agent: PPO, name: str, *places: tuple[int, int]) -> None:
+    """From now on what a rollout teaches is no number at these steps and hosts."""
+    targets = agent._targets
+
+    def spoil(rollout: Rollout) -> Targets:
+        taught = targets(rollout)
+        for step, host in places:
+            getattr(taught, name)[step, host] = float("nan")
+        return taught
+
+    agent._targets = spoil
+
+
+def weights(agent: PPO) -> dict[str, torch.Tensor]:
+    """Those that only steps move: the critic's last layer follows the scale of returns as well."""
+    return {name: tensor.clone() for name, tensor in agent.network.state_dict().items() if not name.startswith("value.")}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("value_TN", "value_loss, gradient of the encoder, gradient of the core, gradient of the critic not finite"),
+        ("advantage_TN", "policy_loss, gradient of the encoder, gradient of the core, gradient of the heads not finite"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_three_minibatches_with_infinite_numbers_end_the_run_and_touch_no_weight(name: str, said: str, chunk: int) -> None:
+    """And the sentence says what is torn, and where it begins."""
+    agent = make(epochs=3, minibatches=1, chunk=chunk)
+    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: corridor(open_hosts=8))
+    spoiled(agent, name, (5, 1), (3, 6), (3, 4))
+    before = weights(agent)
+    with pytest.raises(FloatingPointError, match=f"^{said} in 3 minibatches in a row, first at step 3 of host 4: lower agent"):
+        agent.update(rollout, progress=0.0, generator=generator())
+    assert all(torch.equal(agent.network.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_weights_that_are_no_numbers_are_first_felt_in_the_first_step() -> None:
+    agent = make(epochs=3, minibatches=1)
     rollout = random_rollout(agent, np.random.default_rng(0))
-    rollout.seen.features[:, 1] = float("nan")
-    rollout.seen.features[:, 6] = float("nan")
-    targets, before = agent._targets(rollout), {n: t.clone() for n, t in agent.network.state_dict().items()}
-    for expected in (1, 2):
-        _, terms = agent._losses(rollout, targets, torch.tensor([1, 2]))
-        assert agent._step(terms, 0.01) == []
-        assert agent.strikes == expected
-    _, terms = agent._losses(rollout, targets, torch.tensor([6]))
-    with pytest.raises(FloatingPointError, match=r"policy_loss, value_loss, entropy, grad_norm not finite in 3 minibatches"):
-        agent._step(terms, 0.01)
-    assert all(torch.equal(agent.network.state_dict()[n], t) for n, t in before.items())
+    targets = agent._targets(rollout)
+    agent.network.value_in.weight.data[0, 0] = float("nan")
+    assert first_sick(agent.network, rollout, targets, torch.tensor([6, 3])) == (0, 3)
+    agent.network.value_in.weight.data[0, 0] = 0.0
+    assert first_sick(agent.network, rollout, targets, torch.tensor([6, 3])) is None
+
+
+def test_minibatches_that_were_dropped_are_told_apart_from_those_left_out() -> None:
+    agent = make(epochs=4, minibatches=4, target_kl=1e9)
+    spoiled(agent, "value_TN", (2, 5))
+    stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
+    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (4.0, 0.0)
+    assert "minibatches_nonfinite" in stats.metrics()
+    assert agent.strikes < 2
+    held = make(epochs=4, minibatches=4, target_kl=1e-9)
+    stats = held.update(random_rollout(held, np.random.default_rng(0)), progress=0.0, generator=generator())
+    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (0.0, 15.0)
+    assert stats.diagnostics.skipped_fraction == 15 / 16
 
 
 def test_a_healthy_minibatch_clears_the_strikes() -> None:

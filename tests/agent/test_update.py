@@ -204,26 +204,76 @@ def make_like(agent: PPO, **config: Any) -> PPO:
     return other
 
 
-def test_scaled_rewards_are_those_divided_by_the_deviation_before_the_rollout() -> None:
+@pytest.mark.parametrize("popart_step", [0.0, 0.05])
+def test_scaled_rewards_are_those_divided_by_the_deviation_before_the_rollout(popart_step: float) -> None:
     """And the scale follows it afterwards, with the critic, while the rollout stays as it was lived."""
-    plain = make(epochs=2)
+    plain = make(epochs=2, popart_step=popart_step)
     rollout = lived(plain)
     scaling = make_like(plain, reward_scaling=True)
     scaling.returns = Moments(100, 3.0, 400.0)
-    halved, reward_TN = copy.copy(rollout), rollout.reward_TN.clone()
-    halved.reward_TN = reward_TN / 2
+    halved, reward_TN, value_TN = copy.copy(rollout), rollout.reward_TN.clone(), rollout.value_TN.clone()
+    halved.reward_TN, halved.value_TN = reward_TN / 2, value_TN / 2
     for agent, told in ((scaling, rollout), (plain, halved)):
         agent.update(told, progress=0.0, generator=torch.Generator().manual_seed(0))
     assert rollout.reward_TN.equal(reward_TN)
-    for one, two in zip(scaling.network.parameters(), plain.network.parameters(), strict=True):
-        assert one.equal(two)
+    assert rollout.value_TN.equal(value_TN)
+    for (name, one), two in zip(scaling.network.named_parameters(), plain.network.parameters(), strict=True):
+        assert one.equal(two) or name.startswith("value."), name  # the last layer follows the scale
     sums = discounted_sums(reward_TN, rollout.terminated_TN, gamma=scaling.config.gamma)
     assert scaling.returns == Moments(100, 3.0, 400.0).merged(Moments.of(sums))
-    factor = 2 / scaling.returns.deviation()
-    assert abs(factor - 1) > 0.01
-    torch.testing.assert_close(scaling.popart.denormalize(torch.ones(3)), plain.popart.denormalize(torch.ones(3)) * factor)
-    again = make(reward_scaling=True)
+    assert abs(2 / scaling.unit - 1) > 0.01
+    again = make_like(make(popart_step=popart_step), reward_scaling=True)
     again.network.double()
     again.load_state_dict(scaling.state_dict())
     assert again.returns == scaling.returns
     assert plain.returns == Moments(), "nobody counts where nothing is scaled"
+    assert_valued_alike(scaling, plain, 2.0)
+
+
+def assert_valued_alike(one: PPO, two: PPO, factor: float) -> None:
+    """One expects so many times what the other does, acting or not."""
+    seen, state = random_observation(SPEC, np.random.default_rng(5)), one.start(8)
+    wide = replace(seen, features=seen.features.astype(np.float64), slots=seen.slots.astype(np.float64))
+    state = {name: tensor.double() for name, tensor in state.items()}
+    expected = factor * two.value(wide, state)
+    assert np.ptp(expected) > 0.1
+    np.testing.assert_allclose(one.value(wide, state), expected, rtol=1e-9)
+    acted = one.act(wide, state, is_init=np.zeros(8, bool), uniform=np.zeros((8, len(Head))))
+    np.testing.assert_allclose(acted.value, expected, rtol=1e-9)
+
+
+def test_where_rewards_are_scaled_the_critic_is_judged_in_rewards_as_they_are_paid() -> None:
+    told = []
+    for scaling in (False, True):
+        agent = make(reward_scaling=scaling, gamma=1.0, **ONE_STEP)
+        rollout = lived(agent, ends=(5,))
+        return_TN = rollout.reward_TN.flip(0).cumsum(dim=0).flip(0)
+        rollout.value_TN, agent.returns = 2 * return_TN + 3, Moments(100, 0.0, 40_000.0)
+        stats = agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0))
+        assert (stats.diagnostics.value_slope, stats.diagnostics.value_intercept) == pytest.approx((0.5, -1.5), abs=1e-6)
+        told.append([*stats.diagnostics.value_error.values(), stats.explained_variance])
+    assert told[1] == pytest.approx(told[0], abs=1e-6)
+
+
+def test_the_floor_of_explained_variance_is_in_the_unit_of_advantages() -> None:
+    """Returns of deviation 1 are uneventful where they are counted in units of 20, and advantages by at least 0.1 of those."""
+    agent = make(reward_scaling=True, advantage_floor=0.1, gamma=1.0)
+    rollout = lived(agent, ends=(5,))
+    agent.returns = Moments(100, 0.0, 40_000.0)
+    rollout.reward_TN /= rollout.reward_TN.flip(0).cumsum(dim=0).std(correction=0)
+    rollout.value_TN = torch.zeros_like(rollout.value_TN)
+    told = agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0)).diagnostics
+    assert told.explained_variance_floored == pytest.approx(1 - 1 / (20 * 0.1) ** 2, abs=1e-6)
+
+
+def test_rewards_are_scaled_with_the_values_beside_them() -> None:
+    """What a cut step led to, and what comes after the last one, are divided as rewards are: values of 0 would hide it."""
+    agent = make(reward_scaling=True)
+    agent.returns = Moments(100, 0.0, 40_000.0)
+    rollout = lived(agent)
+    for tensor in (rollout.successor_value_TN, rollout.last_value_N):
+        tensor += 5.0
+    scaled = agent._scaled(rollout)
+    for name in ("reward_TN", "value_TN", "successor_value_TN", "last_value_N"):
+        assert getattr(rollout, name).abs().max() > 0.1
+        torch.testing.assert_close(20 * getattr(scaled, name), getattr(rollout, name))

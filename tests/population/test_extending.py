@@ -1,5 +1,6 @@
-"""docs/extending.md as it stands: hosts, seeds and tasks from outside the package, fused and not."""
+"""docs/extending.md as it stands: hosts, seeds, tasks, controllers and rewards from outside the package, fused and not."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,21 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from esper.telemetry import read_records
+
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SHORT = ["hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2", "devices=[cpu]"]
 
 
+def module(name: str) -> str:
+    """The file of this name, as the page has it."""
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"python {name} " in block.splitlines()[0]
+    ]
+    return code
+
+
 @pytest.fixture
 def outside(tmp_path: Path):
-    """A folder with the page's module, changed by a replacement where wanted, and a way to run it."""
+    """A folder with a module of the page, changed by a replacement where wanted, and a way to run it."""
 
-    def run(*words: str, change: tuple[str, str] = ("", "")) -> subprocess.CompletedProcess[str]:
-        (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    def run(*words: str, change: tuple[str, str] = ("", ""), name: str = "my_growth.py") -> subprocess.CompletedProcess[str]:
+        code = module(name)
         assert change[0] in code
-        (tmp_path / "my_growth.py").write_text(code.replace(*change))
+        (tmp_path / name).write_text(code.replace(*change))
         return subprocess.run(
-            [sys.executable, "my_growth.py", *words],
+            [sys.executable, name, *words],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
@@ -95,3 +106,33 @@ def test_an_unknown_blueprint_is_answered_with_those_that_there_are(outside):
     assert refused.returncode == 2
     assert "no option swich in group blueprint" in refused.stderr
     assert "did you mean swish?" in refused.stderr
+
+
+def run_of(tmp_path: Path) -> Path:
+    """The folder of the one run there."""
+    (folder,) = (tmp_path / "multirun" / "single").iterdir()
+    return folder
+
+
+def test_a_controller_from_outside_does_what_it_says(outside, tmp_path):
+    words = ["hosts=4", "steps=9", "updates=1", "agent=patient", "agent.after=2", "slots=all", "devices=[cpu]"]
+    done = outside(*words, name="my_controller.py")
+    assert done.returncode == 0, done.stderr
+    assert "patient on digits" in done.stdout
+    decisions = [json.loads(line) for line in (run_of(tmp_path) / "decisions.jsonl").read_text().splitlines()]
+    steps = [int(one["id"].split("/")[2]) for one in decisions]
+    planted = [one for one in decisions if one["op"] == "germinate"]
+    assert min(steps) == 2
+    assert len({one["slot"] for one in planted}) > 1
+    assert len(planted) > 4
+    assert {one["op"] for one in decisions} >= {"germinate", "advance"}
+    assert not any(one["refused"] for one in decisions)
+
+
+def test_a_reward_from_outside_pays(outside, tmp_path):
+    words = ["hosts=2", "steps=6", "updates=1", "reward=brisk", "reward.trial=2", "agent=schedule", "devices=[cpu]"]
+    done = outside(*words, name="my_reward.py")
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(run_of(tmp_path) / "metrics.jsonl")
+    assert record["reward/on_trial"] == -2 * 4, "one seed, on trial for four host epochs, and then kept"
+    assert record["policy/return"] == pytest.approx(record["reward/on_trial"] + record["reward/terminal"], rel=1e-5)
