@@ -121,7 +121,7 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
 def test_what_cannot_be_tuned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="did you mean accuracy"):
         tuning(tmp_path, outcome="acuracy")
-    with pytest.raises(ConfigError, match="outcome=return cannot judge reward.rent, which says what is paid"):
+    with pytest.raises(ConfigError, match=r"outcome=return cannot judge reward\.rent, which says what is paid"):
         Made(search_space("agent.hidden: 32|64, reward.rent: 0..1", **{**ASKED, "outcome": "return"}), tmp_path)
     assert tuning(tmp_path / "paid alike", outcome="return").trials == []
     (tmp_path / "paid alike" / "tuning.json").unlink()

@@ -1,0 +1,60 @@
+"""The pages of docs/: their links lead somewhere, and what they say of files is what a run writes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+ONLY_WHERE_SOMETHING_IS_WRONG = "events.jsonl"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert not [page.name for page in PAGES if f"(docs/{page.name})" not in readme]
+
+
+def test_pages_that_the_code_writes_are_listed() -> None:
+    written = re.findall(r"> docs/(\S+)$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    assert sorted(written) == [page.name for page in PAGES if "\nGenerated from" in page.read_text()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder."""
+    place = tmp_path_factory.mktemp("run") / "here"
+    words = ["hosts=2", "steps=6", "updates=1", "agent=schedule", "devices=[cpu]", f"hydra.run.dir={place}"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "esper.train", *words], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_a_run_writes_what_the_page_says(folder: Path) -> None:
+    told = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "files.md").read_text(), flags=re.MULTILINE)
+    there = [f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()]
+    assert sorted(told) == sorted([*there, ONLY_WHERE_SOMETHING_IS_WRONG])
+    assert {path.name for path in (folder / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
+    assert "checkpoint_000000.pt" in {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_decisions_are_read_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "diagnostics.md").read_text(), re.DOTALL)
+    named = "multirun/single/2026-11-22_12-00-00"
+    assert named in code
+    exec(compile(code.replace(named, str(folder)), "docs/diagnostics.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    decisions = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
+    assert len(lines) == len({decision["seed"] for decision in decisions}) == 2
+    assert all("germinate" in line and "fossilize" in line for line in lines)
