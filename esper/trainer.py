@@ -15,6 +15,7 @@ import torch
 from esper.agent import PPO, BestOfRandom, Learner, PPOConfig
 from esper.agent.search import EPISODE
 from esper.buffer import Rollout
+from esper.buffer.rollout import Forfeit
 from esper.checkpoint import Checkpoints
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.diary import Diary
@@ -153,7 +154,7 @@ class Trainer:
                 player = player.candidate(as_observation(self.env.observation()))
             self._last = play(self.env, player, record=self._diary.add, progress=progress)
             return None, self._last
-        rollout = Rollout(self.env.layout)
+        rollout, forfeits = Rollout(self.env.layout), self.agent.config.forfeit is Forfeit.prefix
 
         def record(step: Transition) -> None:
             self._diary.add(step)
@@ -164,6 +165,8 @@ class Trainer:
                 terminated=step.terminated_N,
                 is_init=step.is_init_N,
             )
+            if forfeits:
+                rollout.forfeit(step.signals.rolled_back_N)
 
         self._last = play(self.env, self.agent, record=record, progress=progress)
         return rollout, self._last

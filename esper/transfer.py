@@ -5,6 +5,7 @@ is not named stays as it was when the policy was trained: rent, gates, blueprint
 """
 
 import re
+from copy import copy
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
@@ -64,7 +65,10 @@ def moved(saved: Config, words: list[str]) -> Config:
         if word[:1] in "+~" or key == "hydra":
             raise ConfigError(f"{word} cannot be given to an evaluation: write key=value, as in task=mnist5k or steps=40")
     register()
-    config = check_over(saved, words)
+    judged = copy(saved)
+    judged.agent = saved.agent.acting()
+    config = check_over(judged, words)
+    config.agent = saved.agent
     config.resume = None  # of the training: the folder need not be there any more
     ready(config)
     return config

@@ -16,6 +16,7 @@ import torch
 from esper.agent import PPO
 from esper.checkpoint import DiskError, load
 from esper.config import CHECKPOINTS, ConfigError, register
+from esper.evaluate import Evaluation, parse
 from esper.overrides import check
 from esper.saved import difference, from_plain, resumed, to_plain
 from esper.task.base import Split
@@ -152,6 +153,27 @@ def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, mo
     assert trainer.learn(rollout, episode)["policy/first_ratio_error"] < 1e-5
 
 
+def test_a_rollback_takes_what_was_paid_before_where_it_is_asked_to(tmp_path, monkeypatch):
+    paid = []
+    for forfeit in ("none", "prefix"):
+        trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000", f"agent.forfeit={forfeit}"), tmp_path / forfeit)
+        step, taken = trainer.env.step, []
+
+        def spoiled(action, trainer=trainer, step=step, taken=taken):
+            taken.append(action)
+            if len(taken) == FALLS + 1:
+                trainer.env.crew.shards[0].network.host.flat.data[SICK, 3] = np.nan
+            return step(action)
+
+        monkeypatch.setattr(trainer.env, "step", spoiled)
+        paid.append(collected(trainer)[0].reward_TN.numpy())
+    kept, taken = paid
+    expected = kept.copy()
+    expected[:FALLS, SICK] = 0
+    assert (taken == expected).all()
+    assert (kept[:FALLS, SICK] != 0).any()
+
+
 def test_twins_meet_the_same_host_and_do_with_it_what_they_like(tmp_path):
     trainer = Trainer(config("hosts=12", "agent.twins=4", "agent.wait_bias=-1"), tmp_path)
     rollout, episode = collected(trainer)
@@ -235,6 +257,42 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
     Trainer(config("updates=2"), tmp_path).run()
     assert newest(tmp_path)["update"] == 2
     assert [record["update"] for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agent=ppo_mlp"],
+        ["agent.chunk=3", "agent.surrogate=per_head", "agent.aux_coef=0.1", "agent.reward_scaling=true", "agent.wait_bias=-1"],
+    ],
+    ids=["mlp", "options"],
+)
+def test_other_learners_go_on_bit_for_bit_too_and_are_judged(words, tmp_path):
+    def run(folder, updates):
+        asked = config("steps=6", f"updates={updates}", "telemetry.detail_every=1", *words)
+        Trainer(asked, tmp_path / folder).run()
+        return newest(tmp_path / folder)["agent"]
+
+    run("parts", 1)
+    assert same(run("parts", 2), run("whole", 2))
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
+    given = parse([f"checkpoint={tmp_path / 'parts'}", "hosts=2", "controllers=[policy,policy_greedy]"])
+    evaluation = Evaluation(given)
+    assert all(np.isfinite(outcome.return_N).all() for outcome in evaluation.run().values())
+    evaluation.env.close()
+
+
+def test_a_policy_that_learned_in_chunks_is_judged_over_any_horizon(tmp_path):
+    """A chunk divides the steps that are learned from, and nothing is learned here."""
+    Trainer(config("agent.chunk=3", "updates=1"), tmp_path).run()
+    evaluation = Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2", "controllers=[policy]"]), ["steps=4"])
+    assert evaluation.config.agent == config("agent.chunk=3").agent
+    assert evaluation.transfer.target == ("steps=4",)
+    assert evaluation.run().keys() == {"policy", "wait"}
+    evaluation.env.close()
+    with pytest.raises(ConfigError, match=r"agent\.chunk=3 does not divide steps=4"):
+        config("agent.chunk=3", "steps=4")
 
 
 def test_a_folder_of_another_config_is_refused(whole):

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
+from esper.env.features import Yardstick
+from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -86,9 +88,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"agent.gamma must be in [0, 1], got {self.gamma}: 0.99 is a good start")
+            raise ValueError(f"agent.gamma must be in [0, 1], got {self.gamma}: 1 is the default")
         if self.gamma < 0.9:
-            warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, and growth pays later: 0.99 is usual", stacklevel=2)
+            warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, and growth pays later: 1 is the default", stacklevel=2)
 
     def build(self, spec: EnvSpec, *, seed: int) -> Controller:
         """The controller.
@@ -98,6 +100,10 @@ class AgentConfig:
             seed: root seed of the run.
         """
         raise TypeError(f"{type(self).__name__} does not say what it builds: define build(spec, seed=...)")
+
+    def acting(self) -> "AgentConfig":
+        """The same controller where it only acts: without what nothing but learning asks of a run."""
+        return self
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
         """Raises ValueError where the controller is asked for what cannot be in such a run.
@@ -118,6 +124,13 @@ class AgentConfig:
             blueprints: names of those that are offered.
             hosts: N.
         """
+
+
+def seen_as_one(name: str) -> float:
+    """What a feature shows as 1, in its unit; of those for which that is the same in every run."""
+    (one,) = (feature.one for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
+    assert not isinstance(one, Yardstick), f"{name} is measured by what differs from run to run"
+    return one
 
 
 def check_offered(words: str, blueprint: str, offered: Sequence[str]) -> None:

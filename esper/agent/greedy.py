@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
+from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State, seen_as_one
 from esper.agent.distribution import segments
 from esper.agent.heuristic import POINTS
 from esper.agent.scripted import compose, most_urgent, slot_features, step_number
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import potential_seen
 
-ERROR_POINTS = 5.0
+ERROR_POINTS = seen_as_one("contribution_error")
 """Percentage points that a contribution's error of 1 stands for in an observation."""
 
 

@@ -8,15 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
+from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State, seen_as_one
 from esper.agent.distribution import segments
 from esper.agent.scripted import compose, features, most_urgent, slot_features, step_number
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 LOOKBACK = 3
 """Epochs over which a plateau is looked for: the oldest accuracy that is observed."""
-POINTS = 50.0
+POINTS = seen_as_one("contribution")
 """Percentage points that a contribution of 1 stands for in an observation."""
+ACCURACY_POINTS = seen_as_one("accuracy")
+"""The same of an accuracy."""
+assert seen_as_one(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,7 +90,7 @@ class Heuristic:
         """`[N]`: is it time for another seed?"""
         before_N = features(observation, self.spec, f"accuracy_{LOOKBACK}_ago")
         known_N = features(observation, self.spec, f"accuracy_{LOOKBACK}_ago_known") > 0
-        gained_N = 100 * (features(observation, self.spec, "accuracy") - before_N)
+        gained_N = ACCURACY_POINTS * (features(observation, self.spec, "accuracy") - before_N)
         return (step_N >= self.config.patience) | (known_N & (gained_N < self.config.plateau))
 
     def _rotate(self, observation: Observation, turn_N: IntArray) -> IntArray:

@@ -220,7 +220,7 @@ class PPO:
             minibatches_skipped=float(skipped),
             minibatches_nonfinite=float(dropped),
             forced_fraction=float(rollout.forced_TN.float().mean()),
-            diagnostics=self._diagnose(before, after, rollout, learned, unit=unit, skipped=skipped),
+            diagnostics=self._diagnose(before, after, raw, learned, unit=unit, skipped=skipped),
         )
 
     def _passes(

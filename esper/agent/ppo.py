@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from esper.agent.base import AgentConfig
 from esper.agent.gae import Baseline
 from esper.agent.learner import PPO
 from esper.agent.losses import Surrogate
+from esper.buffer.rollout import Forfeit
 from esper.env.actions import EnvSpec
 
 
@@ -53,6 +55,8 @@ class PPOConfig(AgentConfig):
     worth from a host's luck, and leave fewer different hosts in a rollout."""
     baseline: Baseline = Baseline.twins
     """What advantages are measured against."""
+    forfeit: Forfeit = Forfeit.none
+    """What a roll-back takes from the host's rewards before anything is learned from them, beside the penalty."""
     advantage_floor: float = 0.1
     """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
@@ -102,6 +106,11 @@ class PPOConfig(AgentConfig):
             raise ValueError(f"{got}: set agent.baseline=critic, or agent.twins=4")
         if self.clip > 0.3:
             warnings.warn(f"agent.clip={self.clip} hardly holds the policy back: 0.1 to 0.3 is usual", stacklevel=2)
+
+    def acting(self) -> "PPOConfig":
+        config = copy(self)
+        config.chunk = 0
+        return config
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
         if self.chunk and steps % self.chunk:

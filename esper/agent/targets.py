@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from esper.agent.base import seen_as_one
 from esper.buffer import Rollout
 from esper.buffer.rollout import folded
 from esper.env.actions import Head, Op
 from esper.population.stages import LIVE, TAKES_PART, Stage
 
-UNITS = 5.0
-"""Contributions are learned in units of 10 pp, of which the unit they are seen in has five: their squares are of order one."""
 CONTRIBUTION = "contribution"
+UNITS = seen_as_one(CONTRIBUTION) / 10
+"""Contributions are learned in units of 10 pp, of which the unit they are seen in has so many: their squares are of order one."""
 STAGES = {stage: f"stage_{stage.name.lower()}" for stage in Stage}
 NEEDED = (*STAGES.values(), "alpha", CONTRIBUTION, f"{CONTRIBUTION}_measured")
 """Slot features that `contributions` reads."""

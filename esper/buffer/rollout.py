@@ -6,6 +6,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,15 @@ class Seen:
     def __getitem__(self, index: Any) -> "Seen":
         """The same index into the leading dimensions of every tensor."""
         return Seen(**{name: tensor[index] for name, tensor in self.tensors().items()})
+
+
+class Forfeit(StrEnum):
+    """What a roll-back takes from a host, beside the penalty."""
+
+    none = "none"
+    """Nothing: what was paid before the fault was measured before it."""
+    prefix = "prefix"
+    """All that its sub-episode was paid before, of which the roll-back may leave nothing."""
 
 
 class Decided(Protocol):
@@ -179,6 +189,13 @@ class Rollout:
         others_legal[:, Op.WAIT] = False
         self.forced_TN[t] = ~others_legal.any(dim=1)
         self.length += 1
+
+    def forfeit(self, hosts_N: Array) -> None:
+        """Takes from some hosts what they were paid in this sub-episode before the last step that was added."""
+        last = self.length - 1
+        for host in np.flatnonzero(hosts_N):
+            begun = torch.nonzero(self.is_init_TN[: last + 1, host])
+            self.reward_TN[int(begun[-1]) if len(begun) else 0 : last, host] = 0.0
 
     def finish(self, last_value: Array) -> None:
         """Says what the state after the last step is worth `[N]`. Not needed where every row ends an episode."""

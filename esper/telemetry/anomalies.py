@@ -19,7 +19,8 @@ class AnomaliesConfig:
     hold: int = 5
     """For how long every record holds all details after an anomaly, at least 0 [updates]. More: longer stretches to look at."""
     patience: int = 3
-    """Updates in a row before a condition counts (ratios, KL and exploding gradients count at once), at least 1. More: later."""
+    """Updates in a row before a condition counts, at least 1; ratios, KL, and gradients that explode or are not finite count at
+    once. More: later."""
     min_steps: int = 32
     """Fewest steps with a choice before a head is judged, at least 1; the same for whole actions. More: fewer false alarms."""
     min_germinations: int = 32
@@ -32,6 +33,9 @@ class AnomaliesConfig:
     """KL after an update beyond this multiple of agent.target_kl is a spike, above 0. Higher alarms later; inf never."""
     skipped: float = 0.9
     """An update that left out more than this share of its minibatches hardly learned, in [0, 1]. Higher alarms later; 1 never."""
+    nonfinite: float = 0.0
+    """More than this many minibatches of an update that were dropped, since a loss or a gradient was not finite, are an anomaly,
+    at least 0. Higher alarms later; inf never."""
     explained_variance: float = -0.1
     """A critic that explains less than this share of the returns' variance is useless, at most 1; a constant explains 0, and a
     newborn critic about as much. Lower alarms later; -inf never."""
@@ -67,6 +71,7 @@ class AnomaliesConfig:
         rules |= {
             "ratio": (self.ratio > 1, "above 1"),
             "kl": (self.kl > 0, "above 0"),
+            "nonfinite": (self.nonfinite >= 0, "at least 0"),
             "explained_variance": (self.explained_variance <= 1, "at most 1"),
             "goodhart": (-1 <= self.goodhart <= 1, "in [-1, 1]"),
             "gradient_above": (self.gradient_above > 0, "above 0"),
@@ -89,6 +94,7 @@ class Kind(StrEnum):
     ratio_explosion = "ratio_explosion"
     kl_spike = "kl_spike"
     hardly_learned = "hardly_learned"
+    nonfinite = "nonfinite"
     useless_critic = "useless_critic"
     exploding_gradient = "exploding_gradient"
     vanishing_gradient = "vanishing_gradient"
@@ -100,7 +106,7 @@ class Kind(StrEnum):
     goodhart = "goodhart"
 
 
-AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.exploding_gradient})
+AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.nonfinite, Kind.exploding_gradient})
 """What one update is enough for. The others count when they last."""
 
 
@@ -186,6 +192,19 @@ def of_actions(stats: UpdateStats, config: AnomaliesConfig) -> Found:
             threshold=config.skipped,
             meaning=f"{seen.skipped_fraction:.0%} of the minibatches were left out: the policy had gone far enough too soon",
             remedy="lower agent.learning_rate, or raise agent.target_kl",
+        )
+
+
+def of_numbers(stats: UpdateStats, config: AnomaliesConfig) -> Found:
+    """Minibatches that could not be learned from. Three in a row end the run; this is for those before."""
+    if stats.minibatches_nonfinite > config.nonfinite:
+        yield Anomaly(
+            kind=Kind.nonfinite,
+            where="policy",
+            value=stats.minibatches_nonfinite,
+            threshold=config.nonfinite,
+            meaning=f"{stats.minibatches_nonfinite:.0f} minibatches were dropped: a loss or a gradient was not finite",
+            remedy="lower agent.learning_rate, and look at rewards and observations for outliers",
         )
 
 
@@ -303,6 +322,7 @@ def of_pay(audit: Audit, config: AnomaliesConfig) -> Found:
 RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
     of_heads,
     of_actions,
+    of_numbers,
     of_critic,
     of_gradients,
     of_core,

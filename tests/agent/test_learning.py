@@ -91,7 +91,8 @@ class Memory(World):
 
 
 def test_memory_bridges_the_steps_and_is_gone_where_every_step_starts_an_episode() -> None:
-    spec = make_spec(hosts=64, steps=6, slots=1, blueprints=1)
+    """A cue in step 0, and the choice it is for in step 20."""
+    spec = make_spec(hosts=64, steps=21, slots=1, blueprints=1)
     world = Memory(spec, np.random.default_rng(0))
     assert mean_return(learn(world, 40), world) > 0.95
     forgetful = learn(world, 20, always_init=True)

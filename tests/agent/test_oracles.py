@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from test_gae import random_case
-from toy_worlds import make_spec
+from toy_worlds import make_spec, random_rollout
 
+from esper.agent import PPOConfig
 from esper.agent.distribution import ActionDistribution, Logits, entropy_of, masked_log_softmax, segments
 from esper.agent.gae import gae
 from esper.agent.losses import clip_fraction, clipped_surrogate, explained_variance, value_loss
 from esper.agent.network import PolicyNetwork
+from esper.agent.normalize import Moments
 from esper.env.actions import Head, Op
 from esper.seeding import torch_stream
 
@@ -53,6 +55,57 @@ def test_explained_variance_of_stable_baselines() -> None:
     value, target = rng.standard_normal(50), rng.standard_normal(50)
     ours = explained_variance(torch.from_numpy(value), torch.from_numpy(target))
     assert ours == pytest.approx(utils.explained_variance(value, target), abs=1e-9)
+
+
+def test_moments_of_stable_baselines() -> None:
+    """In parts of different sizes, far from zero, where the naive formula has no digits left."""
+    running = pytest.importorskip("stable_baselines3.common.running_mean_std")
+    values = 1e6 + np.random.default_rng(0).standard_normal(500)
+    theirs, ours = running.RunningMeanStd(epsilon=0, shape=()), Moments()
+    for part in np.split(values, [1, 7, 200, 201]):
+        theirs.update(part)
+        ours = ours.merged(Moments.of(torch.from_numpy(part)))
+    assert ours.num == theirs.count == 500
+    assert ours.mean == pytest.approx(theirs.mean, rel=1e-12)
+    assert ours.deviation() == pytest.approx(theirs.var**0.5, rel=1e-9)
+
+
+def test_reward_scaling_of_stable_baselines() -> None:
+    """What `VecNormalize` divides rewards by after two rollouts in which episodes end anywhere."""
+    envs = pytest.importorskip("stable_baselines3.common.vec_env")
+    running = pytest.importorskip("stable_baselines3.common.running_mean_std")
+    gymnasium = pytest.importorskip("gymnasium")
+    agent = PPOConfig(hidden=8, slot_width=8, gamma=GAMMA, reward_scaling=True).build(make_spec(hosts=4, steps=12), seed=0)
+    rollouts = [random_rollout(agent, np.random.default_rng(seed), resets=0.2) for seed in range(3)]
+    for rollout in rollouts:
+        rollout.reward_TN = 30 * rollout.reward_TN + 7
+    told_TN = torch.cat([rollout.reward_TN for rollout in rollouts[:2]]).numpy()
+    ends_TN = torch.cat([rollout.terminated_TN for rollout in rollouts[:2]]).numpy()
+
+    class Scripted(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, host: int) -> None:
+            self.story = iter(zip(told_TN[:, host].tolist(), ends_TN[:, host].tolist(), strict=True))
+
+        def reset(self, **_):
+            return 0, {}
+
+        def step(self, action):
+            reward, ended = next(self.story)
+            return 0, reward, ended, False, {}
+
+    scripted = envs.DummyVecEnv([lambda host=host: Scripted(host) for host in range(4)])
+    theirs = envs.VecNormalize(scripted, norm_obs=False, clip_reward=1e9, gamma=GAMMA, epsilon=0.0)
+    theirs.ret_rms = running.RunningMeanStd(epsilon=0, shape=())  # else it has seen a little of a zero
+    theirs.reset()
+    for _ in told_TN:
+        theirs.step(np.zeros(4, np.int64))
+    for rollout in rollouts[:2]:
+        agent._follow(rollout)
+    ours = agent._scaled(rollouts[2]).reward_TN.numpy()
+    np.testing.assert_allclose(ours, theirs.normalize_reward(rollouts[2].reward_TN.numpy()), rtol=1e-6)
+    assert agent.unit > 20
 
 
 def test_masked_categorical_of_sb3_contrib() -> None:

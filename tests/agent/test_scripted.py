@@ -2,6 +2,7 @@
 
 # N hosts, S slots, H heads
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ from esper.agent import (
     ScheduleConfig,
     WaitConfig,
 )
+from esper.agent.base import seen_as_one
 from esper.agent.distribution import segments
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal
+from esper.env.observation import HostView, host_features, slot_features
+from esper.population.stages import Stage, empty
 
 CONFIGS: list[AgentConfig] = [
     PPOConfig(hidden=8, slot_width=8),
@@ -140,6 +144,51 @@ def test_the_most_urgent_thing_comes_first() -> None:
     assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.ADVANCE, 2]
     action = decide(config, see(5, legal={Op.PRUNE: [0], Op.GERMINATE: [1, 2]}, **worth(0, 0, 0))).action
     assert action[0, [Head.OP, Head.SLOT]].tolist() == [Op.GERMINATE, 1], "the first empty slot"
+
+
+def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0, step: int = 5) -> Observation:
+    """What the table of features makes of a host with a measured seed in slot 1, in points."""
+    state = empty(4, 3)
+    state.stage[:, 1], state.blueprint[:, 1], state.measured[:, 1] = Stage.HOLDING, 0, True
+    state.contribution[:, 1], state.contribution_error[:, 1] = contribution, error
+    view = HostView(
+        step=step,
+        num_steps=SPEC.num_steps,
+        accuracy_NH=np.tile(np.array([40 + gained, 40, 40, 40], np.float32), (4, 1)),
+        loss_N=np.ones(4, np.float32),
+        chance_loss=2.0,
+        state=state,
+        potential_NSK=np.full((4, 3, 3), np.nan, np.float32),
+        params_NS=np.zeros((4, 3), np.int64),
+        host_params=100,
+        max_seeds=3,
+        op_N=np.zeros(4, np.int64),
+        refused_N=np.zeros(4, np.bool_),
+    )
+    legal = {Op.PRUNE: [1], Op.FOSSILIZE: [1], Op.GERMINATE: [0]}
+    return replace(see(legal=legal), features=host_features(view), slots=slot_features(view, SPEC.blueprint_names))
+
+
+@pytest.mark.parametrize(
+    ("config", "shown", "op"),
+    [
+        (HeuristicConfig(threshold=0.5), {"contribution": 0.51}, Op.FOSSILIZE),
+        (HeuristicConfig(threshold=0.5), {"contribution": -0.51}, Op.PRUNE),
+        (HeuristicConfig(threshold=0.5, patience=9), {"contribution": 0.49}, Op.WAIT),
+        (HeuristicConfig(plateau=0.5, patience=9), {"gained": 0.51}, Op.WAIT),
+        (HeuristicConfig(plateau=0.5, patience=9), {"gained": 0.49}, Op.GERMINATE),
+        (GreedyPotentialConfig(errors=2.0), {"contribution": 3.1, "error": 1.5}, Op.FOSSILIZE),
+        (GreedyPotentialConfig(errors=2.0), {"contribution": 2.9, "error": 1.5}, Op.PRUNE),
+    ],
+)
+def test_points_are_what_the_table_of_features_means_by_them(config: AgentConfig, shown: dict[str, float], op: Op) -> None:
+    assert ops(decide(config, viewed(**shown))) == [op] * 4
+
+
+def test_a_scale_that_differs_from_run_to_run_is_none() -> None:
+    assert seen_as_one("contribution") == 50.0
+    with pytest.raises(AssertionError, match="loss is measured by"):
+        seen_as_one("loss")
 
 
 def test_what_was_never_measured_is_neither_kept_nor_pruned() -> None:

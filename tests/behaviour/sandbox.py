@@ -108,16 +108,20 @@ class Puzzle:
 class Sandbox:
     """N hosts in lockstep; as in `GrowthEnv`, the last step of an episode returns the first observation of the next."""
 
-    def __init__(self, puzzle: Puzzle, *, num_hosts: int, seed: int = 0) -> None:
-        self.puzzle, self.root, self.episode = puzzle, seed, -1
+    def __init__(self, puzzle: Puzzle, *, num_hosts: int, seed: int = 0, twins: int = 1) -> None:
+        """
+        Args:
+            twins: so many hosts, side by side, are of one kind and have the same lights.
+        """
+        self.puzzle, self.root, self.twins, self.episode = puzzle, seed, twins, -1
         self.spec = puzzle.spec(num_hosts)
         self._legal_values = legal_values(num_hosts, len(puzzle.rent_K), HEADS, puzzle.slots)
 
     def reset(self, episode: int | None = None) -> Observation:
-        """New hosts, which are named by root seed, episode and host, whatever their number."""
+        """New hosts, which are named by root seed, episode and host (or group of twins), whatever their number."""
         self.episode = self.episode + 1 if episode is None else episode
         hosts, puzzle = self.spec.num_hosts, self.puzzle
-        names = ((self.root, "sandbox_host", self.episode, host) for host in range(hosts))
+        names = ((self.root, "sandbox_host", self.episode, host // self.twins) for host in range(hosts))
         uniform_NT = np.stack([stream(*name).random(puzzle.num_steps + 1) for name in names])
         self.kind_N = (uniform_NT[:, 0] * len(puzzle.worth_QSK)).astype(np.int64)
         cdf_N1S = puzzle.light_QS.cumsum(axis=1)[self.kind_N][:, None]

@@ -94,6 +94,15 @@ def test_one_step_too_many_is_refused() -> None:
         add(rollout, rng)
 
 
+def test_a_forfeit_takes_what_this_sub_episode_was_paid_and_leaves_the_penalty() -> None:
+    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
+    starts = (flags(0, 1, 2, 3), flags(1), flags())
+    for t, is_init in enumerate(starts):
+        add(rollout, rng, reward=np.array([1.0, 2.0, 3.0, 4.0]) + t, is_init=is_init)
+    rollout.forfeit(flags(0, 1))
+    assert rollout.reward_TN.tolist() == [[0, 2, 3, 4], [0, 0, 4, 5], [3, 4, 5, 6]]
+
+
 def test_a_reward_that_is_not_finite_is_refused_and_named() -> None:
     with pytest.raises(ValueError, match=r"step 0 is not finite for hosts 1, 3"):
         add(Rollout(SPEC), np.random.default_rng(0), reward=np.array([0.0, np.nan, 1.0, np.inf]))

@@ -38,10 +38,10 @@ DIAGNOSTICS = Diagnostics(
 CONFIG = AnomaliesConfig()
 
 
-def stats_of(diagnostics: Diagnostics) -> UpdateStats:
-    """An update in which nothing else is remarkable."""
+def stats_of(diagnostics: Diagnostics, **changes: float) -> UpdateStats:
+    """An update in which nothing else is remarkable, but for these changes."""
     plain = {entry.name: 0.1 for entry in fields(UpdateStats) if entry.name != "diagnostics"}
-    return UpdateStats(**plain, diagnostics=diagnostics)
+    return UpdateStats(**plain | {"minibatches_nonfinite": 0.0} | changes, diagnostics=diagnostics)
 
 
 def update(**changes: Any) -> UpdateStats:
@@ -86,6 +86,7 @@ CASES: list[tuple[Kind, str, str, Any, float, float]] = [
     (Kind.ratio_explosion, "action", "ratio", lambda x: update(ratio_max=x), 20.0, math.inf),
     (Kind.kl_spike, "policy", "kl", lambda x: update(kl_of_target=x), 3.0, 3.1),
     (Kind.hardly_learned, "policy", "skipped", lambda x: update(skipped_fraction=x), 0.9, 0.91),
+    (Kind.nonfinite, "policy", "nonfinite", lambda x: stats_of(DIAGNOSTICS, minibatches_nonfinite=x), 0.0, 1.0),
     (Kind.useless_critic, "critic", "explained_variance", lambda x: update(explained_variance_floored=x), -0.1, -0.11),
     (Kind.exploding_gradient, "encoder", "gradient_above", lambda x: gradient("encoder", x), 100.0, 100.1),
     (Kind.vanishing_gradient, "core", "gradient_below", lambda x: gradient("core", x), 1e-5, 0.9e-5),
