@@ -4,39 +4,20 @@
 
 import io
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from toy_worlds import blank, make_spec, random_observation, random_rollout
+from small_policy import SMALL, SPEC, corridor, generator, make, update
+from toy_worlds import blank, random_observation, random_rollout
 
 from esper.agent import PPO, AgentConfig, PPOConfig
-from esper.agent.gae import Baseline
 from esper.agent.losses import explained_variance
-from esper.agent.sickness import first_sick
 from esper.agent.targets import Targets
 from esper.buffer import Rollout
 from esper.env.actions import Head, Op
-
-SPEC = make_spec(hosts=8, steps=6)
-SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
-
-
-def make(seed: int = 0, **config: Any) -> PPO:
-    return replace(SMALL, **config).build(SPEC, seed=seed)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def update(agent: PPO, seed: int = 0, progress: float = 0.0, **rollout: Any) -> dict[str, float]:
-    return asdict(
-        agent.update(random_rollout(agent, np.random.default_rng(seed), **rollout), progress=progress, generator=generator())
-    )
-
 
 # ---- acting
 
@@ -231,73 +212,6 @@ def test_gradients_are_clipped_and_their_norm_is_told() -> None:
     assert total.sqrt().item() == pytest.approx(1e-9, rel=1e-2)
 
 
-def spoiled(agent: PPO, name: str, *places: tuple[int, int]) -> None:
-    """From now on what a rollout teaches is no number at these steps and hosts."""
-    targets = agent._targets
-
-    def spoil(rollout: Rollout) -> Targets:
-        taught = targets(rollout)
-        for step, host in places:
-            getattr(taught, name)[step, host] = float("nan")
-        return taught
-
-    agent._targets = spoil
-
-
-def weights(agent: PPO) -> dict[str, torch.Tensor]:
-    """Those that only steps move: the critic's last layer follows the scale of returns as well."""
-    return {name: tensor.clone() for name, tensor in agent.network.state_dict().items() if not name.startswith("value.")}
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("value_TN", "value_loss, gradient of the encoder, gradient of the core, gradient of the critic not finite"),
-        ("advantage_TN", "policy_loss, gradient of the encoder, gradient of the core, gradient of the heads not finite"),
-    ],
-)
-@pytest.mark.parametrize("chunk", [0, 2])
-def test_three_minibatches_with_infinite_numbers_end_the_run_and_touch_no_weight(name: str, said: str, chunk: int) -> None:
-    """And the sentence says what is torn, and where it begins."""
-    agent = make(epochs=3, minibatches=1, chunk=chunk)
-    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: corridor(open_hosts=8))
-    spoiled(agent, name, (5, 1), (3, 6), (3, 4))
-    before = weights(agent)
-    with pytest.raises(FloatingPointError, match=f"^{said} in 3 minibatches in a row, first at step 3 of host 4: lower agent"):
-        agent.update(rollout, progress=0.0, generator=generator())
-    assert all(torch.equal(agent.network.state_dict()[name], tensor) for name, tensor in before.items())
-
-
-def test_weights_that_are_no_numbers_are_first_felt_in_the_first_step() -> None:
-    agent = make(epochs=3, minibatches=1)
-    rollout = random_rollout(agent, np.random.default_rng(0))
-    targets = agent._targets(rollout)
-    agent.network.value_in.weight.data[0, 0] = float("nan")
-    assert first_sick(agent.network, rollout, targets, torch.tensor([6, 3])) == (0, 3)
-    agent.network.value_in.weight.data[0, 0] = 0.0
-    assert first_sick(agent.network, rollout, targets, torch.tensor([6, 3])) is None
-
-
-def test_minibatches_that_were_dropped_are_told_apart_from_those_left_out() -> None:
-    agent = make(epochs=4, minibatches=4, target_kl=1e9)
-    spoiled(agent, "value_TN", (2, 5))
-    stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
-    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (4.0, 0.0)
-    assert "minibatches_nonfinite" in stats.metrics()
-    assert agent.strikes < 2
-    held = make(epochs=4, minibatches=4, target_kl=1e-9)
-    stats = held.update(random_rollout(held, np.random.default_rng(0)), progress=0.0, generator=generator())
-    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (0.0, 15.0)
-    assert stats.diagnostics.skipped_fraction == 15 / 16
-
-
-def test_a_healthy_minibatch_clears_the_strikes() -> None:
-    agent = make()
-    agent.strikes = 2
-    update(agent)
-    assert agent.strikes == 0
-
-
 def test_explained_variance_is_of_lived_returns_by_the_values_at_the_time() -> None:
     agent = make(gamma=0.9, lam=0.3)
     rollout = random_rollout(agent, np.random.default_rng(0))
@@ -323,14 +237,6 @@ def test_values_are_told_in_rewards_whatever_the_scale_of_the_critic() -> None:
 
 
 # ---- forced steps
-
-
-def corridor(*, open_hosts: int = 0) -> Any:
-    """Nothing but waiting is legal, except for the first hosts."""
-    observation = blank(SPEC)
-    observation.features[:] = np.random.default_rng(0).standard_normal(observation.features.shape)
-    observation.legal_slots[:open_hosts, Op.GERMINATE] = True
-    return observation
 
 
 def test_in_a_forced_corridor_the_policy_gets_no_gradient_at_all() -> None:

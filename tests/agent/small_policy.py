@@ -1,0 +1,37 @@
+"""A policy that is small enough for a test, and an update of it from a rollout of noise."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from toy_worlds import blank, make_spec, random_rollout
+
+from esper.agent import PPO, PPOConfig
+from esper.agent.gae import Baseline
+from esper.env.actions import Op
+
+SPEC = make_spec(hosts=8, steps=6)
+SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
+
+
+def make(seed: int = 0, **config: Any) -> PPO:
+    return replace(SMALL, **config).build(SPEC, seed=seed)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def update(agent: PPO, seed: int = 0, progress: float = 0.0, **rollout: Any) -> dict[str, float]:
+    return asdict(
+        agent.update(random_rollout(agent, np.random.default_rng(seed), **rollout), progress=progress, generator=generator())
+    )
+
+
+def corridor(*, open_hosts: int = 0) -> Any:
+    """Nothing but waiting is legal, except for the first hosts."""
+    observation = blank(SPEC)
+    observation.features[:] = np.random.default_rng(0).standard_normal(observation.features.shape)
+    observation.legal_slots[:open_hosts, Op.GERMINATE] = True
+    return observation
