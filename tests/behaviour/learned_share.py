@@ -2,7 +2,8 @@
 
     python tests/behaviour/learned_share.py --seeds 5
 
-By default hosts come in twins, against which advantages are measured; `--twins 1` takes as many different hosts, and the critic.
+By default hosts come in twins, against which advantages are measured; `--twins 1` takes as many different hosts, and the critic;
+`--baseline blend` takes both.
 
 The share is that of the way from doing nothing, which is paid 0, to the best controller there is: 1 is the optimum. Chance is
 below 0. What a controller reaches is measured on hosts that nobody learnt from, as the optimum plus its mean difference to the
@@ -40,10 +41,10 @@ class Judge:
         return 1 + float(behind_N.mean()), float(behind_N.std() / len(behind_N) ** 0.5)
 
 
-def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 4) -> PPO:
+def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 4, baseline: Baseline = Baseline.twins) -> PPO:
     """PPO with the default config; without twins, against the critic."""
     env = Sandbox(puzzle, num_hosts=hosts, seed=seed, twins=twins)
-    agent = PPOConfig(twins=twins, baseline=Baseline.twins if twins > 1 else Baseline.critic).build(env.spec, seed=seed)
+    agent = PPOConfig(twins=twins, baseline=baseline if twins > 1 else Baseline.critic).build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):
         agent.update(play(env, agent), progress=update / updates, generator=generator)
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--twins", type=int, default=4)
+    parser.add_argument("--baseline", type=Baseline, choices=list(Baseline), default=Baseline.twins)
     given = parser.parse_args()
     torch.set_num_threads(1)
     puzzle = Puzzle()
@@ -69,7 +71,7 @@ def main() -> None:
     print("| seed | greedy | standard error | drawn | seconds | seconds of one core |\n|---|---|---|---|---|---|")
     for seed in range(given.seeds):
         begun, busy = time.perf_counter(), time.process_time()
-        agent = learn(puzzle, seed=seed, hosts=given.hosts, updates=given.updates, twins=given.twins)
+        agent = learn(puzzle, seed=seed, hosts=given.hosts, updates=given.updates, twins=given.twins, baseline=given.baseline)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy
         (greedy, error), (drawn, _) = judge.share(agent), judge.share(agent, greedy=False)
         print(f"| {seed} | {greedy:.3f} | {error:.3f} | {drawn:.3f} | {seconds:.0f} | {busy:.0f} |", flush=True)
