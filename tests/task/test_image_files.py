@@ -99,7 +99,7 @@ def test_a_file_that_is_gone_and_a_package_that_was_never_there(mnist_file, monk
         small(Mnist5kConfig).build()
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TaskError, match=r"needs the package mlxtend, which is not installed: pip install 'esper"):
+    with pytest.raises(TaskError, match=r"needs the package mlxtend, which is not installed: pip install -e '\.\["):
         Mnist5kConfig().build()
 
 
