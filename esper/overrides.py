@@ -6,7 +6,7 @@ every command is composed here first, a sweep with all its jobs; only a command 
 
 import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
@@ -141,7 +141,7 @@ def check_folder(words: list[str], *, config_name: str = "config", many: bool = 
     made: list[Path] = []
     try:
         for place in reversed(missing):
-            place.mkdir()
+            place.mkdir(parents=True, exist_ok=True)  # another command may be looking too
             made.append(place)
         with TemporaryFile(dir=folder):
             pass
@@ -150,7 +150,8 @@ def check_folder(words: list[str], *, config_name: str = "config", many: bool = 
         raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
     finally:
         for place in reversed(made):
-            place.rmdir()
+            with suppress(OSError):  # by now another run writes there
+                place.rmdir()
 
 
 def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:

@@ -59,9 +59,10 @@ class Study:
         """Arms whose runs are finished, and have no value of what they are judged by."""
         said: list[str] = []
         done = {(run.arm, run.block) for run in self.runs if run.finished}
+        trained = {run.arm for run in self.runs}
         for arm, cells in self.outcomes[self.config.outcome].items():
             lacking = [block for block, value in cells.items() if not np.isfinite(value) and (arm, block) in done]
-            if lacking or not np.isfinite(list(cells.values())).any():
+            if lacking or (arm not in trained and not np.isfinite(list(cells.values())).any()):
                 blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
                 said.append(f"{arm} has no {self.config.outcome} in {blocks}: leave it out, or choose another outcome")
         return said

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 
 from esper import cli
 from esper import config as C
+from esper.overrides import check_folder
 from esper.task.base import TaskError
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +131,18 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(say, tmp_path: Path,
 def test_what_can_be_done_reaches_hydra_with_nothing_written_before(say, tmp_path: Path, words: list[str]) -> None:
     assert say(*words) == (0, "", True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_run_writes_to_meanwhile_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_run(dir: Path) -> nullcontext[None]:
+        (dir / "its file").touch()
+        return nullcontext()
+
+    C.register()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("esper.overrides.TemporaryFile", other_run)
+    check_folder(["hydra.run.dir=runs/one"])
+    assert (tmp_path / "runs" / "one" / "its file").exists()
 
 
 def test_a_folder_of_ones_own_experiments(say, tmp_path: Path) -> None:

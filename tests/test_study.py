@@ -74,6 +74,8 @@ def test_who_looks_before_the_end_gets_no_verdict_unless_it_is_the_end(monkeypat
     assert told[0] == "no verdict on a and b: the experiment is unfinished"
     assert told[1].startswith("1 of 24 planned runs are not finished: repeat the command")
     assert told[2] == "b, block 11: stopped after 1 of 2 updates"
+    none = made_up(monkeypatch, values, missing=12).sentences()
+    assert not [line for line in none if "has no accuracy" in line]  # that they were not finished says it
     final = made_up(monkeypatch, values, missing=1, final=True)
     assert final.sentences() == ["b is better than a", "b, block 11: stopped after 1 of 2 updates"]
 
