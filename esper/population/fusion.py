@@ -1,11 +1,11 @@
 """Many networks of one architecture as one program.
 
 Hosts and seeds are written once, as plain modules of ordinary layers. `fuse` takes M of them and swaps each leaf layer for its
-stacked twin: the same layer for M members at once, with parameters and buffers that carry a leading member axis. Where the
+stacked form: the same layer for M members at once, with parameters and buffers that carry a leading member axis. Where the
 members lie in the features is told in `layout`. What lies between the leaf layers (activations, pooling, means over space) does
-not look across members and so needs no twin.
+not look across members and so needs no stacked form.
 
-A module with a layer that has no twin can still be a fleet of one, as it is: the way of `members_per_shard=1`.
+A module with a layer that has no stacked form can still be a fleet of one, as it is: the way of `members_per_shard=1`.
 
 The mathematics of each member is unchanged; only sums inside a kernel may be taken in another order.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.population.twins import TWINS, FusionError, StackedLayer
+from esper.population.stacked import STACKED, FusionError, StackedLayer
 
 MIXES_MEMBERS = (
     nn.Softmax,
@@ -49,7 +49,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
         A module of the same structure with stacked leaf layers, for features as `layout` tells.
 
     Raises:
-        FusionError: a layer has parameters or buffers and no stacked twin, or looks across the features, or draws random
+        FusionError: a layer has parameters or buffers and no stacked form, or looks across the features, or draws random
             numbers; the message names it.
     """
     first = modules[0]
@@ -58,17 +58,17 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     name = path or type(first).__name__
     if not path and not tied and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
         raise FusionError(f"{name} uses a parameter in two places: a Fleet ties them, a fused module alone cannot")
-    twin = TWINS.get(type(first))
-    if twin is not None:
+    stacked = STACKED.get(type(first))
+    if stacked is not None:
         try:
-            return twin(modules)
+            return stacked(modules)
         except FusionError as error:
             raise FusionError(f"{name}: {error}") from error
     own = [*dict(first.named_parameters(recurse=False)), *dict(first.named_buffers(recurse=False))]
     if own or isinstance(first, MIXES_MEMBERS):
         raise FusionError(
-            f"{name} is a {type(first).__name__}, which has no stacked twin: build it from "
-            f"{', '.join(layer.__name__ for layer in TWINS)}, or set members_per_shard=1"
+            f"{name} is a {type(first).__name__}, which has no stacked form: build it from "
+            f"{', '.join(layer.__name__ for layer in STACKED)}, or set members_per_shard=1"
         )
     fused = copy.copy(first)
     fused.__dict__["_modules"] = {
@@ -96,7 +96,7 @@ class Fleet:
     Copying, resetting or saving a member is copying a row, and an optimiser step for all of them is a handful of operations
     whatever the number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than leaves.
 
-    A fleet of one takes any module: where a layer has no stacked twin the module stays plain, its parameters are views of row 0,
+    A fleet of one takes any module: where a layer has no stacked form the module stays plain, its parameters are views of row 0,
     and its buffers are shown with a leading axis of 1. It must read its parameters by their names when it computes, as modules
     do, and change its buffers in place.
 
@@ -165,7 +165,9 @@ class Fleet:
     def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None) -> nn.Module:
         """Lays `[L, P]` into the layers. Of the buffers, copies of the chosen members' are laid, or those of all."""
         if not self.stacked and rows != 1:
-            raise FusionError(f"{type(self.module).__name__} has a layer without twin: it computes one member, not {rows}")
+            raise FusionError(
+                f"{type(self.module).__name__} has a layer without a stacked form: it computes one member, not {rows}"
+            )
         if chosen_L is not None or not self._whole:
             for layer, name, buffer in self._buffer_slots:
                 if inside is None or layer in inside:

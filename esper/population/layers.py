@@ -1,4 +1,4 @@
-"""Leaf layers of our own, for one network; their stacked twins are in `twins`."""
+"""Leaf layers of our own, for one network; their stacked forms are in `stacked`."""
 
 # B batch, T positions, D width, C channels
 

@@ -5,8 +5,8 @@
     sequences   [M*B, T, D]      one member's batch after another's; tokens are integers [M*B, T]
 
 Images and vectors are what grouped convolutions and per-channel statistics want. Sequences keep D whole, so that attention and
-everything else that treats the samples of a batch one by one needs no twin. The number of axes tells the layouts apart, and the
-type does where there are two (integers are tokens).
+everything else that treats the samples of a batch one by one needs no stacked form. The number of axes tells the layouts apart,
+and the type does where there are two (integers are tokens).
 """
 
 # M members, L chosen members, B batch, C channels of one member, T positions, D width of one member

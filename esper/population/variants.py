@@ -215,7 +215,7 @@ def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
 
 def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tensor:
     """What a part of a fleet makes of the features of some members, each as often as it is named."""
-    if fleet.members == 1:  # one by one: it may have layers without twin, and alone each rounds as it always does
+    if fleet.members == 1:  # one by one: it may have layers without a stacked form, and alone each rounds as it always does
         fleet.bind()
         return join_members([part(piece) for piece in split_members(x, [1] * len(rows))])
     if np.array_equal(rows, np.arange(fleet.members)):

@@ -53,8 +53,8 @@ def grown(done: subprocess.CompletedProcess[str]) -> int:
     return int(found.group(1))
 
 
-WITHOUT_TWIN = ("nn.ReLU()", "nn.PReLU()")
-SEED_WITHOUT_TWIN = ("nn.SiLU()", "nn.PReLU(c)")
+WITHOUT_STACKED_FORM = ("nn.ReLU()", "nn.PReLU()")
+SEED_WITHOUT_STACKED_FORM = ("nn.SiLU()", "nn.PReLU(c)")
 
 
 def test_a_host_and_a_seed_from_outside_train_and_are_evaluated(outside, tmp_path):
@@ -79,11 +79,11 @@ def test_a_host_and_a_seed_from_outside_train_and_are_evaluated(outside, tmp_pat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (WITHOUT_TWIN, "task=mine: segments.0.1 is a PReLU, which has no stacked twin"),
-        (SEED_WITHOUT_TWIN, "blueprint=swish: 1 is a PReLU, which has no stacked twin"),
+        (WITHOUT_STACKED_FORM, "task=mine: segments.0.1 is a PReLU, which has no stacked form"),
+        (SEED_WITHOUT_STACKED_FORM, "blueprint=swish: 1 is a PReLU, which has no stacked form"),
     ],
 )
-def test_without_twin_one_by_one_is_the_way_and_the_error_says_so(outside, change, sentence):
+def test_without_stacked_forms_one_by_one_is_the_way_and_the_error_says_so(outside, change, sentence):
     refused = outside("task=mine", "blueprint=[swish]", *SHORT, change=change)
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"esper: {sentence}")

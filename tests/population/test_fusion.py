@@ -10,7 +10,7 @@ from esper.population.cnn import CNNConfig
 from esper.population.fusion import Fleet, FusionError, flatten_parameters, fuse
 from esper.population.layers import CausalAttention, ChannelScale, MaskedConv2d, MaskedLinear, Positions
 from esper.population.layout import add_members, side_by_side, take_members
-from esper.population.twins import TWINS
+from esper.population.stacked import STACKED
 
 CENTRE = torch.zeros(3, 3).index_put((torch.tensor(1), torch.tensor(1)), torch.tensor(1.0))
 LAYERS = {
@@ -62,30 +62,30 @@ def random_module(make):
     return module
 
 
-def test_every_twin_is_in_the_table():
-    assert {type(make()) for make, _ in LAYERS.values()} == set(TWINS)
+def test_every_stacked_layer_is_in_the_table():
+    assert {type(make()) for make, _ in LAYERS.values()} == set(STACKED)
 
 
-def member_grads(twin):
+def member_grads(stacked):
     """The gradients of each member's parameters."""
-    return zip(*[parameter.grad for parameter in twin.parameters()], strict=True)
+    return zip(*[parameter.grad for parameter in stacked.parameters()], strict=True)
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["alone", "in_a_fleet"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("members", [1, 3, 8])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_twin_is_its_layers_side_by_side(float64, name, members, training, held):
+def test_a_stacked_layer_is_its_layers_side_by_side(float64, name, members, training, held):
     layers = [random_module(LAYERS[name][0]).train(training).double() for _ in range(members)]
     x_MB = samples(name, members)
     float_input = x_MB.is_floating_point()
     xs = [part.clone().requires_grad_(float_input) for part in x_MB]
     fleet = Fleet(layers)
-    twin = fleet.bind() if held else fuse(layers)
-    twin.train(training)
-    assert type(twin) is TWINS[type(layers[0])]
+    stacked = fleet.bind() if held else fuse(layers)
+    stacked.train(training)
+    assert type(stacked) is STACKED[type(layers[0])]
     x = side_by_side(x_MB).requires_grad_(float_input)
-    y = twin(x)
+    y = stacked(x)
     wanted = [layer(part) for layer, part in zip(layers, xs, strict=True)]
     assert torch.allclose(y, side_by_side(torch.stack(wanted)), atol=1e-12)
     pull = torch.randn_like(torch.stack(wanted))
@@ -96,12 +96,12 @@ def test_a_twin_is_its_layers_side_by_side(float64, name, members, training, hel
     for parameter in [parameter for layer in layers for parameter in layer.parameters()]:
         assert parameter.grad.any()
     gradients = [torch.cat([p.grad.flatten() for p in layer.parameters()]) for layer in layers if list(layer.parameters())]
-    stacked = fleet.flat.grad if held else [torch.cat([row.flatten() for row in rows]) for rows in member_grads(twin)]
-    assert not gradients or torch.allclose(torch.stack(gradients), torch.stack(list(stacked)), atol=1e-11)
+    of_members = fleet.flat.grad if held else [torch.cat([row.flatten() for row in rows]) for rows in member_grads(stacked)]
+    assert not gradients or torch.allclose(torch.stack(gradients), torch.stack(list(of_members)), atol=1e-11)
     for buffer, _ in layers[0].named_buffers():
         if buffer != "num_batches_tracked":
             assert torch.allclose(
-                twin.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12
+                stacked.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12
             )
 
 
@@ -191,7 +191,7 @@ def test_a_fleet_of_banks_binds_any_number_of_rows():
         (lambda: nn.Softmax(1), "Softmax"),
     ],
 )
-def test_a_layer_without_a_twin_is_named_with_the_remedy(layer, name):
+def test_a_layer_without_a_stacked_form_is_named_with_the_remedy(layer, name):
     modules = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), layer())) for _ in range(2)]
     with pytest.raises(FusionError, match=rf"1\.1 is a {name}, .* members_per_shard=1"):
         fuse(modules)
@@ -216,7 +216,7 @@ def test_a_layer_without_a_twin_is_named_with_the_remedy(layer, name):
         lambda: nn.Flatten(1, 2),
     ],
 )
-def test_a_variant_of_a_layer_that_its_twin_does_not_know_is_refused(layer):
+def test_a_variant_of_a_layer_that_its_stacked_form_does_not_know_is_refused(layer):
     with pytest.raises(FusionError, match="members_per_shard=1"):
         fuse([nn.Sequential(layer()) for _ in range(2)])
 

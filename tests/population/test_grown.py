@@ -199,7 +199,7 @@ def test_without_incubation_a_newborn_seed_changes_nothing_at_first_and_learns_a
 
 
 class OutsideHost(nn.Module):
-    """A host of layers without twins, one of them with buffers."""
+    """A host of layers without stacked forms, one of them with buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class OutsideHost(nn.Module):
 
 @each_incubation
 @pytest.mark.parametrize("behind", [True, False])
-def test_a_host_without_twins_grows_alone(float64, grown, monkeypatch, incubation, behind):
+def test_a_host_without_stacked_layers_grows_alone(float64, grown, monkeypatch, incubation, behind):
     monkeypatch.setitem(grown.__init__.__globals__, "make_host", lambda layout, member: OutsideHost())
     population = grown(1, blends=tuple(Blend), incubation=incubation, layout=Layout.VECTORS)
     assert not population.network.host.stacked

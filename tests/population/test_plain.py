@@ -1,4 +1,4 @@
-"""A fleet of one plain module: what has no stacked twin still trains, by members_per_shard=1."""
+"""A fleet of one plain module: what has no stacked form still trains, by members_per_shard=1."""
 
 import pytest
 import torch

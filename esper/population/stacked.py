@@ -1,6 +1,6 @@
-"""Stacked twins: one layer that computes M layers of a kind, for M members at once.
+"""Stacked forms: one layer that computes M layers of a kind, for M members at once.
 
-Where the members lie in the features is told in `layout`; a twin reads the layout off its input.
+Where the members lie in the features is told in `layout`; a stacked layer reads the layout off its input.
 """
 
 # M members, B batch, T positions, D width, C channels of one member, I inputs, O outputs
@@ -28,12 +28,12 @@ class FusionError(ValueError):
 
 
 def refuse(layer: nn.Module, what: str, instead: str) -> FusionError:
-    """The error about a variant of a layer that its twin does not know."""
-    return FusionError(f"a {type(layer).__name__} with {what} has no stacked twin: {instead}, or set members_per_shard=1")
+    """The error about a variant of a layer that its stacked form does not know."""
+    return FusionError(f"a {type(layer).__name__} with {what} has no stacked form: {instead}, or set members_per_shard=1")
 
 
 class StackedLayer(nn.Module):
-    """Base of all twins: parameters and buffers of M layers on a leading member axis.
+    """Base of all stacked forms: parameters and buffers of M layers on a leading member axis.
 
     While a `Fleet` holds the layer, its parameters are views of the fleet's flat tensor and are bound before each forward.
     """
@@ -55,7 +55,7 @@ class StackedLayer(nn.Module):
 
 
 class StackedConv2d(StackedLayer):
-    """Twin of `Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
+    """`Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
 
     mask: Tensor | None
 
@@ -84,7 +84,7 @@ class StackedConv2d(StackedLayer):
 
 
 class StackedBatchNorm2d(StackedLayer):
-    """Twin of `BatchNorm2d`: statistics are per channel, so M layers are one wider layer. Running statistics `[M, C]`."""
+    """`BatchNorm2d`: statistics are per channel, so M layers are one wider layer. Running statistics `[M, C]`."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -104,7 +104,7 @@ class StackedBatchNorm2d(StackedLayer):
 
 
 class StackedGroupNorm(StackedLayer):
-    """Twin of `GroupNorm` on images and vectors: M layers of G groups are one layer of M*G groups."""
+    """`GroupNorm` on images and vectors: M layers of G groups are one layer of M*G groups."""
 
     def __init__(self, layers: Sequence[nn.GroupNorm]) -> None:
         super().__init__(layers)
@@ -123,7 +123,7 @@ class StackedGroupNorm(StackedLayer):
 
 
 class StackedLayerNorm(StackedLayer):
-    """Twin of `LayerNorm` over the last axis: the width of sequences, or the whole of vectors. Weight and bias `[M, D]`."""
+    """`LayerNorm` over the last axis: the width of sequences, or the whole of vectors. Weight and bias `[M, D]`."""
 
     def __init__(self, layers: Sequence[nn.LayerNorm]) -> None:
         super().__init__(layers)
@@ -147,7 +147,7 @@ class StackedLayerNorm(StackedLayer):
 
 
 class StackedLinear(StackedLayer):
-    """Twin of `Linear` and `MaskedLinear`: a batch of matrix products, weight `[M, O, I]`.
+    """`Linear` and `MaskedLinear`: a batch of matrix products, weight `[M, O, I]`.
 
     Vectors `[B, M*I]` to `[B, M*O]`, sequences `[M*B, T, I]` to `[M*B, T, O]`.
     """
@@ -173,7 +173,7 @@ class StackedLinear(StackedLayer):
 
 
 class StackedEmbedding(StackedLayer):
-    """Twin of `Embedding`: each member looks its tokens up in its own table. Tokens `[M*B, T]` to `[M*B, T, D]`."""
+    """`Embedding`: each member looks its tokens up in its own table. Tokens `[M*B, T]` to `[M*B, T, D]`."""
 
     def __init__(self, layers: Sequence[nn.Embedding]) -> None:
         super().__init__(layers)
@@ -189,7 +189,7 @@ class StackedEmbedding(StackedLayer):
 
 
 class StackedPositions(StackedLayer):
-    """Twin of `Positions`."""
+    """`Positions`."""
 
     def forward(self, x: Tensor) -> Tensor:
         check_length(x, self.weight.shape[1])
@@ -197,7 +197,7 @@ class StackedPositions(StackedLayer):
 
 
 class StackedChannelScale(StackedLayer):
-    """Twin of `ChannelScale`."""
+    """`ChannelScale`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if members_first(x):
@@ -206,7 +206,7 @@ class StackedChannelScale(StackedLayer):
 
 
 class StackedCausalAttention(StackedLayer):
-    """Twin of `CausalAttention`: attention keeps the samples apart by itself, and the lesions are a row of booleans `[M]`."""
+    """`CausalAttention`: attention keeps the samples apart by itself, and the lesions are a row of booleans `[M]`."""
 
     lesioned: Tensor
 
@@ -220,7 +220,7 @@ class StackedCausalAttention(StackedLayer):
 
 
 class StackedFlatten(StackedLayer):
-    """Twin of `Flatten` from axis 1 on: images `[B, M*C, H, W]` to vectors `[B, M*(C*H*W)]`, members side by side as before."""
+    """`Flatten` from axis 1 on: images `[B, M*C, H, W]` to vectors `[B, M*(C*H*W)]`, members side by side as before."""
 
     def __init__(self, layers: Sequence[nn.Flatten]) -> None:
         super().__init__(layers)
@@ -234,7 +234,7 @@ class StackedFlatten(StackedLayer):
         return x.flatten(1)
 
 
-TWINS: dict[type[nn.Module], type[StackedLayer]] = {
+STACKED: dict[type[nn.Module], type[StackedLayer]] = {
     nn.Conv2d: StackedConv2d,
     MaskedConv2d: StackedConv2d,
     nn.BatchNorm2d: StackedBatchNorm2d,
@@ -248,4 +248,4 @@ TWINS: dict[type[nn.Module], type[StackedLayer]] = {
     ChannelScale: StackedChannelScale,
     CausalAttention: StackedCausalAttention,
 }
-"""Leaf layer to stacked twin; a new twin is one line here and one class above."""
+"""Leaf layer to stacked form; a new one is one line here and one class above."""
