@@ -50,7 +50,7 @@ class PPOConfig(AgentConfig):
     """The same at the end, to which it moves linearly, at least 0. Higher stays undecided."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm, above 0. Lower takes steadier and smaller steps."""
-    twins: int = 4
+    twins: int = 2
     """Hosts that share instance, first weights and data order, at least 1; hosts must be a multiple of it. More tell an action's
     worth from a host's luck, and leave fewer different hosts in a rollout."""
     baseline: Baseline = Baseline.twins
@@ -103,7 +103,7 @@ class PPOConfig(AgentConfig):
                 raise ValueError(f"agent.{name} must be {rule}, got {getattr(self, name)}: {usual} is a good start")
         if self.baseline is not Baseline.critic and self.twins < 2:
             got = f"agent.baseline={self.baseline} needs agent.twins of at least 2, got {self.twins}"
-            raise ValueError(f"{got}: set agent.baseline=critic, or agent.twins=4")
+            raise ValueError(f"{got}: set agent.baseline=critic, or agent.twins=2")
         if self.clip > 0.3:
             warnings.warn(f"agent.clip={self.clip} hardly holds the policy back: 0.1 to 0.3 is usual", stacklevel=2)
 
