@@ -3,7 +3,7 @@
     python tests/behaviour/learned_share.py --seeds 5
 
 By default hosts come in twins, against which advantages are measured; `--twins 1` takes as many different hosts, and the critic;
-`--baseline blend` takes both. With `--hosts 64` twins of four leave too few different hosts for some seeds.
+`--baseline blend` takes both. `--twins 4` leaves some seeds too few different hosts of 64.
 
 The share is that of the way from doing nothing, which is paid 0, to the best controller there is: 1 is the optimum. Chance is
 below 0. What a controller reaches is measured on hosts that nobody learnt from, as the optimum plus its mean difference to the
@@ -41,7 +41,7 @@ class Judge:
         return 1 + float(behind_N.mean()), float(behind_N.std() / len(behind_N) ** 0.5)
 
 
-def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 4, baseline: Baseline = Baseline.twins) -> PPO:
+def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 2, baseline: Baseline = Baseline.twins) -> PPO:
     """PPO with the default config; without twins, against the critic."""
     env = Sandbox(puzzle, num_hosts=hosts, seed=seed, twins=twins)
     agent = PPOConfig(twins=twins, baseline=baseline if twins > 1 else Baseline.critic).build(env.spec, seed=seed)
@@ -54,9 +54,9 @@ def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--hosts", type=int, default=128)
+    parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--twins", type=int, default=4)
+    parser.add_argument("--twins", type=int, default=2)
     parser.add_argument("--baseline", type=Baseline, choices=list(Baseline), default=Baseline.twins)
     given = parser.parse_args()
     torch.set_num_threads(1)
