@@ -1,15 +1,17 @@
 """What finished runs reach on fresh hosts, and others who grow the same hosts; grown once, and kept beside the run."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from esper.checkpoint import write_whole
-from esper.config import ConfigError
+from esper.config import GROUPS, ConfigError, register
+from esper.env.crew import available_cores, limit_cores
 from esper.evaluate import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
 from esper.runs import OUTCOMES, RIVALS, Run, records_of
 
@@ -21,9 +23,79 @@ SEARCHED = RIVALS[1:]
 """Rivals that are chosen on other hosts."""
 
 
+Reached = dict[str, dict[str, float]]
+"""Arm or rival -> outcome -> mean over the fresh hosts; NaN where one does not apply."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judging:
+    """How the runs of an experiment are judged."""
+
+    hosts: int
+    """Fresh hosts for each."""
+    rivals: Sequence[str]
+    """Who else grows them: of `RIVALS`, or agents that need no training."""
+    rivals_of: str
+    """Arm whose hosts the rivals grow."""
+    kept: Path
+    """Folder in which is written down which schedules were chosen, so that all runs of an experiment are met by the same."""
+
+    def reached(self, run: Run) -> Reached:
+        """What a finished run reached, and the rivals where they grow its hosts."""
+        told = {run.arm: judge(run, self.hosts)}
+        if self.rivals and run.arm == self.rivals_of:
+            told |= judge_rivals(run, self.hosts, self.rivals, self.kept)
+        return told
+
+    def chooses(self, run: Run) -> bool:
+        """Whether judging this run would choose the schedules for all others."""
+        searched = run.arm == self.rivals_of and bool(set(self.rivals) & set(SEARCHED))
+        return searched and not choice_file(self.kept, self.hosts).exists()
+
+
+def judge_all(
+    runs: Sequence[Run], judging: Judging, *, workers: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[Reached]:
+    """What each of some finished runs reached, in their order.
+
+    Args:
+        workers: processes that judge side by side, at least 1.
+        tell: is told which run is being judged, or with several workers which has been.
+    """
+    if workers == 1:
+        for index, run in enumerate(runs):
+            tell(f"judging {index + 1} of {len(runs)}: {run.folder}")
+            yield judging.reached(run)
+        return
+    # All wait for the run that chooses the schedules: those who began without would choose their own.
+    if (chooser := next(filter(judging.chooses, runs), None)) is not None:
+        tell(f"judging first, since it chooses the schedules: {chooser.folder}")
+        judging.reached(chooser)
+    cores = max(1, available_cores() // workers)
+    side_by_side = Parallel(n_jobs=workers, return_as="generator")
+    found: Any = side_by_side(delayed(_reached_elsewhere)(judging, run, cores, GROUPS) for run in runs)
+    for index, (run, reached) in enumerate(zip(runs, found, strict=True)):
+        tell(f"judged {index + 1} of {len(runs)}: {run.folder}")
+        yield reached
+
+
+def _reached_elsewhere(judging: Judging, run: Run, cores: int, groups: dict[str, dict[str, type]]) -> Reached:
+    """In a process of its own, which knows no option that somebody added to the table unless it is told."""
+    for group, options in groups.items():
+        GROUPS[group] |= options
+    register()
+    limit_cores(cores)
+    return judging.reached(run)
+
+
 def judged_file(run: Run, hosts: int) -> Path:
     """Where the outcomes of a run on so many fresh hosts are kept."""
     return run.folder / f"judged_{run.updates:06d}_{hosts}_hosts.json"
+
+
+def choice_file(kept: Path, hosts: int) -> Path:
+    """Where is written down which schedules were chosen."""
+    return kept / f"schedules_{hosts}_hosts.json"
 
 
 def judge(run: Run, hosts: int) -> dict[str, float]:
@@ -34,13 +106,8 @@ def judge(run: Run, hosts: int) -> dict[str, float]:
     return {**drawn, "accuracy_greedy": float(np.mean(rows[greedy]["accuracy"])) if greedy else float("nan"), **_lived(run)}
 
 
-def judge_rivals(run: Run, hosts: int, rivals: Sequence[str], kept: Path) -> dict[str, dict[str, float]]:
-    """Outcomes of others who grow the fresh hosts of a run, by rival; NaN where one does not apply.
-
-    Args:
-        rivals: of `RIVALS`, or agents that need no training.
-        kept: folder in which is written down which schedules were chosen, so that all runs of an experiment are met by the same.
-    """
+def judge_rivals(run: Run, hosts: int, rivals: Sequence[str], kept: Path) -> Reached:
+    """Outcomes of others who grow the fresh hosts of a run, by rival; see `Judging`."""
     rows = _grown(run, hosts, list(rivals), kept)
     missing = dict.fromkeys(OUTCOMES, float("nan"))
     return {rival: missing | {name: float(np.mean(rows[rival][name])) for name in FRESH} for rival in rivals}
@@ -65,7 +132,7 @@ def _grown(run: Run, hosts: int, names: Sequence[str], kept: Path | None = None)
     outcomes = evaluation.run()
     if set(missing) & set(SEARCHED):
         assert kept is not None
-        choice = _choice(evaluation, kept / f"schedules_{hosts}_hosts.json")
+        choice = _choice(evaluation, choice_file(kept, hosts))
         outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(choice), strict=True))
     evaluation.env.close()
     rows |= {"static" if name == STATIC else name: _row(outcome) for name, outcome in outcomes.items()}

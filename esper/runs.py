@@ -87,6 +87,9 @@ class CompareConfig:
     strata: list[str] = field(default_factory=lambda: list[str]())
     """Keys in which runs differ without being other arms, as in strata=[task]: arms are compared within each setting, and their
     differences over all. Blocks are then seeds within settings."""
+    workers: int = 1
+    """Processes that judge side by side, at least 1, each on its part of the cores. More judge many runs sooner, and take as much
+    memory each as one."""
     final: bool = False
     """Give verdicts although planned runs are not finished, since they never will be? Who looks after every block, and stops
     when a difference shows, is wrong far more often than alpha."""
@@ -103,6 +106,8 @@ class CompareConfig:
             raise ValueError(f"hosts must be 2 or more, got {self.hosts}: 96 is a good start")
         if not 0 < self.alpha < 0.5:
             raise ValueError(f"alpha must be in (0, 0.5), got {self.alpha}: 0.05 is usual")
+        if self.workers < 1:
+            raise ValueError(f"workers must be 1 or more, got {self.workers}: as many as there are cores judge fastest")
         known = [*RIVALS, *UNTRAINED]
         for name in self.rivals:
             if name not in known:

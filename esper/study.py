@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.config import ConfigError
 from esper.design import AGAIN, FILE, Design
-from esper.judging import SEARCHED, judge, judge_rivals
+from esper.judging import SEARCHED, Judging, judge_all
 from esper.runs import OUTCOMES, PAYING, CompareConfig, Outcome, Run, faults, find_runs, pays
 from esper.stats.experiment import Comparison, compare
 from esper.stats.paired import LEAST_BLOCKS, Difference
@@ -136,11 +136,8 @@ def _judged(
     like = {arm: trained[0] if arm in config.rivals else arm for arm in arms}
     blocks = {arm: [run.block for run in runs if run.arm == like[arm]] for arm in arms}
     outcomes = {name: {arm: dict.fromkeys(blocks[arm], float("nan")) for arm in arms} for name in OUTCOMES}
-    for index, run in enumerate(finished):
-        tell(f"judging {index + 1} of {len(finished)}: {run.folder}")
-        reached = {run.arm: judge(run, config.hosts)}
-        if run.arm == trained[0] and config.rivals:
-            reached |= judge_rivals(run, config.hosts, config.rivals, kept)
+    judging = Judging(hosts=config.hosts, rivals=config.rivals, rivals_of=trained[0], kept=kept)
+    for run, reached in zip(finished, judge_all(finished, judging, workers=config.workers, tell=tell), strict=True):
         for arm, values in reached.items():
             for name, value in values.items():
                 outcomes[name][arm][run.block] = value if alike or name != "return" else float("nan")

@@ -3,17 +3,19 @@
 import csv
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from esper import compare as C
-from esper.config import ConfigError, register
+from esper.config import GROUPS, ConfigError, register
 from esper.design import design
 from esper.evaluate import Choice, EvaluateConfig, Evaluation
 from esper.judging import judge, judged_file
 from esper.overrides import check
+from esper.reward.modes import MinimalConfig
 from esper.runs import OUTCOMES, find_runs
 from esper.trainer import Trainer
 
@@ -117,6 +119,44 @@ def test_rivals_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest
         assert reached["oracle"][str(run.block)] == pytest.approx(oracle.return_N.mean())
 
 
+def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[dict[str, dict[str, dict[str, float]]]] = []
+    for workers in (1, 2):
+        folder = tmp_path / f"by_{workers}"
+        shutil.copytree(experiment / "shaped", folder, ignore=shutil.ignore_patterns("*_hosts.json"))
+        C.main([str(folder), "hosts=3", "rivals=[wait,oracle]", "plots=false", f"workers={workers}"])
+        said = capsys.readouterr().out
+        assert (f"judged 2 of 2: {folder}" in said) == (workers == 2)
+        assert ("judging first, since it chooses the schedules" in said) == (workers == 2)
+        told.append(json.loads((folder / "comparison.json").read_text())["outcomes"])
+    for outcome, arms in told[0].items():
+        first, *others = arms  # the policies' arm is named by its folder
+        assert next(iter(told[1][outcome].values())) == pytest.approx(arms[first], nan_ok=True)
+        assert all(told[1][outcome][arm] == pytest.approx(arms[arm], nan_ok=True) for arm in others)
+
+
+@dataclass(kw_only=True, slots=True)
+class FreeConfig(MinimalConfig):
+    """A reward that somebody added to the table."""
+
+
+def test_workers_know_what_was_added_to_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(GROUPS["reward"], "free", FreeConfig)
+    register()
+    for seed in (1, 2):
+        Trainer(check([*TINY, "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
+    C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
+    assert "judged 2 of 2" in capsys.readouterr().out
+    for run in find_runs([tmp_path]):
+        judged_file(run, 2).write_text("[")
+    with pytest.raises(SystemExit) as ended:
+        C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
+    assert ended.value.code == 2
+    assert "is damaged: remove it, and the run is judged again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -151,6 +191,7 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "margin=0"], "margin must be above 0"),
         ([".", "hosts=1"], "hosts must be 2 or more"),
         ([".", "alpha=0.7"], "alpha must be in"),
+        ([".", "workers=0"], "workers must be 1 or more"),
         ([".", "host=3"], "there is no key host"),
     ],
 )

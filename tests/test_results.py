@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from esper import judging as J
 from esper import study as S
 from esper.design import AGAIN
 from esper.results import show, summary, tables, write
@@ -40,8 +41,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Study:
     ]
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: [])
-    monkeypatch.setattr(S, "judge", judged)
-    monkeypatch.setattr(S, "judge_rivals", rivals)
+    monkeypatch.setattr(J, "judge", judged)
+    monkeypatch.setattr(J, "judge_rivals", rivals)
     return S.study([], CompareConfig(rivals=["wait"], final=True, plots=False))
 
 

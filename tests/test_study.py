@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from esper import judging as J
 from esper import study as S
 from esper.config import ConfigError
 from esper.design import AGAIN
@@ -31,9 +32,9 @@ def made_up(
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: list(faults))
     told = dict.fromkeys(OUTCOMES, 0.0)
-    monkeypatch.setattr(S, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
+    monkeypatch.setattr(J, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
     monkeypatch.setattr(
-        S, "judge_rivals", lambda run, _, rivals, __: {rival: told | {"accuracy": float(run.block)} for rival in rivals}
+        J, "judge_rivals", lambda run, _, rivals, __: {rival: told | {"accuracy": float(run.block)} for rival in rivals}
     )
     return S.study([], CompareConfig(**asked))
 
