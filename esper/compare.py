@@ -3,6 +3,8 @@
 FOLDER is that of an experiment (sweep=ab), or one with runs in it; then runs that differ in something other than their seed are
 arms, and runs with one seed are a block. Every policy grows fresh hosts, once, and what they reach is kept beside it. Shows the
 verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first folder.
+
+Words of esper.train besides move all policies to another world, as task=mnist5k does; the files then have it in their names.
 """
 
 import sys
@@ -13,24 +15,30 @@ from rich.console import Console
 from esper.cli import in_one_sentence, warn_plainly
 from esper.config import ConfigError, register
 from esper.runs import OUTCOMES, CompareConfig
+from esper.transfer import WORLD, is_of_world
 from esper.words import page, read_words
 
 WIDTH = 160
 """Columns of the tables where no terminal says how many there are."""
 
 
-def parse(words: list[str]) -> tuple[list[Path], CompareConfig]:
-    """Folders and config from words; a word with = in it that names no folder is a key.
+def parse(words: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
+    """Folders, config, and what moves policies to another world, from words; one with = that names no folder is a key.
 
     Raises:
         ConfigError: they do not say what to compare.
     """
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
-    config = read_words(CompareConfig, settings)
+    world = [word for word in settings if is_of_world(word)]
+    if seed := next((word for word in world if word.startswith("seed=")), None):
+        raise ConfigError(f"{seed} would have all runs judged on the same hosts: leave it out, each has fresh ones of its own")
+    config = read_words(
+        CompareConfig, [word for word in settings if word not in world], also=[key for key in WORLD if key != "seed"]
+    )
     if not folders:
         raise ConfigError("there is no folder to look into: python -m esper.compare multirun/ab/...")
-    return folders, config
+    return folders, config, world
 
 
 def help_text() -> str:
@@ -47,14 +55,14 @@ def main(words: list[str]) -> None:
     register()
     warn_plainly()
     with in_one_sentence():
-        folders, config = parse(words)
+        folders, config, world = parse(words)
         try:
             from esper.results import show, write  # late: --help and mistakes should not wait for it
             from esper.study import study
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not here: {remedy}") from error
-        found = study(folders, config, tell=lambda line: print(line, flush=True))
+        found = study(folders, config, world=world, tell=lambda line: print(line, flush=True))
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
         print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *words])), sep="\n  ")
 

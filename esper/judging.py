@@ -14,11 +14,14 @@ from esper.config import GROUPS, ConfigError, register
 from esper.env.crew import available_cores, limit_cores
 from esper.evaluate import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
 from esper.runs import OUTCOMES, RIVALS, Run, records_of
+from esper.transfer import slug
 
 Rows = dict[str, dict[str, list[float]]]
 """Controller -> outcome -> value of each fresh host."""
 FRESH = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
 """Outcomes that are measured on fresh hosts."""
+LIVED = ("learning", "catastrophes")
+"""Outcomes that training itself wrote down."""
 SEARCHED = RIVALS[1:]
 """Rivals that are chosen on other hosts."""
 
@@ -39,18 +42,24 @@ class Judging:
     """Arm whose hosts the rivals grow."""
     kept: Path
     """Folder in which is written down which schedules were chosen, so that all runs of an experiment are met by the same."""
+    world: Sequence[str] = ()
+    """Words of esper.train that move all policies to another world, as task=mnist5k does."""
 
     def reached(self, run: Run) -> Reached:
         """What a finished run reached, and the rivals where they grow its hosts."""
-        told = {run.arm: judge(run, self.hosts)}
+        told = {run.arm: judge(run, self.hosts, self.world)}
         if self.rivals and run.arm == self.rivals_of:
-            told |= judge_rivals(run, self.hosts, self.rivals, self.kept)
+            told |= judge_rivals(run, self)
         return told
 
     def chooses(self, run: Run) -> bool:
         """Whether judging this run would choose the schedules for all others."""
         searched = run.arm == self.rivals_of and bool(set(self.rivals) & set(SEARCHED))
-        return searched and not choice_file(self.kept, self.hosts).exists()
+        return searched and not self.choice_file().exists()
+
+    def choice_file(self) -> Path:
+        """Where is written down which schedules were chosen."""
+        return self.kept / _named("schedules", self.hosts, self.world)
 
 
 def judge_all(
@@ -88,38 +97,38 @@ def _reached_elsewhere(judging: Judging, run: Run, cores: int, groups: dict[str,
     return judging.reached(run)
 
 
-def judged_file(run: Run, hosts: int) -> Path:
+def judged_file(run: Run, hosts: int, world: Sequence[str] = ()) -> Path:
     """Where the outcomes of a run on so many fresh hosts are kept."""
-    return run.folder / f"judged_{run.updates:06d}_{hosts}_hosts.json"
+    return run.folder / _named(f"judged_{run.updates:06d}", hosts, world)
 
 
-def choice_file(kept: Path, hosts: int) -> Path:
-    """Where is written down which schedules were chosen."""
-    return kept / f"schedules_{hosts}_hosts.json"
+def _named(what: str, hosts: int, world: Sequence[str]) -> str:
+    return "_".join([what, str(hosts), "hosts", *filter(None, [slug(world)])]) + ".json"
 
 
-def judge(run: Run, hosts: int) -> dict[str, float]:
-    """Outcomes of a finished run by name; NaN where one does not apply."""
+def judge(run: Run, hosts: int, world: Sequence[str] = ()) -> dict[str, float]:
+    """Outcomes of a finished run by name; NaN where one does not apply, as those of training where the world is another."""
     greedy = "policy_greedy" if str(run.config["agent"]).startswith("ppo") else None
-    rows = _grown(run, hosts, ["policy", greedy] if greedy else ["policy"])
-    drawn = {name: float(np.mean(rows["policy"][name])) for name in FRESH}
-    return {**drawn, "accuracy_greedy": float(np.mean(rows[greedy]["accuracy"])) if greedy else float("nan"), **_lived(run)}
+    rows = _grown(run, hosts, ["policy", greedy] if greedy else ["policy"], world)
+    reached = {name: float(np.mean(rows["policy"][name])) for name in FRESH}
+    reached["accuracy_greedy"] = float(np.mean(rows[greedy]["accuracy"])) if greedy else float("nan")
+    return reached | (dict.fromkeys(LIVED, float("nan")) if world else _lived(run))
 
 
-def judge_rivals(run: Run, hosts: int, rivals: Sequence[str], kept: Path) -> Reached:
-    """Outcomes of others who grow the fresh hosts of a run, by rival; see `Judging`."""
-    rows = _grown(run, hosts, list(rivals), kept)
+def judge_rivals(run: Run, judging: Judging) -> Reached:
+    """Outcomes of the others who grow the fresh hosts of a run, by rival."""
+    rows = _grown(run, judging.hosts, list(judging.rivals), judging.world, judging.choice_file())
     missing = dict.fromkeys(OUTCOMES, float("nan"))
-    return {rival: missing | {name: float(np.mean(rows[rival][name])) for name in FRESH} for rival in rivals}
+    return {rival: missing | {name: float(np.mean(rows[rival][name])) for name in FRESH} for rival in judging.rivals}
 
 
-def _grown(run: Run, hosts: int, names: Sequence[str], kept: Path | None = None) -> Rows:
+def _grown(run: Run, hosts: int, names: Sequence[str], world: Sequence[str], choice_file: Path | None = None) -> Rows:
     """The outcomes of some controllers on the fresh hosts of a run; what was not grown before is grown now.
 
     Raises:
-        ConfigError: the file is damaged.
+        ConfigError: the file is damaged, or a policy cannot act in that world.
     """
-    path = judged_file(run, hosts)
+    path = judged_file(run, hosts, world)
     rows: Rows = _read(path) if path.exists() else {}
     missing = [name for name in names if any(key not in rows.get(name, {}) for key in FRESH)]
     if not missing:
@@ -128,12 +137,11 @@ def _grown(run: Run, hosts: int, names: Sequence[str], kept: Path | None = None)
     told = ["policy", STATIC] if "static" in missing else []
     told += [name for name in missing if name not in RIVALS]
     config = EvaluateConfig(checkpoint=str(run.folder), hosts=hosts, controllers=list(dict.fromkeys(told)) or ["wait"])
-    evaluation = Evaluation(config)
+    evaluation = Evaluation(config, world)
     outcomes = evaluation.run()
     if set(missing) & set(SEARCHED):
-        assert kept is not None
-        choice = _choice(evaluation, choice_file(kept, hosts))
-        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(choice), strict=True))
+        assert choice_file is not None
+        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(_choice(evaluation, choice_file)), strict=True))
     evaluation.env.close()
     rows |= {"static" if name == STATIC else name: _row(outcome) for name, outcome in outcomes.items()}
     write_whole(path, json.dumps(rows) + "\n")
@@ -171,4 +179,4 @@ def _lived(run: Run) -> dict[str, float]:
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
     panics = [sum(value for tag, value in record.items() if tag.startswith("governor/rollbacks")) for record in records]
     hosts = float(run.config["hosts"])
-    return {"learning": float(np.nanmean(accuracy)), "catastrophes": float(np.sum(panics)) / hosts / run.updates}
+    return dict(zip(LIVED, (float(np.nanmean(accuracy)), float(np.sum(panics)) / hosts / run.updates), strict=True))

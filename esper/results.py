@@ -22,6 +22,7 @@ from esper.stats import Interval
 from esper.stats.paired import Difference
 from esper.stats.verdict import Judgement
 from esper.study import Study
+from esper.transfer import slug
 
 HEAD = (
     "first - second",
@@ -106,6 +107,7 @@ def summary(found: Study) -> dict[str, Any]:
             "sentences": found.sentences(),
             "plan": None if found.plan is None else {"sha256": fingerprint(found.plan), "text": found.plan},
             "config": asdict(found.config),
+            "world": found.world,
             "faults": found.faults,
             "runs": [
                 {
@@ -191,7 +193,7 @@ def write(found: Study, folder: Path, command: str) -> list[Path]:
     """
     drawn = figures(found.runs, found.outcomes, found.outcome) if found.config.plots else []
     html = page(
-        title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {found.outcome.name}",
+        title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {' '.join([found.outcome.name, *found.world])}",
         sentences=found.sentences(),
         tables=tables(found),
         figures=drawn,
@@ -204,6 +206,13 @@ def write(found: Study, folder: Path, command: str) -> list[Path]:
         "comparison.csv": _cells_csv(found),
         "differences.csv": _differences_csv(found),
     }
-    for name, text in texts.items():
-        write_whole(folder / name, text)
-    return [folder / name for name in texts]
+    paths = {folder / _moved(name, found): text for name, text in texts.items()}
+    for path, text in paths.items():
+        write_whole(path, text)
+    return list(paths)
+
+
+def _moved(name: str, found: Study) -> str:
+    """The name of a file, and where policies were moved also that of their world: the report of where they were trained stays."""
+    stem, _, kind = name.partition(".")
+    return f"{stem}_{slug(found.world)}.{kind}" if found.world else name

@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.config import ConfigError
 from esper.design import AGAIN, FILE, Design
-from esper.judging import SEARCHED, Judging, judge_all
+from esper.judging import LIVED, SEARCHED, Judging, judge_all
 from esper.runs import OUTCOMES, PAYING, CompareConfig, Outcome, Run, faults, find_runs, pays
 from esper.stats.experiment import Comparison, compare
 from esper.stats.paired import LEAST_BLOCKS, Difference
@@ -31,6 +31,8 @@ class Study:
     """Why it is void; empty where it is not."""
     plan: str | None = None
     """What was written down before the first run."""
+    world: Sequence[str] = ()
+    """Words of esper.train by which fresh hosts were made, in place of what the policies were trained with."""
 
     @property
     def arms(self) -> list[str]:
@@ -53,7 +55,8 @@ class Study:
                 "or set final=true if they never will be"
             )
         said += [f"{run.arm}, block {run.block}: {run.fate}" for run in missing]
-        return said + self._without_outcome()
+        moved = [f"every policy was moved to {' '.join(self.world)}, and all outcomes are from there"] if self.world else []
+        return said + self._without_outcome() + moved
 
     def _without_outcome(self) -> list[str]:
         """Arms whose runs are finished, and have no value of what they are judged by."""
@@ -68,14 +71,19 @@ class Study:
         return said
 
 
-def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], None] = lambda _: None) -> Study:
+def study(
+    folders: Sequence[Path], config: CompareConfig, *, world: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None
+) -> Study:
     """Reads, judges and compares.
 
     Args:
+        world: words of esper.train that move every policy to another world, as task=mnist5k does.
         tell: is told which run is being judged.
     """
+    if world and config.outcome in LIVED:
+        raise ConfigError(f"outcome={config.outcome} is of training, which {world[0]} does not change: choose another outcome")
     runs = find_runs(folders, config.strata)
-    outcomes = _judged(runs, config, folders[0] if folders else Path(), tell)
+    outcomes = _judged(runs, config, world, folders[0] if folders else Path(), tell)
     arms = list(outcomes[config.outcome])
     strata = {run.block: run.stratum for run in runs} if config.strata else None
     margins = {name: outcome.margin for name, outcome in OUTCOMES.items()}
@@ -109,12 +117,13 @@ def study(folders: Sequence[Path], config: CompareConfig, tell: Callable[[str], 
         comparisons=comparisons,
         controls=controls,
         plan=plan_of(folders),
+        world=world,
         faults=found,
     )
 
 
 def _judged(
-    runs: Sequence[Run], config: CompareConfig, kept: Path, tell: Callable[[str], None]
+    runs: Sequence[Run], config: CompareConfig, world: Sequence[str], kept: Path, tell: Callable[[str], None]
 ) -> dict[str, dict[str, dict[int, float]]]:
     """Outcome -> arm -> block -> value of all arms, and of the rivals of the first one; the repeated arm comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
@@ -136,7 +145,7 @@ def _judged(
     like = {arm: trained[0] if arm in config.rivals else arm for arm in arms}
     blocks = {arm: [run.block for run in runs if run.arm == like[arm]] for arm in arms}
     outcomes = {name: {arm: dict.fromkeys(blocks[arm], float("nan")) for arm in arms} for name in OUTCOMES}
-    judging = Judging(hosts=config.hosts, rivals=config.rivals, rivals_of=trained[0], kept=kept)
+    judging = Judging(hosts=config.hosts, rivals=config.rivals, rivals_of=trained[0], kept=kept, world=world)
     for run, reached in zip(finished, judge_all(finished, judging, workers=config.workers, tell=tell), strict=True):
         for arm, values in reached.items():
             for name, value in values.items():

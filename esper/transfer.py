@@ -5,6 +5,7 @@ is not named stays as it was when the policy was trained: rent, gates, blueprint
 """
 
 import re
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -26,6 +27,12 @@ _REFUSED = {
 """Roots of the keys that it may not change, and why."""
 
 
+def slug(words: Iterable[str]) -> str:
+    """Words as part of a file's name; empty where there are none."""
+    name = re.sub(r"[^\w=.+-]+", "_", "_".join(words)).strip("_")
+    return name if len(name) <= 80 else f"{name[:72]}_{sha256(name.encode()).hexdigest()[:7]}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
     """From what to what a policy was moved: words as they would be typed."""
@@ -43,8 +50,7 @@ class Transfer:
     @property
     def slug(self) -> str:
         """The same as part of a file's name; empty where nothing was changed."""
-        name = re.sub(r"[^\w=.+-]+", "_", "_".join(self.target)).strip("_")
-        return name if len(name) <= 80 else f"{name[:72]}_{sha256(name.encode()).hexdigest()[:7]}"
+        return slug(self.target)
 
 
 def is_of_world(word: str) -> bool:

@@ -135,6 +135,28 @@ def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, cap
         assert all(told[1][outcome][arm] == pytest.approx(arms[arm], nan_ok=True) for arm in others)
 
 
+def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shaped"
+    shutil.copytree(experiment / "shaped", folder)
+    (folder / "report.html").write_text("of where they were trained")
+    C.main([str(folder), "hosts=3", "steps=3", "rivals=[wait,schedule]", "outcome=return"])
+    said = capsys.readouterr().out
+    assert "every policy was moved to steps=3, and all outcomes are from there" in said
+    assert (folder / "report.html").read_text() == "of where they were trained"
+    assert "<title>shaped, wait, schedule: return steps=3</title>" in (folder / "report_steps=3.html").read_text()
+    numbers = json.loads((folder / "comparison_steps=3.json").read_text())
+    assert numbers["world"] == ["steps=3"]
+    assert (folder / "schedules_3_hosts_steps=3.json").exists()
+    for run in find_runs([folder]):
+        there = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=3, controllers=["policy"]), ["steps=3"])
+        outcomes = there.run()
+        there.env.close()
+        for arm, name in (("shaped", "policy"), ("wait", "wait")):
+            assert numbers["outcomes"]["return"][arm][str(run.block)] == pytest.approx(outcomes[name].return_N.mean())
+        assert numbers["outcomes"]["learning"]["shaped"][str(run.block)] is None  # of training, and of no other world
+        assert judge(run, 3) != judge(run, 3, ["steps=3"])
+
+
 @dataclass(kw_only=True, slots=True)
 class FreeConfig(MinimalConfig):
     """A reward that somebody added to the table."""
@@ -166,6 +188,11 @@ def test_workers_know_what_was_added_to_the_table(
         (["rivals=[shaped]"], "rivals=shaped is not known"),
         (["against=shapd"], "against=shapd is no arm: choose out of shaped, sparse"),
         (["against=again"], "against=again is no arm"),
+        (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is judged as it was trained"),
+        (["task=mnist6k"], "did you mean mnist5k?"),
+        (["slots=all", "agent.hidden=3"], "agent.hidden=3 cannot be changed in an evaluation"),
+        (["steps=3", "outcome=learning"], "outcome=learning is of training, which steps=3 does not change"),
+        (["seed=3"], "seed=3 would have all runs judged on the same hosts"),
     ],
 )
 def test_what_an_experiment_cannot_tell(

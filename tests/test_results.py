@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Study:
         (arm, block): dict(zip(OUTCOMES, rng.normal(50, 5, len(OUTCOMES)), strict=True)) for arm in ARMS for block in range(12)
     }
 
-    def judged(run: Run, _: int) -> dict[str, float]:
+    def judged(run: Run, *_: Any) -> dict[str, float]:
         return values[run.arm, run.block] | {"accuracy_greedy": float("nan")}
 
-    def rivals(run: Run, _: int, names: Sequence[str], __: Path) -> Any:
-        return {name: dict.fromkeys(OUTCOMES, float(run.block)) for name in names}
+    def rivals(run: Run, how: J.Judging) -> Any:
+        return {name: dict.fromkeys(OUTCOMES, float(run.block)) for name in how.rivals}
 
     runs = [
         Run(arm=arm, block=block, seed=block, folder=Path(f"{arm}/{block}"), update=int((arm, block) != ("b", 3)), updates=1)

@@ -32,9 +32,9 @@ def made_up(
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: list(faults))
     told = dict.fromkeys(OUTCOMES, 0.0)
-    monkeypatch.setattr(J, "judge", lambda run, _: told | {"accuracy": float(values[run.arm][run.block])})
+    monkeypatch.setattr(J, "judge", lambda run, *_: told | {"accuracy": float(values[run.arm][run.block])})
     monkeypatch.setattr(
-        J, "judge_rivals", lambda run, _, rivals, __: {rival: told | {"accuracy": float(run.block)} for rival in rivals}
+        J, "judge_rivals", lambda run, how: {rival: told | {"accuracy": float(run.block)} for rival in how.rivals}
     )
     return S.study([], CompareConfig(**asked))
 
