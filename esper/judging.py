@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from esper.checkpoint import write_whole
+from esper.cli import warn_plainly
 from esper.config import GROUPS, ConfigError, register
 from esper.env.crew import available_cores, limit_cores
 from esper.evaluate import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
@@ -24,8 +26,6 @@ LIVED = ("learning", "catastrophes")
 """Outcomes that training itself wrote down."""
 SEARCHED = RIVALS[1:]
 """Rivals that are chosen on other hosts."""
-
-
 Reached = dict[str, dict[str, float]]
 """Arm or rival -> outcome -> mean over the fresh hosts; NaN where one does not apply."""
 
@@ -83,9 +83,14 @@ def judge_all(
     cores = max(1, available_cores() // workers)
     side_by_side = Parallel(n_jobs=workers, return_as="generator")
     found: Any = side_by_side(delayed(_reached_elsewhere)(judging, run, cores, GROUPS) for run in runs)
-    for index, (run, reached) in enumerate(zip(runs, found, strict=True)):
-        tell(f"judged {index + 1} of {len(runs)}: {run.folder}")
-        yield reached
+    try:
+        for index, (run, reached) in enumerate(zip(runs, found, strict=True)):
+            tell(f"judged {index + 1} of {len(runs)}: {run.folder}")
+            yield reached
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"a process that judged was killed, most likely for memory: set workers below {workers}; what was judged is kept"
+        ) from error
 
 
 def _reached_elsewhere(judging: Judging, run: Run, cores: int, groups: dict[str, dict[str, type]]) -> Reached:
@@ -93,6 +98,7 @@ def _reached_elsewhere(judging: Judging, run: Run, cores: int, groups: dict[str,
     for group, options in groups.items():
         GROUPS[group] |= options
     register()
+    warn_plainly()
     limit_cores(cores)
     return judging.reached(run)
 

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import os
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,10 +16,10 @@ from esper import compare as C
 from esper.config import GROUPS, ConfigError, register
 from esper.design import design
 from esper.evaluate import Choice, EvaluateConfig, Evaluation
-from esper.judging import judge, judged_file
+from esper.judging import Judging, Reached, judge, judge_all, judged_file
 from esper.overrides import check
 from esper.reward.modes import MinimalConfig
-from esper.runs import OUTCOMES, find_runs
+from esper.runs import OUTCOMES, Run, find_runs
 from esper.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
@@ -177,6 +180,23 @@ def test_workers_know_what_was_added_to_the_table(
         C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is judged again" in capsys.readouterr().err
+
+
+class Deadly:
+    """Whoever judges dies of it."""
+
+    chooses = staticmethod(lambda _: False)
+
+    @staticmethod
+    def reached(_: Run) -> Reached:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
+    runs = [run for run in find_runs([experiment]) if run.finished]
+    with pytest.raises(ConfigError, match="was killed, most likely for memory: set workers below 2; what was judged is kept"):
+        list(judge_all(runs, cast(Judging, Deadly()), workers=2))
 
 
 @pytest.mark.parametrize(
