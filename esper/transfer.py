@@ -22,7 +22,9 @@ SAME_WORLD = ("seed", "devices")
 _REFUSED = {
     "agent": "a policy is judged as it was trained: leave it out, or name others to compare with in controllers",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
-    **dict.fromkeys(("updates", "resume", "telemetry"), "it has no effect on an evaluation: leave it out"),
+    **dict.fromkeys(
+        ("updates", "resume", "telemetry", "policy_seed", "counterfactuals"), "it has no effect on an evaluation: leave it out"
+    ),
 }
 """Roots of the keys that it may not change, and why."""
 

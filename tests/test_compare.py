@@ -210,6 +210,7 @@ def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
         (["against=again"], "against=again is no arm"),
         (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is judged as it was trained"),
         (["task=mnist6k"], "did you mean mnist5k?"),
+        (["policy_seed=3"], "policy_seed=3 cannot be changed in an evaluation, since it has no effect"),
         (["slots=all", "agent.hidden=3"], "agent.hidden=3 cannot be changed in an evaluation"),
         (["steps=3", "outcome=learning"], "outcome=learning is of training, which steps=3 does not change"),
         (["seed=3"], "seed=3 would have all runs judged on the same hosts"),
