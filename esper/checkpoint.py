@@ -279,7 +279,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a small file: a kill in the middle leaves the old one, or none.
 
     Raises:
@@ -287,5 +287,5 @@ def write_whole(path: Path, text: str) -> None:
     """
     with disk(f"write {path}"):
         whole = path.with_suffix(".new")
-        whole.write_text(text)
+        whole.write_bytes(content if isinstance(content, bytes) else content.encode())
         whole.replace(path)

@@ -5,6 +5,7 @@
 import base64
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -74,12 +75,28 @@ PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 """)
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure of the report."""
+
+    name: str
+    """Of its file, where it gets one."""
+    caption: str
+    figure: "Figure"
+
+    def image(self, kind: str) -> bytes:
+        """As a file of this kind: png, pdf or svg."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format=kind, dpi=110)
+        return buffer.getvalue()
+
+
 def page(
     *,
     title: str,
     sentences: list[str],
     tables: list[dict[str, Any]],
-    figures: list[tuple["Figure", str]],
+    drawings: list[Drawing],
     command: str,
     plan: tuple[str, str] | None = None,
 ) -> str:
@@ -87,20 +104,15 @@ def page(
 
     Args:
         tables: each with `caption`, `head` and `rows`.
-        figures: each with its caption.
         command: what made it.
         plan: what was written down before the first run, and its fingerprint.
     """
-    images: list[dict[str, str]] = []
-    for figure, caption in figures:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-        images.append({"image": base64.b64encode(buffer.getvalue()).decode(), "caption": caption})
+    images = [{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings]
     return PAGE.render(title=title, sentences=sentences, tables=tables, figures=images, command=command, plan=plan)
 
 
-def figures(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) -> list[tuple["Figure", str]]:
-    """All figures of an experiment, with captions.
+def draw(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) -> list[Drawing]:
+    """All figures of an experiment.
 
     Raises:
         ConfigError: matplotlib is not there.
@@ -111,21 +123,21 @@ def figures(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) ->
         raise ConfigError("figures need matplotlib: install the extra compare, or leave them out with plots=false") from error
     cells = outcomes[outcome.name]
     colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(cells)}
-    drawn: list[tuple[Figure, str]] = []
-
-    def draw(caption: str) -> Figure:
-        drawn.append((Figure(figsize=(7.0, 3.8), layout="constrained"), caption))
-        return drawn[-1][0]
-
-    def axes(caption: str) -> "Axes":
-        return draw(caption).subplots()
-
-    finished = [run for run in runs if run.finished]
-    learning_curves(draw("Committed accuracy in training: mean over blocks, and its 95 % interval."), finished, colours)
-    slopes(axes(f"{outcome.name} of every block, joined: {outcome.what}."), cells, outcome, colours)
-    profiles(axes(f"Share of runs that reach a given {outcome.name}."), cells, outcome, colours)
-    front(axes("Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."), outcomes, colours)
-    return drawn
+    drawings = [
+        Drawing(name, caption, Figure(figsize=(7.0, 3.8), layout="constrained"))
+        for name, caption in (
+            ("learning", "Committed accuracy in training: mean over blocks, and its 95 % interval."),
+            ("slopes", f"{outcome.name} of every block, joined: {outcome.what}."),
+            ("profiles", f"Share of runs that reach a given {outcome.name}."),
+            ("front", "Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."),
+        )
+    ]
+    learning, joined, shares, beside = (one.figure for one in drawings)
+    learning_curves(learning, [run for run in runs if run.finished], colours)
+    slopes(joined.subplots(), cells, outcome, colours)
+    profiles(shares.subplots(), cells, outcome, colours)
+    front(beside.subplots(), outcomes, colours)
+    return drawings
 
 
 def learning_curves(figure: "Figure", runs: list[Run], colours: Mapping[str, str]) -> None:

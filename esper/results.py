@@ -16,7 +16,7 @@ from rich.table import Table
 
 from esper.checkpoint import write_whole
 from esper.design import AGAIN, fingerprint
-from esper.report import figures, page
+from esper.report import draw, page
 from esper.runs import OUTCOMES
 from esper.stats import Interval
 from esper.stats.paired import Difference
@@ -186,29 +186,31 @@ def _csv(rows: Iterable[Sequence[object]]) -> str:
 
 
 def write(found: Study, folder: Path, command: str) -> list[Path]:
-    """Writes the report, the numbers as JSON, and as CSV a row a run and a row a difference.
+    """Writes the report, the numbers as JSON, as CSV a row a run and a row a difference, and each figure where wanted.
 
     Raises:
         DiskError: the disk refused.
     """
-    drawn = figures(found.runs, found.outcomes, found.outcome) if found.config.plots else []
+    drawings = draw(found.runs, found.outcomes, found.outcome) if found.config.plots else []
     html = page(
         title=f"{', '.join(arm for arm in found.arms if arm != AGAIN)}: {' '.join([found.outcome.name, *found.world])}",
         sentences=found.sentences(),
         tables=tables(found),
-        figures=drawn,
+        drawings=drawings,
         command=command,
         plan=None if found.plan is None else (found.plan, fingerprint(found.plan)),
     )
-    texts = {
+    files: dict[str, str | bytes] = {
         "report.html": html,
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
         "comparison.csv": _cells_csv(found),
         "differences.csv": _differences_csv(found),
     }
-    paths = {folder / _moved(name, found): text for name, text in texts.items()}
-    for path, text in paths.items():
-        write_whole(path, text)
+    if kind := found.config.figures:
+        files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}
+    paths = {folder / _moved(name, found): content for name, content in files.items()}
+    for path, content in paths.items():
+        write_whole(path, content)
     return list(paths)
 
 

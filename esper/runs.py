@@ -61,6 +61,10 @@ RIVALS = ("static", "schedule", "oracle")
 the best fixed schedule of one seed; and the best schedule for each host's kind, which nobody who acts can know."""
 
 
+FIGURES = ("png", "pdf", "svg")
+"""What figures can be written as."""
+
+
 def pays(key: str) -> bool:
     """Whether a key of the config says what a return is."""
     return key in PAYING or _group(key) in PAYING
@@ -95,6 +99,8 @@ class CompareConfig:
     when a difference shows, is wrong far more often than alpha."""
     plots: bool = True
     """Draw the report's figures? They need matplotlib."""
+    figures: str | None = None
+    """Also write each figure to a file of its own, for a paper: png, pdf or svg; null leaves them in the report."""
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -108,6 +114,10 @@ class CompareConfig:
             raise ValueError(f"alpha must be in (0, 0.5), got {self.alpha}: 0.05 is usual")
         if self.workers < 1:
             raise ValueError(f"workers must be 1 or more, got {self.workers}: as many as there are cores judge fastest")
+        if self.figures not in (None, *FIGURES):
+            raise ValueError(f"figures={self.figures} is no kind of file to draw: choose out of {', '.join(FIGURES)}")
+        if self.figures and not self.plots:
+            raise ValueError(f"figures={self.figures} writes figures, which plots=false leaves out: leave out one of the two")
         known = [*RIVALS, *UNTRAINED]
         for name in self.rivals:
             if name not in known:

@@ -240,6 +240,8 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "hosts=1"], "hosts must be 2 or more"),
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be 1 or more"),
+        ([".", "figures=gif"], "choose out of png, pdf, svg"),
+        ([".", "figures=pdf", "plots=false"], "leave out one of the two"),
         ([".", "host=3"], "there is no key host"),
     ],
 )

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from esper.results import show, summary, tables, write
 from esper.runs import OUTCOMES, CompareConfig, Run
 
 ARMS = ("a", "b", AGAIN)
+FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_every_outcome_has_a_table_and_the_one_that_decides_comes_first(found: S
 
 def test_what_is_written_is_what_was_found(found: S.Study, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
-    assert names == ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
+    assert names == FILES
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
@@ -82,6 +84,14 @@ def test_what_is_written_is_what_was_found(found: S.Study, tmp_path: Path) -> No
         assert float(row["iqm_high"]) == pytest.approx(apart.iqm.high, nan_ok=True)
         assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (apart.count, apart.p, verdict)
     assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_figures_are_files_where_wanted(found: S.Study, tmp_path: Path, kind: str, magic: bytes) -> None:
+    wanted = replace(found, runs=[], config=CompareConfig(figures=kind))
+    paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
+    assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "profiles", "front"))}
+    assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
 
 
 def test_the_numbers_are_json_to_everyone(found: S.Study, tmp_path: Path) -> None:
