@@ -97,6 +97,12 @@ class Episode:
         assert self.signals is not None
         return self.signals.params_NS.sum(axis=1)
 
+    @property
+    def kept_params_N(self) -> npt.NDArray[np.int64]:
+        """Parameters of the seeds a host kept, which are part of what it committed; a seed that is only held is not."""
+        assert self.signals is not None
+        return self.committed["params"] - self.signals.host_params
+
     def metrics(self) -> dict[str, float]:
         """Values for telemetry, by tag."""
         signals = self.signals

@@ -97,6 +97,7 @@ class Outcome:
     validation_N: np.ndarray
     """The same on the validation part, which controllers see."""
     params_N: np.ndarray
+    """Parameters of the seeds in the committed network."""
     flops_N: np.ndarray
     """FLOPs of a sample in the committed network."""
     training_flops_N: np.ndarray
@@ -112,7 +113,7 @@ class Outcome:
             return_N=episode.return_N,
             accuracy_N=episode.test_accuracy_N,
             validation_N=episode.signals.committed_accuracy_N,
-            params_N=episode.params_N,
+            params_N=episode.kept_params_N,
             flops_N=episode.committed["flops"],
             training_flops_N=episode.training_flops_N,
             instance=episode.instance,
@@ -314,7 +315,7 @@ def by_host(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[Any]]]:
 
 CAPTION = (
     "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Accuracy is that on "
-    "the test part, parameters are those of the seeds held at the end, FLOPs those of a sample in what was kept, and of training."
+    "the test part, parameters are those of the seeds that were kept, FLOPs those of a sample in what was kept, and of training."
 )
 FLOPS = ("FLOPs", "to train")
 

@@ -37,7 +37,7 @@ OUTCOMES = {
         Outcome(name="accuracy", unit="pp", what="test accuracy of what fresh hosts committed, actions drawn", margin=1.0),
         Outcome(name="accuracy_greedy", unit="pp", what="the same, most probable actions", margin=1.0),
         Outcome(name="validation", unit="pp", what="accuracy on the validation part of what they committed", margin=1.0),
-        Outcome(name="parameters", unit="1", what="parameters of the seeds of fresh hosts", margin=20.0, higher_is_better=False),
+        Outcome(name="parameters", unit="1", what="parameters of the seeds that hosts kept", margin=20.0, higher_is_better=False),
         Outcome(name="flops", unit="1", what="FLOPs of a sample in what they committed", margin=1000.0, higher_is_better=False),
         Outcome(name="training_flops", unit="1", what="FLOPs of training a fresh host", margin=1e8, higher_is_better=False),
         Outcome(

@@ -112,8 +112,9 @@ def test_rivals_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest
     for run in runs:
         kept = json.loads(judged_file(run, 4).read_text())
         assert reached["wait"][str(run.block)] == pytest.approx(np.mean(kept["wait"]["return"]))
-        assert kept["policy"]["parameters"] != kept["wait"]["parameters"]
+        assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # in two steps nothing is kept for good
+        assert kept["policy"]["parameters"] == 4 * [0], "what is held and not kept is no part of what was committed"
     chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
     for run in runs:  # the schedules that were chosen once, grown anew on the hosts of each run
         evaluation = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=4, controllers=["wait"]))

@@ -120,6 +120,8 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
     first = json.loads(out.read_text())["hosts"]
     assert list(first) == ["policy", "wait", "replay"]
     assert first["replay"]["kept"] == first["policy"]["kept"]
+    assert first["replay"]["parameters"] == first["policy"]["parameters"]
+    assert min(first["policy"]["parameters"]) > 0
     assert first["replay"]["return"] != first["policy"]["return"], "they were there earlier"
     again = run_of(tmp_path / "replay", "agent=replay", f"agent.topology={out}")
     main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
