@@ -1,0 +1,68 @@
+"""Demand equal bits of two trees: `python -m tests.golden REVISION [CASE...]`.
+
+Runs the golden cases at a git revision and in the work tree, on this machine, and compares every number: policy weights and optimiser
+state, returns, rewards by term, decisions, and all metrics except times. What the revision came to is kept in the temporary folder
+for the next call. The proof of a refactoring; see CONTRIBUTING.md.
+"""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.golden.cases import TRAIN
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def record(tree: Path, out: Path, names: list[str]) -> None:
+    """Runs cases with the `esper` of a tree, and with the cases as that tree spells them."""
+    out.mkdir(parents=True, exist_ok=True)
+    script = tree / "tests/golden/record.py"
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    subprocess.run([sys.executable, str(script), str(out), *names], cwd=out, env=environment, check=True)
+
+
+def compare(before: Path, after: Path, names: list[str]) -> int:
+    """Prints what differs; returns how many cases do."""
+    failed = 0
+    for name in names:
+        a, b = (pickle.loads((place / f"{name}.pickle").read_bytes()) for place in (before, after))
+        missing, new = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
+        other = [path for path in a.keys() & b.keys() if a[path] != b[path]]
+        if missing or new or other:
+            failed += 1
+            print(f"{name}: {len(other)} of {len(a)} numbers differ, {len(missing)} are missing, {len(new)} are new")
+            print("  ", *other[:4], *missing[:4], *new[:4])
+        else:
+            print(f"{name}: {len(a)} numbers, equal bits")
+    return failed
+
+
+def main(words: list[str]) -> None:
+    if not words:
+        sys.exit("name the revision to compare with, as in python -m tests.golden main")
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", words[0]], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    names = words[1:] or [*TRAIN, "sweep"]
+    base = Path(tempfile.gettempdir()) / f"esper_golden_{revision}"
+    todo = [name for name in names if not (base / f"{name}.pickle").exists()]
+    if todo:
+        tree = base / "tree"
+        if not tree.exists():
+            subprocess.run(["git", "worktree", "add", "--force", "--detach", str(tree), revision], cwd=ROOT, check=True)
+        record(tree, base, todo)
+    after = Path(tempfile.mkdtemp(prefix="esper_golden_"))
+    record(ROOT, after, names)
+    failed = compare(base, after, names)
+    shutil.rmtree(after)
+    sys.exit(f"{failed} of {len(names)} cases differ" if failed else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

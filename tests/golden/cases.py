@@ -1,0 +1,45 @@
+"""The golden runs: command lines, each a word for every option whose numbers a refactoring must not change."""
+
+SMALL = "updates=2 hosts=4 steps=8"
+
+TRAIN: dict[str, str] = {
+    "default": "updates=3",
+    "two_shards": f"{SMALL} devices.auto.members_per_shard=2",
+    "strict": f"{SMALL} gates=strict governor=strict steps=16 updates=1",
+    "minibatches": f"{SMALL} agent.minibatches=2 agent.surrogate=per_head agent.forfeit=prefix seed=3",
+    "chunks": f"{SMALL} agent.chunk=4 agent.baseline=critic agent.twins=1",
+    "ppo_mlp": f"{SMALL} agent=ppo_mlp",
+    "best_of_random": f"{SMALL} agent=best_of_random",
+    "greedy_potential": f"{SMALL} agent=greedy_potential",
+    "heuristic": f"{SMALL} agent=heuristic steps=14",
+    "periodic": f"{SMALL} agent=periodic steps=14",
+    "random": f"{SMALL} agent=random steps=14 slots=all",
+    "schedule": f"{SMALL} agent=schedule agent.blueprint=conv_light agent.slot=1",
+    "wait": f"{SMALL} agent=wait",
+    **{
+        f"reward_{name}": f"{SMALL} agent=random reward={name} steps=12"
+        for name in (
+            "shaped",
+            "simplified",
+            "basic",
+            "basic_plus",
+            "escrow",
+            "loss",
+            "sparse",
+            "minimal",
+            "accuracy_minus_rent",
+        )
+    },
+    "all_slots": f"{SMALL} slots=all agent.heads.tempo=free agent.heads.style=free agent.heads.curve=free steps=12",
+    "flops": f"{SMALL} reward.rent_unit=flops counterfactuals.each_step=[pairs] slots=three",
+    "incubation_none": f"{SMALL} slots.incubation=none steps=10",
+    "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",
+    "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,bottleneck]",
+    "python_text": "experiment=python_text updates=1 hosts=2 steps=3",
+    "mixed": "experiment=mixed_instances updates=1 hosts=4 steps=8",
+}
+"""Name -> overrides of `esper.train`."""
+
+SWEEP = "sweep=ab blocks=2 updates=1 hosts=4 steps=8"
+"""Overrides of an experiment of two blocks, run with -m; its arms are given by `ARMS`."""
+ARMS = "arms=reward: shaped,sparse"

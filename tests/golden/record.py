@@ -1,0 +1,95 @@
+"""Run golden cases in the tree whose `esper` is on the path, and write down every number: `python record.py OUT [CASE...]`.
+
+Each case runs in a fork of one warm process, so that a case costs its run and not its imports. All but times is kept.
+"""
+
+import json
+import os
+import pickle
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).parent))
+from cases import ARMS, SWEEP, TRAIN  # noqa: E402  (beside this file, in whatever tree it runs)
+
+TIMES = ("time/", "seconds", "latency")
+
+
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested dicts and lists, by path."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from numbers(part, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from numbers(part, f"{path}[{index}]")
+    elif isinstance(value, torch.Tensor):
+        yield path, (str(value.dtype), tuple(value.shape), value.contiguous().view(-1).numpy().tobytes())
+    elif isinstance(value, float):
+        yield path, value.hex()
+    else:
+        yield path, value
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """What a run came to: agent and watch of its newest checkpoint, and its metrics, decisions and costs."""
+    from esper.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(folder / "checkpoints")
+    newest = checkpoints.latest()
+    assert newest is not None, folder
+    state = checkpoints.load(newest)
+    found = dict(numbers({name: state[name] for name in ("update", "agent", "watch")}))
+    for name in ("metrics.jsonl", "decisions.jsonl", "events.jsonl"):
+        if (folder / name).exists():
+            found |= numbers([json.loads(line) for line in (folder / name).read_text().splitlines()], name)
+    found |= numbers(json.loads((folder / "costs.json").read_text()), "costs.json")
+    return {path: value for path, value in found.items() if not any(word in path for word in TIMES)}
+
+
+def train(words: list[str]) -> None:
+    sys.argv = ["esper.train", *words]
+    runpy.run_module("esper.train", run_name="__main__", alter_sys=True)
+
+
+def record(out: Path, names: list[str]) -> None:
+    """Runs cases, each in a fork, and pickles what they came to."""
+    import esper.train  # noqa: F401  (before the forks)
+
+    for name in names:
+        folder = out / "runs" / name
+        if name == "sweep":
+            words = ["-m", *SWEEP.split(), ARMS, f"hydra.sweep.dir={folder}"]
+        else:
+            words = [*TRAIN[name].split(), f"hydra.run.dir={folder}"]
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                sys.stdout = sys.stderr = (out / f"{name}.txt").open("w")
+                train(words)
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"golden run {name} failed: see {out / name}.txt")
+        runs = sorted(path.parent for path in folder.rglob("checkpoints")) if name == "sweep" else [folder]
+        found = {f"{run.relative_to(folder)}:{path}": value for run in runs for path, value in of_run(run).items()}
+        (out / f"{name}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    (place / "runs").mkdir(parents=True, exist_ok=True)
+    record(place, sys.argv[2:] or [*TRAIN, "sweep"])
