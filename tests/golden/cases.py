@@ -34,7 +34,7 @@ TRAIN: dict[str, str] = {
     "flops": f"{SMALL} reward.rent_unit=flops counterfactuals.each_step=[pairs] slots=three",
     "incubation_none": f"{SMALL} slots.incubation=none steps=10",
     "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",
-    "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,bottleneck]",
+    "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,lora,mlp_small]",
     "python_text": "experiment=python_text updates=1 hosts=2 steps=3",
     "mixed": "experiment=mixed_instances updates=1 hosts=4 steps=8",
 }
