@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.env.counterfactuals import settings
 from esper.env.shard import Shard
-from esper.population.blueprints import BLUEPRINTS
-from esper.population.cnn import CNNConfig
-from esper.population.lifecycle import SlotsConfig, Stage, empty, roles
-from esper.population.plans import Plan
+from esper.hosts.cnn import CNNConfig
+from esper.lifecycle.operations import roles
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import Stage, empty
+from esper.measure.counterfactuals import settings
+from esper.measure.plans import Plan
+from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.base import Task, TaskConfig
 from esper.task.data import Data
 

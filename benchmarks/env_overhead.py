@@ -22,10 +22,11 @@ import torch
 from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
-from esper.governor import WatchdogConfig
-from esper.population.blueprints import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig, NormConfig
-from esper.population.lifecycle import OneSeedConfig
-from esper.reward import ShapedConfig
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.slots import OneSeedConfig
+from esper.reward.modes import ShapedConfig
+from esper.seeds.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
+from esper.seeds.blueprints.plain import NormConfig
 from esper.task.digits import DigitsConfig
 
 BLUEPRINTS = {
@@ -48,7 +49,7 @@ def bare(env: GrowthEnv, epochs: int, *, probe: bool = False) -> float:
     nothing = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
     begun = time.perf_counter()
     for _ in range(epochs):
-        env.crew.epoch(env.orders(), nothing, probe=probe)
+        env.pool.epoch(env.orders(), nothing, probe=probe)
         env.time += 1
     return time.perf_counter() - begun
 
@@ -92,7 +93,7 @@ def alone(way: str, num_hosts: int, epochs: int) -> None:
     run = WAYS[way]
     run(env, 2)  # warm-up
     seconds = run(env, epochs)
-    loss = env.crew.validate(np.zeros((1, num_hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
+    loss = env.pool.validate(np.zeros((1, num_hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
     print(f"{way}: {num_hosts} hosts x {epochs} epochs: {seconds:.3f} s, validation loss {loss:.4f}")
     env.close()
 

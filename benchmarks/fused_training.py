@@ -18,8 +18,8 @@ from torch import nn
 
 from esper.env.shard import Shard
 from esper.seeding import stream
-from esper.task.base import Split
 from esper.task.digits import Digits, DigitsConfig
+from esper.task.instances import Split
 
 
 def orders(hosts: int, epoch: int, samples: int) -> np.ndarray:

@@ -22,12 +22,13 @@ from env_overhead import BLUEPRINTS
 from esper.config import GROUPS
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
-from esper.governor import WatchdogConfig
-from esper.population.gates import StrictConfig
-from esper.population.lifecycle import roles
-from esper.population.slots import EveryBlockConfig
-from esper.population.stages import OCCUPIED, Op, Stage, empty
-from esper.reward import RewardConfig, StepSignals
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.gates import StrictConfig
+from esper.lifecycle.operations import roles
+from esper.lifecycle.slots import EveryBlockConfig
+from esper.lifecycle.stages import OCCUPIED, Op, Stage, empty
+from esper.reward.modes import RewardConfig
+from esper.reward.signals import StepSignals
 from esper.task.digits import DigitsConfig
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.cli import in_one_sentence, warn_plainly
+from esper.cli.command import in_one_sentence, warn_plainly
+from esper.cli.keyvalue import page, read_words
+from esper.cli.transfer import WORLD, is_of_world
 from esper.config import ConfigError, register
-from esper.runs import OUTCOMES, CompareConfig
-from esper.transfer import WORLD, is_of_world
-from esper.words import page, read_words
+from esper.lab.runs import OUTCOMES, CompareConfig
 
 WIDTH = 160
 """Columns of the tables where no terminal says how many there are."""
@@ -57,8 +57,8 @@ def main(words: list[str]) -> None:
     with in_one_sentence():
         folders, config, world = parse(words)
         try:
-            from esper.results import show, write  # late: --help and mistakes should not wait for it
-            from esper.study import study
+            from esper.lab.comparison import study
+            from esper.lab.results import show, write  # late: --help and mistakes should not wait for it
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not here: {remedy}") from error

@@ -14,31 +14,27 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent import (
-    AgentConfig,
-    BestOfRandomConfig,
-    GreedyPotentialConfig,
-    HeuristicConfig,
-    PeriodicConfig,
-    PPOConfig,
-    PPOMLPConfig,
-    RandomConfig,
-    ReplayConfig,
-    ScheduleConfig,
-    WaitConfig,
-)
+from esper.agent.base import AgentConfig
+from esper.agent.ppo.config import PPOConfig, PPOMLPConfig
+from esper.agent.scripted.base import RandomConfig, WaitConfig
+from esper.agent.scripted.greedy import GreedyPotentialConfig
+from esper.agent.scripted.heuristic import HeuristicConfig
+from esper.agent.scripted.periodic import PeriodicConfig
+from esper.agent.scripted.replay import ReplayConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.agent.search import BestOfRandomConfig
 from esper.env.actions import TEMPOS
-from esper.env.counterfactuals import CounterfactualsConfig
-from esper.env.crew import largest_shard
 from esper.env.shard import DeviceConfig, find_device
-from esper.governor import GovernorConfig, NoGovernorConfig, StrictWatchdogConfig, WatchdogConfig
-from esper.population.blueprints import BLUEPRINTS, BlueprintConfig
-from esper.population.fit import check_fit
-from esper.population.gates import GatesConfig, StrictConfig
-from esper.population.hosts import slot_specs
-from esper.population.lifecycle import shortest_life
-from esper.population.roles import Incubation
-from esper.population.slots import (
+from esper.env.shard_pool import largest_shard
+from esper.governor.base import GovernorConfig
+from esper.governor.off import NoGovernorConfig
+from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
+from esper.growth.compatibility import check_fit
+from esper.hosts.base import slot_specs
+from esper.lifecycle.gates import GatesConfig, StrictConfig
+from esper.lifecycle.operations import shortest_life
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import (
     DeepConfig,
     EveryBlockConfig,
     OneConfig,
@@ -48,10 +44,15 @@ from esper.population.slots import (
     SlotsConfig,
     ThreeConfig,
 )
-from esper.reward import MODES, RewardConfig
-from esper.task.base import Split, TaskConfig, TaskError
+from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.reward.modes import MODES, RewardConfig
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.task.base import TaskConfig
+from esper.task.data import TaskError
+from esper.task.instances import Split
 from esper.task.table import TASKS
-from esper.telemetry import QuietConfig, TelemetryConfig
+from esper.telemetry.config import QuietConfig, TelemetryConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -131,7 +132,7 @@ BLOCK_SWEEPER = "hydra_plugins.esper_blocks.BlockSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class BlocksConfig:
-    """An experiment in blocks, as `sweep=ab` runs it; see `esper.design`."""
+    """An experiment in blocks, as `sweep=ab` runs it; see `esper.lab.design`."""
 
     _target_: str = BLOCK_SWEEPER
     arms: Any = None
@@ -151,7 +152,7 @@ TUNE_SWEEPER = "hydra_plugins.esper_tuning.TuneSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """A tuning against a baseline, as `sweep=tune` runs it; see `esper.tuning`."""
+    """A tuning against a baseline, as `sweep=tune` runs it; see `esper.lab.tuning`."""
 
     _target_: str = TUNE_SWEEPER
     tune: Any = None

@@ -21,21 +21,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.agent import Controller, Learner, PPOConfig, Replay, ReplayConfig, ScheduleConfig
-from esper.agent.replay import Topology, read, topologies
+from esper.agent.base import Controller, Learner
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.scripted.replay import Replay, ReplayConfig, Topology, read, topologies
+from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load, write_whole
-from esper.cli import in_one_sentence, warn_plainly
+from esper.cli.command import in_one_sentence, warn_plainly
+from esper.cli.keyvalue import page, read_words
+from esper.cli.transfer import WORLD, changes, is_of_world, moved
 from esper.config import CHECKPOINTS, GROUPS, UNTRAINED, Config, ConfigError, did_you_mean, option
 from esper.env.actions import EnvSpec
 from esper.env.growth_env import GrowthEnv
-from esper.episode import Episode, play
-from esper.population.latency import Latency
-from esper.saved import from_plain
-from esper.stats import mean_interval
-from esper.task.base import Split
-from esper.trainer import build_env, find_checkpoint
-from esper.transfer import WORLD, changes, is_of_world, moved
-from esper.words import page, read_words
+from esper.measure.latency import Latency
+from esper.stats.intervals import mean_interval
+from esper.task.instances import Split
+from esper.training.config_io import from_plain
+from esper.training.episode import Episode, play
+from esper.training.trainer import build_env, find_checkpoint
 
 POLICIES = ("policy", "policy_greedy")
 STATIC = "replay"

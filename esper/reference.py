@@ -8,13 +8,13 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from esper.cli.help import as_typed, field_docs, yaml_names
+from esper.cli.transfer import WORLD
 from esper.config import CONF, GROUPS, MANY, SWEEPS, UNTRAINED, Config
-from esper.env.counterfactuals import CounterfactualsConfig
 from esper.evaluate import EvaluateConfig
-from esper.knobs import as_typed, field_docs, yaml_names
-from esper.population.plans import member_docs
-from esper.runs import OUTCOMES, CompareConfig
-from esper.transfer import WORLD
+from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.measure.plans import member_docs
 
 HEAD = """\
 # Configuration

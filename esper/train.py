@@ -9,19 +9,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.checkpoint import load
-from esper.cli import in_one_sentence, run, warn_plainly
+from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
-from esper.env.crew import limit_cores
-from esper.launch import find_place
-from esper.saved import from_plain, resumed
+from esper.env.shard_pool import limit_cores
+from esper.lab.launch import find_place
+from esper.training.config_io import from_plain, resumed
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
-    from esper.population.errors import SeedError
-    from esper.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
-    from esper.tuning import judge_tuned
+    from esper.lab.tuning import judge_tuned
+    from esper.seeds.errors import SeedError
+    from esper.training.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     place = find_place(HydraConfig.get())

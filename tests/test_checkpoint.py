@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_help import STATE, assert_one_sentence, names
 
 from esper import checkpoint
 from esper.checkpoint import CheckpointError, Checkpoints, load
+from tests.checkpoint_help import STATE, assert_one_sentence, names
 
 
 @pytest.fixture

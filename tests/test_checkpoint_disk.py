@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_help import STATE, assert_one_sentence, names
 
 from esper import checkpoint
 from esper.checkpoint import Checkpoints, DiskError, load, write_whole
+from tests.checkpoint_help import STATE, assert_one_sentence, names
 
 
 @pytest.fixture

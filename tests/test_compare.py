@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from esper import compare as C
+from esper.cli.overrides import check
 from esper.config import GROUPS, ConfigError, register
-from esper.design import design
 from esper.evaluate import Choice, EvaluateConfig, Evaluation
-from esper.judging import Judging, Reached, judge, judge_all, judged_file
-from esper.overrides import check
+from esper.lab.design import design
+from esper.lab.runs import OUTCOMES, Run, find_runs
+from esper.lab.scoring import Judging, Reached, judge, judge_all, judged_file
 from esper.reward.modes import MinimalConfig
-from esper.runs import OUTCOMES, Run, find_runs
-from esper.trainer import Trainer
+from esper.training.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
 

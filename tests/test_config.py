@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from esper import config as C
-from esper import knobs
-from esper.overrides import check, check_sweep
+from esper.cli import help as knobs
+from esper.cli.overrides import check, check_sweep
 
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
 

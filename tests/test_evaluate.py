@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from esper.cli.overrides import check
 from esper.config import ConfigError, register
-from esper.evaluate import Evaluation, Outcome, find_checkpoint, main, parse, summarise
-from esper.overrides import check
-from esper.task.base import Split
-from esper.trainer import Trainer
+from esper.evaluate import Evaluation, Outcome, main, parse, summarise
+from esper.task.instances import Split
+from esper.training.trainer import Trainer, find_checkpoint
 
 register()
 

@@ -11,24 +11,22 @@ FILES = sorted(ESPER.rglob("*.py"))
 
 # A room may import the rooms of earlier rows, and those beside it in its own row.
 ROWS = (
-    ("seeding",),
-    ("checkpoint",),
-    ("population", "task"),
+    ("seeding", "fusion", "hosts", "lifecycle", "checkpoint"),
+    ("seeds",),
+    ("growth",),
+    ("measure", "task"),
     ("reward", "governor"),
     ("env",),
     ("buffer", "agent"),
     ("telemetry", "stats"),
     ("config",),
-    ("saved",),
-    ("design",),
-    ("space",),
-    ("overrides", "knobs", "cli", "transfer"),
-    ("words",),
-    ("episode", "diary", "trainer"),
-    ("launch", "train", "evaluate", "runs", "judging", "tuning", "report", "study", "results", "compare", "reference", "export"),
+    ("training",),
+    ("cli",),
+    ("lab",),
+    ("train", "evaluate", "compare", "reference"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"config", "saved", "overrides", "cli", "words", *ROWS[-1]}
+DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import esper
-from esper.population.lifecycle import Op
+from esper.lifecycle.stages import Op
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -132,9 +132,9 @@ def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md"])
 def test_commands_on_the_pages_compose(page: str) -> None:
-    from esper.cli import spelled_out
+    from esper.cli.command import spelled_out
+    from esper.cli.overrides import check, check_sweep
     from esper.config import register
-    from esper.overrides import check, check_sweep
 
     register()
     for block in bash_blocks(page):

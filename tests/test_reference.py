@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from esper import reference
+from esper.cli.overrides import check
 from esper.config import SWEEPS, register
 from esper.evaluate import EvaluateConfig
-from esper.overrides import check
-from esper.population.roles import Incubation
-from esper.runs import OUTCOMES, CompareConfig
-from esper.saved import flat, to_plain
+from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.lifecycle.roles import Incubation
+from esper.training.config_io import flat, to_plain
 
 PAGE = reference.page()
 register()

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.cli.overrides import check
 from esper.config import GROUPS, register
 from esper.env.growth_env import GrowthEnv
-from esper.overrides import check
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
-from esper.telemetry import read_records
-from esper.trainer import Trainer
+from esper.telemetry.writers import read_records
+from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
@@ -157,8 +157,8 @@ def test_bytes_stay_bytes_on_the_device(tmp_path, monkeypatch):
         (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
     config = check(["task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6"])
     seen: list[GrowthEnv] = []
-    monkeypatch.setattr("esper.trainer.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
+    monkeypatch.setattr("esper.training.trainer.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
     trainer = Trainer(config, tmp_path)
-    (data,) = seen[0].crew._data.values()
+    (data,) = seen[0].shard_pool._data.values()
     assert data.train_x.element_size() == 1
     trainer.env.close()

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.population import lifecycle
-from esper.population.gates import GatesConfig, gate_open, may_fossilize
-from esper.population.lifecycle import may_germinate, may_prune, may_retarget
-from esper.population.ramps import Curve
-from esper.population.roles import Blend, Incubation
-from esper.population.slots import GATES, SlotsConfig
-from esper.population.stages import Op, SlotState
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
+from esper.lifecycle.operations import may_germinate, may_prune, may_retarget
+from esper.lifecycle.ramps import Curve
+from esper.lifecycle.roles import Blend, Incubation
+from esper.lifecycle.slots import GATES, SlotsConfig
+from esper.lifecycle.stages import Op, SlotState
 
 __all__ = [
     "RELEVANT",

@@ -15,10 +15,10 @@ from esper.env.actions import (
     HeadsConfig,
     Op,
 )
-from esper.population.plans import member_docs
-from esper.population.ramps import STEEPNESS, Curve
-from esper.population.roles import Blend
-from esper.population.slots import SlotsConfig
+from esper.lifecycle.ramps import STEEPNESS, Curve
+from esper.lifecycle.roles import Blend
+from esper.lifecycle.slots import SlotsConfig
+from esper.measure.plans import member_docs
 
 DOES = {
     Op.WAIT: "nothing; always legal",

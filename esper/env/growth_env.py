@@ -16,24 +16,28 @@ from gymnasium.vector.utils import batch_space
 
 from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
-from esper.env.cohort import Cohort
-from esper.env.counterfactuals import CounterfactualsConfig, Worth, settings, worth
-from esper.env.crew import Crew
 from esper.env.guard import Guard
+from esper.env.host_sampler import HostSampler
 from esper.env.shard import DeviceConfig, TrainReport
-from esper.governor import Governor
-from esper.population import lifecycle
-from esper.population.attribution import velocity
-from esper.population.blueprints import BlueprintConfig, check_blueprints, is_informed
-from esper.population.costs import Meter, count_costs
-from esper.population.gates import GatesConfig, gradient_ratio
-from esper.population.hosts import slot_specs
-from esper.population.latency import BATCH, Latency, measure_latency
-from esper.population.lifecycle import SlotsConfig, Stage
-from esper.population.plans import Plan
-from esper.population.roles import Blend
-from esper.reward import Reward, StepSignals
-from esper.task.base import Split, Task
+from esper.env.shard_pool import ShardPool
+from esper.governor.base import Governor
+from esper.hosts.base import slot_specs
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig, gradient_ratio
+from esper.lifecycle.roles import Blend
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import Stage
+from esper.measure.attribution import velocity
+from esper.measure.costs import Meter, count_costs
+from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
+from esper.measure.latency import BATCH, Latency, measure_latency
+from esper.measure.plans import Plan
+from esper.reward.rewards import Reward
+from esper.reward.signals import StepSignals
+from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.blueprints.registry import check_blueprints
+from esper.task.base import Task
+from esper.task.instances import Split
 
 Array = npt.NDArray[Any]
 
@@ -81,7 +85,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
         self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
         self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
-        self.cohort = Cohort(task=task, split=split, num_hosts=num_hosts, twins=twins)
+        self.sampler = HostSampler(task=task, split=split, num_hosts=num_hosts, twins=twins)
         self.test_at_end, self.episode = test_at_end, -1
         self.guard = Guard(governor)
         self.counterfactuals = counterfactuals or CounterfactualsConfig()
@@ -91,7 +95,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.host_params = int(self.costs.params.host)
         self.latency: Latency | None = None
         self.meter = Meter(self.costs.flops, slots.incubation)
-        self.crew = Crew(
+        self.pool = ShardPool(
             task,
             tuple(blueprints.values()),
             devices,
@@ -139,18 +143,18 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.time_inference()
         self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
-        self.cohort = replace(self.cohort, root=self.root, episode=self.episode)
-        self.lessons = self.cohort.lessons()
-        self.crew.start(self.cohort.hosts(), self.lessons)
+        self.sampler = replace(self.sampler, root=self.root, episode=self.episode)
+        self.views = self.sampler.views()
+        self.pool.start(self.sampler.hosts(), self.views)
         self.time = 0
         self.reward.reset()
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.crew.potential(self.crew.feel(self.orders(), draws_NI3=self.draws()))
+        self.potential_NSK = self.pool.potential(self.pool.feel(self.orders(), draws_NI3=self.draws()))
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
-        measured = self.crew.validate(self.state.alpha[None])
+        measured = self.pool.validate(self.state.alpha[None])
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         self.state.accuracy[:] = measured.accuracy_VM[0][:, None]
         self.guard.start(self)
@@ -200,7 +204,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         info["retired"] = self.guard.health.retired_N
         observation = self.observation()
         if signals.last:
-            final: dict[str, Any] = {"instance": self.cohort.instances()}
+            final: dict[str, Any] = {"instance": self.sampler.instances()}
             final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy()
@@ -212,13 +216,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
         if known is None and self.reward.needs_latency and self.latency is None:
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
-            known = measure_latency(host, self.crew.blueprints, self.chosen_S, samples, self.crew.places[0][0])
+            known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
         if known is not None:
             self.latency, self.costs = known, replace(self.costs, latency=known.price)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stops the threads of the shards."""
-        self.crew.close()
+        self.pool.close()
 
     # ---- the parts of a step
 
@@ -232,14 +236,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         kind_N = action_NH[:, Head.BLUEPRINT]
         gone = before.within(*lifecycle.LIVE) & ~self.state.within(*lifecycle.OCCUPIED)
         for host, slot in np.argwhere(gone):
-            self.crew.clear(int(host), int(slot), int(before.blueprint[host, slot]))
+            self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
-        felt = self.crew.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
+        felt = self.pool.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
-            name, blend = self.cohort.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
-            self.crew.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
-        self.crew.arrange(lifecycle.roles(self.state, self.slots))
+            name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
+            self.pool.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
+        self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """`[N]`: has every head that matters for the op a legal value?"""
@@ -247,11 +251,11 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     def orders(self) -> npt.NDArray[np.int64]:
         """The order in which each host sees its training samples this epoch `[N, I]`."""
-        return self.cohort.orders(self.time, self.lessons)
+        return self.sampler.orders(self.time, self.views)
 
     def draws(self) -> npt.NDArray[np.uint8] | None:
         """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
-        return self.cohort.draws(self.time)
+        return self.sampler.draws(self.time)
 
     def _live(self, *, last: bool) -> tuple[TrainReport, Worth]:
         """Trains every host, and measures it with and without each seed that is in, and as the plans of this step ask.
@@ -265,7 +269,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
         probe = self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
-        report, measured, potential_NSK = self.crew.epoch(
+        report, measured, potential_NSK = self.pool.epoch(
             self.orders(), asked.alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
         )
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
@@ -328,7 +332,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
         """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
-        return self.crew.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
+        return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
 
 def _observation_space(spec: EnvSpec) -> spaces.Dict:

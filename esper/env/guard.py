@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.crew import Crew
-from esper.governor import Governor, Health, Verdict
-from esper.population import lifecycle
-from esper.population.lifecycle import SlotsConfig, SlotState
-from esper.population.stages import Op
+from esper.env.shard_pool import ShardPool
+from esper.governor.base import Governor, Verdict
+from esper.governor.health import Health
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import Op, SlotState
 from esper.reward.signals import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
@@ -34,7 +35,7 @@ OF_HEALTH = ("loss_NW", "best_loss_N")
 class Guarded(Protocol):
     """What the guard sees and changes of an environment."""
 
-    crew: Crew
+    pool: ShardPool
     slots: SlotsConfig
     state: SlotState
     op_N: npt.NDArray[np.int64]
@@ -71,7 +72,7 @@ class Guard:
 
     def _bring_back(self, env: Guarded, sick_N: BoolArray) -> None:
         """The sick are their snapshots again, and their live seeds are removed: one of them may be what made them sick."""
-        env.crew.restore(sick_N)
+        env.pool.restore(sick_N)
         back = {name: _where(sick_N, self._kept[name], array) for name, array in self._arrays(env).items()}
         lives = {name: back[name] for name in env.state.arrays()}
         env.state = replace(env.state, **lives)  # the step's signals keep the state that it led to
@@ -80,7 +81,7 @@ class Guard:
         self.health = replace(self.health, **{name: back[name] for name in OF_HEALTH})
         doomed_NS = env.state.within(*lifecycle.LIVE) & sick_N[:, None]
         for host, slot in np.argwhere(doomed_NS):
-            env.crew.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
+            env.pool.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
         env.state = lifecycle.prune(env.state, doomed_NS)
         env.op_N = np.where(sick_N, Op.WAIT, env.op_N)
         self._look_again(env, np.asarray(doomed_NS.any(axis=1)))
@@ -89,8 +90,8 @@ class Guard:
         """Measures hosts that a rollback has robbed of seeds: to be judged by what they showed with them would never end."""
         if not bereft_N.any():
             return
-        env.crew.arrange(lifecycle.roles(env.state, env.slots))
-        measured = env.crew.validate(env.state.alpha[None])
+        env.pool.arrange(lifecycle.roles(env.state, env.slots))
+        measured = env.pool.validate(env.state.alpha[None])
         accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         env.accuracy_NH[bereft_N, 0] = accuracy_N[bereft_N]
         env.state.accuracy[bereft_N] = accuracy_N[bereft_N, None]
@@ -101,7 +102,7 @@ class Guard:
         """Snapshots of the marked hosts: networks, optimisers, lifecycle, and what is known of them."""
         if not healthy_N.any():
             return
-        env.crew.remember(healthy_N)
+        env.pool.remember(healthy_N)
         for name, array in self._arrays(env).items():
             self._kept[name] = array.copy() if healthy_N.all() else _where(healthy_N, array, self._kept[name])
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.features import Feature, FloatArray, HostView, Plan, Yardstick
-from esper.population.roles import Blend
-from esper.population.stages import OCCUPIED, Mode, Op, Stage
+from esper.lifecycle.roles import Blend
+from esper.lifecycle.stages import OCCUPIED, Mode, Op, Stage
 
 HISTORY = 3
 """Epochs of accuracy that are seen besides the last one."""

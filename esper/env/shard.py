@@ -16,13 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.env.lessons import Lessons
-from esper.population.blueprints import BlueprintConfig
-from esper.population.evidence import Evidence, Probes
-from esper.population.network import GrowingNetwork
-from esper.population.roles import Fossils, Incubation
-from esper.population.variants import Tree
-from esper.task.base import Data, Lesson, Task
+from esper.env.member_data import MemberData
+from esper.growth.network import GrowingNetwork
+from esper.growth.variants import Tree
+from esper.lifecycle.roles import Fossils, Incubation
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.slot_gradients import GradientHooks, SlotGradients
+from esper.task.base import Task
+from esper.task.data import Data
+from esper.task.instances import DataView
 
 CPU_MEMBERS = 16
 """Hosts of a shard on a CPU. On 2 cores, two shards of 16 with one thread each trained as fast as one of 32 with two, and under
@@ -108,13 +110,13 @@ class Shard:
         data: Data,
         task: Task,
         device: torch.device,
-        lessons: Sequence[Lesson] = (),
+        views: Sequence[DataView] = (),
         *,
         incubation: Incubation = Incubation.straight_through,
         fossils: Fossils = Fossils.learning,
     ) -> None:
         self.data, self.task, self.device = data, task, device
-        self.lessons = Lessons(data, lessons, task.augmentation, device)
+        self.views = MemberData(data, views, task.augmentation, device)
         host_optimiser, seed_optimiser = task.optimisers
         self.members, self._widths = len(hosts), list[int]()
         self.network = GrowingNetwork(
@@ -124,7 +126,7 @@ class Shard:
             seed_optimiser=seed_optimiser,
             incubation=incubation,
             fossils=fossils,
-            rate_M1=self.lessons.rate_M1,
+            rate_M1=self.views.rate_M1,
             device=device,
         )
 
@@ -133,7 +135,7 @@ class Shard:
         order_MI: npt.NDArray[np.int64],
         *,
         draws_MI3: npt.NDArray[np.uint8] | None = None,
-        probes: Probes | None = None,
+        hooks: GradientHooks | None = None,
         retired_M: npt.NDArray[np.bool_] | None = None,
     ) -> TrainReport:
         """Trains every member on its own order of the training samples.
@@ -144,7 +146,7 @@ class Shard:
         Args:
             order_MI: sample indices; whole batches only are used.
             draws_MI3: how each image is moved; see `Augmentation`. None for not at all.
-            probes: see `GrowingNetwork.forward`; they watch the last batch.
+            hooks: see `GrowingNetwork.forward`; they watch the last batch.
             retired_M: members that stay as they are: they are computed with the others, and laid back afterwards.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
@@ -161,11 +163,11 @@ class Shard:
         kept, learning = network.copies(retired_M), torch.from_numpy(~retired_M).to(self.device)
         in_vain = bool(retired_M.all())
         for step in range(batches):
-            if in_vain and step < batches - 1:  # the last batch is what the probes watch
+            if in_vain and step < batches - 1:  # the last batch is what the hooks watch
                 continue
             index_MB = order[:, step]
-            x, y_MB = self.lessons.batch(index_MB, None if draws is None else draws[:, step])
-            losses += network.backward(x, y_MB, probes if step == batches - 1 else None)
+            x, y_MB = self.views.batch(index_MB, None if draws is None else draws[:, step])
+            losses += network.backward(x, y_MB, hooks if step == batches - 1 else None)
             network.step()
             if step % LOOK_EVERY == LOOK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
@@ -174,14 +176,14 @@ class Shard:
         report[retired_M] = np.nan
         return TrainReport(loss_M=report[:, 0], host_norm_M=report[:, 1], seed_norm_MS=report[:, 2:])
 
-    def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[Evidence]:
+    def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[SlotGradients]:
         """What each slot feels of the first batches of an epoch to come; nothing is changed by it. See `train_epoch`."""
         count = FELT_BATCHES * self.task.batch_size
         index_MB, draws = (
             None if array is None else torch.from_numpy(array[:, :count]).to(self.device) for array in (order_MI, draws_MI3)
         )
         assert index_MB is not None
-        return self.network.feel(*self.lessons.batch(index_MB, draws))
+        return self.network.feel(*self.views.batch(index_MB, draws))
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measures every member under V settings of its alphas; nothing is changed by it, batch statistics included.
@@ -190,14 +192,14 @@ class Shard:
             alpha_VMS: blend weights; variant 0 is what the others are compared with.
             test: measure on the test part instead of the validation part.
         """
-        network, lessons = self.network, self.lessons
+        network, views = self.network, self.views
         network.train(False)
-        tree, samples = network.tree(alpha_VMS), lessons.num_measured(test=test)
+        tree, samples = network.tree(alpha_VMS), views.num_measured(test=test)
         path_VM = torch.from_numpy(tree.path_VM).to(self.device)
         sums: list[Sums] = []
         batch = self._at_once(tree)
         for start in range(0, samples, batch):
-            x, y_BT, weight_MBT = lessons.measured(slice(start, start + batch), test=test, members=self.members)
+            x, y_BT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
             logits = network.path_logits(x, tree)
             loss = F.cross_entropy(logits.flatten(0, 1), y_BT.flatten().repeat(len(logits)), reduction="none")
             shape = (len(logits), *y_BT.shape)
@@ -210,7 +212,7 @@ class Shard:
         batch = VALIDATION_BATCH // self.data.positions
         if self.device.type == "cpu":
             if not self._widths:
-                x, _, _ = self.lessons.measured(slice(0, 1), test=False, members=self.members)
+                x, _, _ = self.views.measured(slice(0, 1), test=False, members=self.members)
                 self._widths = self.network.widths(x)
             batch = min(batch, CPU_FEATURES // max(np.multiply(self._widths, tree.paths)))
         return max(1, batch)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from esper.population.lifecycle import TAKES_PART
+from esper.lifecycle.stages import TAKES_PART
 from esper.reward.memory import Births
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.population.lifecycle import OCCUPIED
+from esper.lifecycle.stages import OCCUPIED
 from esper.reward.signals import StepSignals
 from esper.reward.terms import contributions
 

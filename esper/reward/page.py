@@ -2,7 +2,7 @@
 
 from dataclasses import MISSING, fields
 
-from esper.population.lifecycle import Stage
+from esper.lifecycle.stages import Stage
 from esper.reward.modes import MODES, RewardConfig
 from esper.reward.terms import STAGE_POTENTIAL
 

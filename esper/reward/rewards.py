@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import SlotState
-from esper.population.plans import Plan
+from esper.lifecycle.stages import SlotState
+from esper.measure.plans import Plan
 from esper.reward import terms
 from esper.reward.memory import Memory
 from esper.reward.signals import StepSignals

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import SlotState
+from esper.lifecycle.stages import SlotState
 
 FloatArray = npt.NDArray[np.float32]
 

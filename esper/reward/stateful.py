@@ -9,7 +9,7 @@ fossils that were younger than the snapshot with the step after it.
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import LIVE, OCCUPIED, Stage
+from esper.lifecycle.stages import LIVE, OCCUPIED, Stage
 from esper.reward.memory import Births, Memory, worth
 from esper.reward.signals import StepSignals
 from esper.reward.terms import contributions, new_fossils, terminal

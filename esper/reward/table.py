@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import Op, SlotState
-from esper.population.plans import Plan
+from esper.lifecycle.stages import Op, SlotState
+from esper.measure.plans import Plan
 from esper.reward import stateful, terms
 from esper.reward.signals import StepSignals
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from esper.population.lifecycle import OCCUPIED, Op, SlotState, Stage
+from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage
 from esper.reward.signals import StepSignals
 
 FloatArray = npt.NDArray[np.float32]

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from esper.population.bank import SGDConfig
 from esper.seeding import torch_stream
+from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
 from esper.task.data import Data, TaskError
-from esper.task.instances import Instance, Instances, Lesson, Name, Split, lesson
+from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
-__all__ = ["Data", "Instance", "Instances", "Lesson", "Split", "Task", "TaskConfig", "TaskError", "check_kinds"]
+__all__ = ["Data", "DataView", "Instance", "Instances", "Split", "Task", "TaskConfig", "TaskError", "check_kinds"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -110,10 +110,10 @@ class Task:
             rate_factor=name.choose("instance_rate_factor", config.rate_factor),
         )
 
-    def lesson(self, root: int, split: Split, episode: int, index: int) -> Lesson:
+    def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """What the instance of this host makes of the data."""
         name = Name(root=root, split=split, episode=episode, index=index)
-        return lesson(self.instance(root, split, episode, index), self.data, name)
+        return data_view(self.instance(root, split, episode, index), self.data, name)
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """The host of this name: the same arguments give the same instance and the same first weights."""

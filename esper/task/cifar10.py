@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.population.cnn import CNNConfig
+from esper.hosts.cnn import CNNConfig
 from esper.task.data import Data, TaskError
 from esper.task.images import AugmentedConfig, split
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from esper.population.cnn import CNNConfig
+from esper.hosts.cnn import CNNConfig
 from esper.task.cifar10 import Cifar10Config
 
 BOTH = ("pre", "post")

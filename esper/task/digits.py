@@ -25,7 +25,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from esper.population.mlp import MLPConfig
+from esper.hosts.mlp import MLPConfig
 from esper.seeding import stream
 from esper.task.data import Data
 from esper.task.images import ImagesConfig

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.population.cnn import CNNConfig
+from esper.hosts.cnn import CNNConfig
 from esper.task.data import Data, TaskError
 from esper.task.images import AugmentedConfig, colours, split
 from esper.task.instances import Instances

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.population.cnn import CNNConfig
+from esper.hosts.cnn import CNNConfig
 from esper.seeding import stream
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig, check_kinds

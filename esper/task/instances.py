@@ -1,7 +1,7 @@
 """What differs from host to host, drawn from named streams: its lesion, its labels, its share of the data, its learning rate.
 
-An instance says what, a lesson says it in arrays that a shard can stack. Each property has a stream of its own, so that drawing
-one more changes none of the others. The split is part of every name: held-out hosts have other instances than those trained on.
+An instance says what, a data view says it in arrays that a shard can stack. Each property has a stream of its own, so that
+drawing one more changes none of the others. The split is part of every name: held-out hosts have instances of their own.
 """
 
 # n training samples, K classes, T positions of a sequence
@@ -80,7 +80,7 @@ class Instance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class DataView:
     """What an instance makes of the training data. None stands for what all have, and costs nothing."""
 
     samples: npt.NDArray[np.int64] | None = None
@@ -93,13 +93,13 @@ class Lesson:
     """Its learning rates in units of the task's."""
 
 
-def lesson(instance: Instance, data: Data, name: Name) -> Lesson:
-    """The lesson of an instance: fixed for the life of a host."""
+def data_view(instance: Instance, data: Data, name: Name) -> DataView:
+    """The data_view of an instance: fixed for the life of a host."""
     samples, classes = _samples(instance, data, name), None
     if instance.classes is not None:
         classes = np.zeros(data.num_classes, dtype=np.bool_)
         classes[list(instance.classes)] = True
-    return Lesson(
+    return DataView(
         samples=samples,
         labels=_labels(instance, data, name, samples) if instance.label_noise else None,
         classes=classes,

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.population.cnn import CNNConfig
+from esper.hosts.cnn import CNNConfig
 from esper.task.data import Data, TaskError
 from esper.task.images import AugmentedConfig, colours, split
 from esper.task.instances import Instances

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from esper.population.bank import SGDConfig
-from esper.population.transformer import TransformerConfig
+from esper.hosts.transformer import TransformerConfig
 from esper.seeding import stream
+from esper.seeds.bank import SGDConfig
 from esper.task.data import Data, TaskError
 from esper.task.instances import Instances
 from esper.task.text import TextConfig, blocks, text_data

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.population.transformer import TransformerConfig
+from esper.hosts.transformer import TransformerConfig
 from esper.task.base import Task, TaskConfig, check_kinds
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.instances import Instance, Instances, Name

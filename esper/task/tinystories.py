@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esper.population.bank import SGDConfig
-from esper.population.transformer import TransformerConfig
+from esper.hosts.transformer import TransformerConfig
 from esper.seeding import stream
+from esper.seeds.bank import SGDConfig
 from esper.task.data import Data, TaskError
 from esper.task.text import TextConfig, blocks, text_data
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from esper.agent import UpdateStats
-from esper.agent.diagnostics import HEADS
+from esper.agent.ppo.diagnostics import HEADS
+from esper.agent.ppo.learner import UpdateStats
 from esper.env.actions import Head
-from esper.reward import Audit
+from esper.reward.audit import Audit
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,15 +14,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from esper.agent import PPO, ScheduleConfig, WaitConfig
+from esper.agent.ppo.learner import PPO
+from esper.agent.scripted.base import WaitConfig
+from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import Checkpoints
 from esper.config import register
-from esper.episode import Episode, play
-from esper.saved import from_plain
-from esper.stats import mean_interval
-from esper.task.base import Split
-from esper.telemetry import read_records
-from esper.trainer import build_env, find_checkpoint
+from esper.stats.intervals import mean_interval
+from esper.task.instances import Split
+from esper.telemetry.writers import read_records
+from esper.training.config_io import from_plain
+from esper.training.episode import Episode, play
+from esper.training.trainer import build_env, find_checkpoint
 
 FIXED = "conv_heavy in r0c0"
 """The best fixed schedule of 2026-11-21_where_to_grow, chosen on other hosts."""

@@ -9,13 +9,16 @@ import argparse
 
 import torch
 
-from esper.agent import GreedyPotentialConfig, HeuristicConfig, ScheduleConfig, WaitConfig
+from esper.agent.scripted.base import WaitConfig
+from esper.agent.scripted.greedy import GreedyPotentialConfig
+from esper.agent.scripted.heuristic import HeuristicConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.cli.overrides import check
 from esper.config import register
-from esper.episode import play
-from esper.overrides import check
-from esper.stats import mean_interval
-from esper.task.base import Split
-from esper.trainer import build_env
+from esper.stats.intervals import mean_interval
+from esper.task.instances import Split
+from esper.training.episode import play
+from esper.training.trainer import build_env
 
 
 def main() -> None:

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-import esper.env.crew as crew_room
-from esper.agent import ScheduleConfig, WaitConfig
+import esper.env.shard_pool as crew_room
+from esper.agent.scripted.base import WaitConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.cli.overrides import check
 from esper.config import register
 from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
-from esper.episode import play
-from esper.overrides import check
-from esper.population.evidence import Evidence
-from esper.population.sensor import PotentialSensor
-from esper.task.base import Split
-from esper.trainer import build_env
+from esper.measure.sensor import PotentialSensor
+from esper.seeds.slot_gradients import Evidence
+from esper.task.instances import Split
+from esper.training.episode import play
+from esper.training.trainer import build_env
 
 
 def potentials(env: GrowthEnv, after: int) -> dict[str, np.ndarray]:

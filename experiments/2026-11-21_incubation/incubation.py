@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.agent import ScheduleConfig, WaitConfig
+from esper.agent.scripted.base import WaitConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.cli.overrides import check
 from esper.config import register
-from esper.episode import play
-from esper.overrides import check
 from esper.stats.intervals import mean_interval
-from esper.task.base import Split
-from esper.trainer import build_env
+from esper.task.instances import Split
+from esper.training.episode import play
+from esper.training.trainer import build_env
 
 BOTH = ("conv_light", "conv_heavy")
 TASKS = {

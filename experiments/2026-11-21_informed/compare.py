@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent import ScheduleConfig, WaitConfig
+from esper.agent.scripted.base import WaitConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.cli.overrides import check
 from esper.config import register
 from esper.env.growth_env import GrowthEnv
-from esper.episode import play
-from esper.overrides import check
-from esper.stats import mean_interval
-from esper.task.base import Split
-from esper.trainer import build_env
+from esper.stats.intervals import mean_interval
+from esper.task.instances import Split
+from esper.training.episode import play
+from esper.training.trainer import build_env
 
 NAMES = ("conv_light", "depthwise", "conv_heavy")
 PLANS = [("conv_light", 0), ("conv_light", 1), ("depthwise", 0), ("conv_heavy", 1)]

@@ -1,17 +1,17 @@
 """Hydra's side of an experiment in blocks: hands the cells of a design to the launcher, in order, without those already done.
 
-Hydra looks for sweepers in the package hydra_plugins; what the cells are is in `esper.design`.
+Hydra looks for sweepers in the package hydra_plugins; what the cells are is in `esper.lab.design`.
 """
 
 from typing import Any
 
-from esper.cli import in_one_sentence
-from esper.design import design
-from esper.launch import CellSweeper
+from esper.cli.command import in_one_sentence
+from esper.lab.design import design
+from esper.lab.launch import CellSweeper
 
 
 class BlockSweeper(CellSweeper):
-    """Runs arms times blocks; see `esper.design.design` for what it is told."""
+    """Runs arms times blocks; see `esper.lab.design.design` for what it is told."""
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():

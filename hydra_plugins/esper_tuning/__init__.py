@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import open_dict
 
-from esper.cli import in_one_sentence
+from esper.cli.command import in_one_sentence
 from esper.config import ConfigError, typed
-from esper.launch import CellSweeper
-from esper.space import search_space
-from esper.tuning import FILE, Tuning
+from esper.lab.launch import CellSweeper
+from esper.lab.search_space import search_space
+from esper.lab.tuning import FILE, Tuning
 
 
 class TuneSweeper(CellSweeper):

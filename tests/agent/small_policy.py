@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from toy_worlds import blank, make_spec, random_rollout
 
-from esper.agent import PPO, PPOConfig
-from esper.agent.gae import Baseline
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.learner import PPO
 from esper.env.actions import Op
+from tests.agent.toy_worlds import blank, make_spec, random_rollout
 
 SPEC = make_spec(hosts=8, steps=6)
 SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)

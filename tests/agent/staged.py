@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from toy_worlds import blank, make_spec
 
-from esper.agent import AgentConfig, Decision, State
+from esper.agent.base import AgentConfig, Decision, State
 from esper.env.actions import Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, slot_table
+from tests.agent.toy_worlds import blank, make_spec
 
 SPEC = replace(
     make_spec(hosts=4, steps=10, slots=3, blueprints=3),

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from staged import SPEC, see
 
-from esper.agent import ActionConfig, BestOfRandom, BestOfRandomConfig, ScheduleConfig
-from esper.agent.search import EPISODE
+from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
+from esper.agent.search import EPISODE, BestOfRandom, BestOfRandomConfig
+from esper.cli.overrides import check
 from esper.config import Config, register
 from esper.env.actions import HeadsConfig, Observation, Op
-from esper.episode import play
 from esper.evaluate import Evaluation, parse
-from esper.overrides import check
-from esper.task.base import Split
-from esper.telemetry import read_records
-from esper.trainer import Trainer, build_env
+from esper.task.instances import Split
+from esper.telemetry.writers import read_records
+from esper.training.episode import play
+from esper.training.trainer import Trainer, build_env
+from tests.agent.staged import SPEC, see
 
 HOSTS = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
 TINY = [*HOSTS, "agent=best_of_random", "agent.most=1", "agent.latest=1"]

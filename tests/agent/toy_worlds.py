@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent import PPO, Decision, PPOConfig, State
-from esper.buffer import Rollout
+from esper.agent.base import Decision, State
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.learner import PPO
+from esper.buffer.rollout import Rollout
 from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
 
 FEATURES = ("time_left", "cue", "noise")

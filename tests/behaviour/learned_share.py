@@ -15,11 +15,14 @@ import time
 
 import numpy as np
 import torch
-from oracle import Oracle
-from sandbox import Puzzle, Sandbox, play
 
-from esper.agent import PPO, Controller, PPOConfig, RandomConfig
-from esper.agent.gae import Baseline
+from esper.agent.base import Controller
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.learner import PPO
+from esper.agent.scripted.base import RandomConfig
+from tests.behaviour.oracle import Oracle
+from tests.behaviour.sandbox import Puzzle, Sandbox, play
 
 JUDGED, JUDGING_SEED = 20_000, 9_999
 

@@ -13,12 +13,12 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import torch
-from sandbox import CONTRIBUTION_UNIT, SLOT_FEATURES, Array, Puzzle
 
-from esper.agent import Decision, State
+from esper.agent.base import Decision, State
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op
-from esper.population import lifecycle
-from esper.population.lifecycle import SlotState, Stage
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.stages import SlotState, Stage
+from tests.behaviour.sandbox import CONTRIBUTION_UNIT, SLOT_FEATURES, Array, Puzzle
 
 Ints = npt.NDArray[np.int64]
 UNREAD = (

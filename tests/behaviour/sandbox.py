@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent import Controller
-from esper.buffer import Rollout
+from esper.agent.base import Controller
+from esper.buffer.rollout import Rollout
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
-from esper.population import lifecycle
-from esper.population.gates import GatesConfig
-from esper.population.lifecycle import OneSeedConfig, SlotsConfig, SlotState, Stage
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
+from esper.lifecycle.stages import SlotState, Stage
 from esper.seeding import stream
 
 Array = npt.NDArray[np.float64]

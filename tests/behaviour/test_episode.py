@@ -6,16 +6,16 @@ from contextlib import closing
 
 import numpy as np
 
-from esper.agent import Decision, State
+from esper.agent.base import Decision, State
 from esper.env.actions import Head, Observation
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
-from esper.episode import play
-from esper.governor import WatchdogConfig
-from esper.population.blueprints import NormConfig
-from esper.population.lifecycle import OneSeedConfig
-from esper.reward import ShapedConfig
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.slots import OneSeedConfig
+from esper.reward.modes import ShapedConfig
+from esper.seeds.blueprints.plain import NormConfig
 from esper.task.digits import DigitsConfig
+from esper.training.episode import play
 
 
 class Listener:

@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from learned_share import Judge, learn
-from oracle import Oracle, every_action
-from sandbox import SLOT_FEATURES, Puzzle, Sandbox, play
 
-from esper.agent import PPOConfig, RandomConfig, WaitConfig
-from esper.agent.distribution import segments
-from esper.agent.gae import Baseline
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.distribution import segments
+from esper.agent.ppo.gae import Baseline
+from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.env.actions import Head, Op, parameters_legal
-from esper.population import lifecycle
-from esper.population.lifecycle import OneSeedConfig, SlotState
-from esper.population.roles import Incubation
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import OneSeedConfig
+from esper.lifecycle.stages import SlotState
+from tests.behaviour.learned_share import Judge, learn
+from tests.behaviour.oracle import Oracle, every_action
+from tests.behaviour.sandbox import SLOT_FEATURES, Puzzle, Sandbox, play
 
 PUZZLE = Puzzle()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.buffer import Rollout, Seen
+from esper.buffer.rollout import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
 
 SPEC = EnvSpec(

@@ -10,11 +10,15 @@ import pytest
 from esper.env.actions import PINNED, Head
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
-from esper.governor import GovernorConfig, WatchdogConfig
-from esper.population.blueprints import BlueprintConfig, ConvLightConfig, NormConfig
-from esper.population.lifecycle import EveryBlockConfig, SlotsConfig
-from esper.reward import RewardConfig, ShapedConfig
-from esper.task.base import Data, Task
+from esper.governor.base import GovernorConfig
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
+from esper.reward.modes import RewardConfig, ShapedConfig
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from esper.seeds.blueprints.plain import NormConfig
+from esper.task.base import Task
+from esper.task.data import Data
 from esper.task.digits import DigitsConfig
 
 BLUEPRINTS: dict[str, BlueprintConfig] = {"norm": NormConfig(), "conv_light": ConvLightConfig()}
@@ -41,7 +45,7 @@ def small_task() -> Task:
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shard computes on one thread: with more, the order of sums depends on how many hosts share a bank."""
-    monkeypatch.setattr("esper.env.crew.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 1)
 
 
 @pytest.fixture

@@ -5,29 +5,21 @@ import warnings
 import numpy as np
 import pytest
 
-from esper.agent import HeuristicConfig, PPOConfig, RandomConfig, ScheduleConfig, WaitConfig
-from esper.buffer import Rollout
-from esper.env.actions import (
-    ALPHA_TARGETS,
-    PARAMETER_HEADS,
-    PINNED,
-    STYLES,
-    TEMPOS,
-    VALUES,
-    Head,
-    HeadsConfig,
-    Op,
-    legal_values,
-)
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.scripted.base import RandomConfig, WaitConfig
+from esper.agent.scripted.heuristic import HeuristicConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.buffer.rollout import Rollout
+from esper.env.actions import ALPHA_TARGETS, PARAMETER_HEADS, PINNED, STYLES, TEMPOS, VALUES, Head, HeadsConfig, Op, legal_values
 from esper.env.growth_env import as_observation
-from esper.episode import play
-from esper.population import lifecycle
-from esper.population.gates import GatesConfig, StrictConfig, gradient_ratio
-from esper.population.ramps import Curve
-from esper.population.roles import Blend, Fossils, Incubation
-from esper.population.slots import EveryBlockConfig, Isolation
-from esper.population.stages import LIVE, OCCUPIED, TAKES_PART, Stage
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig, StrictConfig, gradient_ratio
+from esper.lifecycle.ramps import Curve
+from esper.lifecycle.roles import Blend, Fossils, Incubation
+from esper.lifecycle.slots import EveryBlockConfig, Isolation
+from esper.lifecycle.stages import LIVE, OCCUPIED, TAKES_PART, Stage
 from esper.seeding import torch_stream
+from esper.training.episode import play
 
 FREE = HeadsConfig(**{head.name.lower(): "free" for head in VALUES})
 BY_ITSELF = ["training", "blending", "holding"]
@@ -142,7 +134,7 @@ def test_with_all_heads_free_legal_actions_are_done_and_networks_stay_in_step(ma
 
 def rows_of(env, host):
     """All that belongs to a host's seeds, by name."""
-    return {name: row[host].clone() for name, row in env.crew.shards[0].network.rows().items() if name.startswith("seed")}
+    return {name: row[host].clone() for name, row in env.pool.shards[0].network.rows().items() if name.startswith("seed")}
 
 
 def test_a_seed_on_its_way_out_keeps_its_weights_and_leaves_nothing_behind(make_env):
@@ -187,8 +179,8 @@ def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
     env = make_env(2, 6, heads=FREE)
     env.reset(seed=0)
     reports = []
-    epoch = env.crew.epoch
-    monkeypatch.setattr(env.crew, "epoch", lambda *args, **more: reports.append(epoch(*args, **more)) or reports[-1])
+    epoch = env.pool.epoch
+    monkeypatch.setattr(env.pool, "epoch", lambda *args, **more: reports.append(epoch(*args, **more)) or reports[-1])
     *_, info = env.step(np.stack([named(Op.GERMINATE, 2, 1), named(Op.WAIT)]))
     after, report = info["signals"].after, reports[-1].report
     wanted = report.seed_norm_MS[0, 2] / report.host_norm_M[0] * np.sqrt(env.host_params / env.costs.params.seed_KS[1, 2])

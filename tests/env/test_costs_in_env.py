@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from esper.env.actions import Op
-from esper.population.latency import Latency
-from esper.population.stages import BLENDED, Stage
-from esper.reward import ShapedConfig
+from esper.lifecycle.stages import BLENDED, Stage
+from esper.measure.latency import Latency
+from esper.reward.modes import ShapedConfig
 from esper.reward.terms import RentUnit
 
 TIMED = ShapedConfig(rent_unit=RentUnit.latency)

@@ -7,13 +7,14 @@ import torch
 from esper.env.actions import Head, Op
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
-from esper.governor import WatchdogConfig
-from esper.population.blueprints import BLUEPRINTS, ConvLightConfig
-from esper.population.cnn import CNNConfig
-from esper.population.lifecycle import EveryBlockConfig
-from esper.population.mlp import MLPConfig
-from esper.population.transformer import TransformerConfig
-from esper.reward import ShapedConfig
+from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.mlp import MLPConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.lifecycle.slots import EveryBlockConfig
+from esper.reward.modes import ShapedConfig
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.data import Data
 
 WORDS = 7
@@ -77,7 +78,7 @@ def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task
     assert all(np.isfinite(part).all() for part in observation.values())
     for index, name in enumerate(names):
         if name != "noop":
-            bank = env.crew.shards[0].network.bank(1, index)
+            bank = env.pool.shards[0].network.bank(1, index)
             assert bank.fleet.flat[index].count_nonzero() > 0.5 * bank.fleet.flat.shape[1], "it has learnt"
     env.close()
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent import GreedyPotentialConfig
+from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.env.actions import Op
 from esper.env.growth_env import as_observation
 from esper.env.observation import best_potential, log_potential, potential_seen
-from esper.episode import play
-from esper.population.blueprints import ConvLightConfig, Init, NormConfig
+from esper.seeds.blueprints.base import Init
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from esper.seeds.blueprints.plain import NormConfig
+from esper.training.episode import play
 
 
 def column(env, name):
@@ -49,7 +51,7 @@ def test_potential_at_birth_is_that_of_the_first_batches_of_each_host_s_own(make
     np.testing.assert_allclose(few.potential_NSK[0], many.potential_NSK[0], rtol=1e-3)
     assert not np.allclose(many.potential_NSK[0], many.potential_NSK[1], rtol=1e-2)
     born = few.task.host(1, few.split, 0, 0)
-    assert few.crew.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
+    assert few.shard_pool.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
 
 
 def test_a_potential_is_measured_anew_after_every_second_epoch(make_env, plan_actions):
@@ -71,7 +73,7 @@ def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
 
 def seeds(env):
     """Parameters of every seed, host by host `[N, P]`; each host has one."""
-    pairs = [(shard, member) for shard in env.crew.shards for member in range(shard.members)]
+    pairs = [(shard, member) for shard in env.pool.shards for member in range(shard.members)]
     return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard, member in pairs])
 
 
@@ -93,9 +95,9 @@ def test_an_informed_seed_differs_in_its_filters_only_and_its_host_is_left_alone
             env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
         env._act(plan_actions(*[(Op.GERMINATE, 1, 1)] * 3))
         born[init] = seeds(env)
-        rows = [item for shard in env.crew.shards for item in shard.network.rows().items()]
+        rows = [item for shard in env.pool.shards for item in shard.network.rows().items()]
         hosts[init] = [row.clone() for name, row in rows if "seed" not in name]
-        assert all(shard.network.host.flat.grad is None for shard in env.crew.shards)
+        assert all(shard.network.host.flat.grad is None for shard in env.pool.shards)
     assert all(one.equal(other) for one, other in zip(*hosts.values(), strict=True))
     filters = 4 * 4 * 9  # slot 1 has 4 channels
     assert (born[Init.default] == born[Init.informed])[:, filters:].all()

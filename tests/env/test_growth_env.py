@@ -9,11 +9,12 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from esper.env.actions import PINNED, Head, Op
 from esper.env.growth_env import as_observation
-from esper.population.gated import gate_parameters
-from esper.population.lifecycle import EveryBlockConfig, OneSeedConfig, Stage
-from esper.population.roles import Blend
-from esper.reward import SparseConfig
-from esper.task.base import Split
+from esper.lifecycle.roles import Blend
+from esper.lifecycle.slots import EveryBlockConfig, OneSeedConfig
+from esper.lifecycle.stages import Stage
+from esper.reward.modes import SparseConfig
+from esper.seeds.gated import gate_parameters
+from esper.task.instances import Split
 
 
 def batched(final_obs):
@@ -27,7 +28,7 @@ def play(env, actions_of, steps, *, reset=None, key=0):
     record = []
     for step in range(steps):
         observation, reward, _, _, info = env.step(actions_of(observation, step, key))
-        record.append((observation, reward, info["signals"], env.crew.shards[0].network.host.flat.detach().clone()))
+        record.append((observation, reward, info["signals"], env.pool.shards[0].network.host.flat.detach().clone()))
     return record
 
 
@@ -84,7 +85,7 @@ def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episo
     env = make_env(2, 2)
     first, _ = env.reset(seed=4)
     env.step(plan_actions((Op.GERMINATE, 0, 0), (Op.WAIT, 0, 0)))
-    names = env.cohort.instances()
+    names = env.sampler.instances()
     observation, _, terminated, _, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
     assert terminated.all()
     time_left = env.layout.feature_names.index("time_left")
@@ -116,9 +117,9 @@ def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_onl
     def peek(**kwargs):
         alpha = np.zeros((1, 2, 3), dtype=np.float32)
         alpha[0, 0, 1] = 1.0
-        seen["test"] = env.crew.validate(alpha, test=True).accuracy_VM[0]
-        seen["all in"] = env.crew.validate(np.ones((1, 2, 3), dtype=np.float32)).accuracy_VM[0]
-        seen["committed"] = env.crew.validate(alpha).accuracy_VM[0]
+        seen["test"] = env.pool.validate(alpha, test=True).accuracy_VM[0]
+        seen["all in"] = env.pool.validate(np.ones((1, 2, 3), dtype=np.float32)).accuracy_VM[0]
+        seen["committed"] = env.pool.validate(alpha).accuracy_VM[0]
         return forgetful_reset(**kwargs)
 
     env.reset = peek
@@ -164,7 +165,7 @@ def test_held_out_hosts_are_others(make_env):
     env, other = make_env(2, 1), make_env(2, 1, split=Split.HELD_OUT)
     env.reset()
     other.reset()
-    assert not env.crew.shards[0].network.host.flat.equal(other.crew.shards[0].network.host.flat)
+    assert not env.pool.shards[0].network.host.flat.equal(other.shard_pool.shards[0].network.host.flat)
 
 
 def assert_same_hosts(few, many, hosts):
@@ -189,9 +190,9 @@ def test_a_host_does_not_feel_how_many_others_there_are(make_env, random_actions
 @pytest.mark.parametrize("members", [1, 4])
 def test_a_host_does_not_feel_how_hosts_are_dealt_to_shards(make_env, random_actions, members, monkeypatch):
     whole = play(make_env(6, 5), random_actions, 5)
-    monkeypatch.setattr("esper.env.crew.os.cpu_count", lambda: 2)  # two shards at a time, side by side
+    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 2)  # two shards at a time, side by side
     env = make_env(6, 5, members_per_shard=members)
-    assert len(env.crew.places) == -(-6 // members)
+    assert len(env.pool.places) == -(-6 // members)
     assert_same_hosts(play(env, random_actions, 5), whole, 6)
 
 
@@ -234,7 +235,7 @@ def test_illegal_actions_are_refused_without_effect(make_env, plan_actions):
     assert (info["signals"].op_N == Op.WAIT).all()
     waited, reward_of_waiting, *_ = calm.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
     assert np.array_equal(reward, reward_of_waiting)
-    assert env.crew.shards[0].network.host.flat.equal(calm.crew.shards[0].network.host.flat)
+    assert env.pool.shards[0].network.host.flat.equal(calm.shard_pool.shards[0].network.host.flat)
     assert np.array_equal(observation["slots"], waited["slots"])
 
 
@@ -297,7 +298,7 @@ def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
     assert np.isnan(signals.committed_accuracy_N).all()
     signals = env.step(wait)[4]["signals"]
     assert signals.after.measured[0].tolist() == [False, True, False]
-    off = env.crew.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]
+    off = env.pool.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]
     assert signals.after.contribution[0, 1] == pytest.approx(signals.accuracy_N[0] - off, abs=1e-4)
     assert signals.host_params == sum(p.numel() for p in env.task.host(1, Split.TRAINING, 0, 0).parameters())
 

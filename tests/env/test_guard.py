@@ -9,12 +9,14 @@ import torch
 
 from esper.env.actions import Op
 from esper.env.guard import MEASURED
-from esper.governor import Cause, WatchdogConfig
-from esper.population.bank import RowSettings
-from esper.population.blueprints.plain import NormBranch
-from esper.population.errors import SeedError
-from esper.population.lifecycle import EveryBlockConfig, Stage
-from esper.population.roles import Incubation
+from esper.governor.base import Cause
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import EveryBlockConfig
+from esper.lifecycle.stages import Stage
+from esper.seeds.bank import RowSettings
+from esper.seeds.blueprints.plain import NormBranch
+from esper.seeds.errors import SeedError
 
 HOSTS, SICK = 4, 1
 OTHERS = [host for host in range(HOSTS) if host != SICK]
@@ -22,7 +24,7 @@ FULL_AUTO = EveryBlockConfig(min_prune_age=1, auto_advance=["training", "blendin
 
 
 def network(env):
-    return env.crew.shards[0].network
+    return env.pool.shards[0].network
 
 
 def rows_of(env, host):
@@ -225,14 +227,14 @@ def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monk
 
         return count
 
-    for index, shard in enumerate(env.crew.shards):
+    for index, shard in enumerate(env.pool.shards):
         monkeypatch.setattr(shard.network, "backward", counted(index, shard.network.backward))
-    env.crew.shards[1].network.host.flat.data[0, 0] = torch.nan
+    env.pool.shards[1].network.host.flat.data[0, 0] = torch.nan
     assert env.step(wait[:2])[2].tolist() == [False, True]
-    assert counts == [12, 5], "four batches, then only the last, which the probes watch"
+    assert counts == [12, 5], "four batches, then only the last, which the hooks watch"
     env.step(wait[:2])
     assert counts == [24, 17], "well again"
-    env.crew.shards[1].network.host.flat.data[0, 0] = torch.nan
+    env.pool.shards[1].network.host.flat.data[0, 0] = torch.nan
     assert env.step(wait[:2])[4]["retired"].tolist() == [False, True]
     env.step(wait[:2])
     assert counts == [48, 23], "a retired host needs the last batch only"

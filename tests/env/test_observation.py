@@ -17,8 +17,8 @@ from hypothesis.extra.numpy import arrays
 from esper.env import observation
 from esper.env.features import Feature, HostView, Yardstick
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, host_features, page, slot_features, slot_table
-from esper.population.roles import Blend
-from esper.population.stages import OCCUPIED, Op, SlotState, Stage, empty
+from esper.lifecycle.roles import Blend
+from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
 
 Array = npt.NDArray[Any]
 N, S = 2, 3

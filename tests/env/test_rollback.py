@@ -4,19 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.gae import gae
+from esper.agent.ppo.gae import gae
 from esper.env.actions import Op
-from esper.governor import Cause, NoGovernorConfig, WatchdogConfig
-from esper.population.lifecycle import EveryBlockConfig, Stage
-from esper.population.roles import Incubation
-from esper.reward import SparseConfig
+from esper.governor.base import Cause
+from esper.governor.off import NoGovernorConfig
+from esper.governor.watchdog import WatchdogConfig
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import EveryBlockConfig
+from esper.lifecycle.stages import Stage
+from esper.reward.modes import SparseConfig
 
 HOSTS, STEPS, SICK = 4, 6, 1
 FULL_AUTO = EveryBlockConfig(min_prune_age=1, auto_advance=["training", "blending", "holding"], embargo=1)
 
 
 def network(env):
-    return env.crew.shards[0].network
+    return env.pool.shards[0].network
 
 
 def poison_host(env):
@@ -262,7 +265,7 @@ def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, pla
     env.guard.health.best_loss_N[SICK] = 1e-6  # as if the seed were all that the host lives by
     poison_host(env)
     assert env.step(wait)[2][SICK]
-    bare = env.crew.validate(env.state.alpha[None])
+    bare = env.pool.validate(env.state.alpha[None])
     assert env.state.alpha[SICK].max() == 0
     assert env.accuracy_NH[SICK, 0] == bare.accuracy_VM[0, SICK]
     assert (env.state.accuracy[SICK] == bare.accuracy_VM[0, SICK]).all()
@@ -355,7 +358,7 @@ def test_a_fault_stays_within_its_host_in_any_shard(make_env, plan_actions, memb
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     for each in (env, calm):
         each.reset(seed=0)
-    shard, member = env.crew._of(SICK)
+    shard, member = env.pool._of(SICK)
     shard.network.host.flat.data[member] = torch.inf
     one, two = env.step(wait), calm.step(wait)
     assert one[2].tolist() == [host == SICK for host in range(HOSTS)]
@@ -368,7 +371,7 @@ def test_with_few_seeds_in_a_bank_or_many_threads_the_others_keep_their_numbers_
     make_env, plan_actions, monkeypatch, cores
 ):
     """A bank computes its live rows only. When a rollback takes one of two, or on many threads, sums change their order."""
-    monkeypatch.setattr("esper.env.crew.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: cores)
     env, calm = make_env(2, 6, slots=FULL_AUTO), make_env(2, 6, slots=FULL_AUTO)
     wait = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
     for each in (env, calm):

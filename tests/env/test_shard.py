@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
-from esper.env.crew import Crew, _deal, return_memory
 from esper.env.shard import DeviceConfig, Shard, find_device
-from esper.population.blueprints import ConvLightConfig, NormConfig
-from esper.population.evidence import Probes
-from esper.population.layout import side_by_side
-from esper.population.roles import Blend, Fossils, Incubation, Roles
-from esper.task.base import Split
+from esper.env.shard_pool import ShardPool, _deal, return_memory
+from esper.fusion.layout import side_by_side
+from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from esper.seeds.blueprints.plain import NormConfig
+from esper.seeds.slot_gradients import GradientHooks
+from esper.task.instances import Split
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig())
 CPU = torch.device("cpu")
@@ -119,19 +120,19 @@ def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(sh
 
 def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
     seen = []
-    forward, probes = shard.network.forward, Probes(3, 40)
+    forward, hooks = shard.network.forward, GradientHooks(3, 40)
     shard.network.forward = lambda x, *rest: (seen.append((x.clone(), rest[0])), forward(x, *rest))[1]
     shard.task.batch_size, whole = 40, shard.task.batch_size
-    shard.train_epoch(orders, probes=probes)
+    shard.train_epoch(orders, hooks=hooks)
     shard.task.batch_size = whole
-    assert [probed for _, probed in seen] == [None, probes]  # 96 = 40 + 40 + a rest that is left out
+    assert [probed for _, probed in seen] == [None, hooks]  # 96 = 40 + 40 + a rest that is left out
     for step, (x, _) in enumerate(seen):
         assert x.shape == (40, 3, 8, 8)
         for host in range(3):
             chosen = shard.data.train_x[orders[host, 40 * step : 40 * step + 40]]
             assert x[:, host : host + 1].equal(chosen)
-    assert [felt.features.shape[:2] for felt in probes.evidence()] == [(3, 40)] * 3
-    assert all(felt.grad.any() for felt in probes.evidence())
+    assert [felt.features.shape[:2] for felt in hooks.gradients()] == [(3, 40)] * 3
+    assert all(felt.grad.any() for felt in hooks.gradients())
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
@@ -154,10 +155,10 @@ def test_the_training_loss_is_the_mean_over_batches(shard, orders):
 
 def test_probing_has_no_effect_on_training(small_task, orders):
     weights = []
-    for probes in (Probes(3, 4, 4), None):
+    for hooks in (GradientHooks(3, 4, 4), None):
         hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
         shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
-        shard.train_epoch(orders, probes=probes)
+        shard.train_epoch(orders, hooks=hooks)
         weights.append(shard.network.host.flat.detach())
     assert weights[0].equal(weights[1])
 
@@ -191,15 +192,15 @@ def test_a_report_has_the_norms_of_what_learnt(small_task, orders, incubation):
 
 def test_incubation_and_fossils_reach_every_shard(small_task):
     growth = {"incubation": Incubation.closed_loop, "fossils": Fossils.frozen}
-    crew = Crew(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=1)}, 2, **growth)
-    crew.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
-    for shard in crew.shards:
+    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=1)}, 2, **growth)
+    shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
+    for shard in shard_pool.shards:
         assert (shard.network.incubation, shard.network.fossils) == tuple(growth.values())
-    crew.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
-    assert [list(shard.network.banks) for shard in crew.shards] == [[], [(0, 1, True)]]
-    crew.clear(1, 0, 1)
-    assert not crew.shards[1].network.banks[0, 1, True].fleet.flat.any()
-    crew.close()
+    shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
+    assert [list(shard.network.banks) for shard in shard_pool.shards] == [[], [(0, 1, True)]]
+    shard_pool.clear(1, 0, 1)
+    assert not shard_pool.shards[1].network.banks[0, 1, True].fleet.flat.any()
+    shard_pool.close()
 
 
 def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
@@ -225,7 +226,7 @@ def test_every_host_gets_one_place(hosts, members):
 
 
 def test_devices_share_as_evenly_as_can_be(monkeypatch):
-    monkeypatch.setattr("esper.env.crew.find_device", torch.device)
+    monkeypatch.setattr("esper.env.shard_pool.find_device", torch.device)
     places = _deal(7, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(members_per_shard=1), "cuda:1": DeviceConfig()})
     assert [(str(device), rows.stop - rows.start) for device, rows in places] == [
         ("cpu", 2),
@@ -238,16 +239,16 @@ def test_devices_share_as_evenly_as_can_be(monkeypatch):
 
 
 def test_seeds_reach_their_host_in_any_shard(small_task):
-    crew = Crew(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5)
-    crew.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(5)])
-    crew.plant(3, 1, 1, (0, "seed_init", "x", 3))
-    held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in crew.shards]
+    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5)
+    shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(5)])
+    shard_pool.plant(3, 1, 1, (0, "seed_init", "x", 3))
+    held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in shard_pool.shards]
     assert held == [[], [[False, True]], []]
-    crew.clear(3, 1, 1)
-    assert not crew.shards[1].network.banks[1, 1, False].fleet.flat.any()
+    shard_pool.clear(3, 1, 1)
+    assert not shard_pool.shards[1].network.banks[1, 1, False].fleet.flat.any()
     with pytest.raises(IndexError, match="no host 5"):
-        crew.plant(5, 0, 0, (0, "seed_init"))
-    crew.close()
+        shard_pool.plant(5, 0, 0, (0, "seed_init"))
+    shard_pool.close()
 
 
 def test_a_device_that_is_not_there_is_said_so():

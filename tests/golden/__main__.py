@@ -1,8 +1,8 @@
 """Demand equal bits of two trees: `python -m tests.golden REVISION [CASE...]`.
 
-Runs the golden cases at a git revision and in the work tree, on this machine, and compares every number: policy weights and optimiser
-state, returns, rewards by term, decisions, and all metrics except times. What the revision came to is kept in the temporary folder
-for the next call. The proof of a refactoring; see CONTRIBUTING.md.
+Runs the golden cases at a git revision and in the work tree, on this machine, and compares every number: policy weights and
+optimiser state, returns, rewards by term, decisions, and all metrics except times. The results of the revision are cached in the
+temporary folder. This is the proof of a refactoring; see CONTRIBUTING.md.
 """
 
 import os

@@ -30,7 +30,8 @@ TRAIN: dict[str, str] = {
             "accuracy_minus_rent",
         )
     },
-    "all_slots": f"{SMALL} slots=all agent.heads.tempo=free agent.heads.style=free agent.heads.alpha_curve=free agent.heads.alpha_speed=free agent.heads.alpha_target=free steps=12",
+    "all_slots": f"{SMALL} slots=all steps=12 "
+    + " ".join(f"agent.heads.{head}=free" for head in ("tempo", "style", "alpha_curve", "alpha_speed", "alpha_target")),
     "flops": f"{SMALL} reward.rent_unit=flops counterfactuals.each_step=[pairs] slots=three",
     "incubation_none": f"{SMALL} slots.incubation=none steps=10",
     "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from cases import ARMS, SWEEP, TRAIN  # noqa: E402  (beside this file, in whatever tree it runs)
+from cases import ARMS, SWEEP, TRAIN
 
 TIMES = ("time/", "seconds", "latency")
 

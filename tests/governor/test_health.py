@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from esper.governor import GROWTH, Cause, StrictWatchdogConfig, WatchdogConfig
-from esper.governor.health import SPREAD, Health, median, newborn, usual
-from esper.population.stages import Op
+from esper.governor.base import Cause
+from esper.governor.health import GROWTH, SPREAD, Health, median, newborn, usual
+from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
+from esper.lifecycle.stages import Op
 
 CHANCE = math.log(10)
 NAN, INF = math.nan, math.inf

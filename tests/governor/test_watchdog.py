@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from esper.governor import Cause, Governor, GovernorConfig, NoGovernorConfig, WatchdogConfig
+from esper.governor.base import Cause, Governor, GovernorConfig
 from esper.governor.health import newborn
+from esper.governor.off import NoGovernorConfig
+from esper.governor.watchdog import WatchdogConfig
 
 NAN, INF = math.nan, math.inf
 

@@ -4,9 +4,9 @@
 
 import numpy as np
 
-from esper.population import lifecycle
-from esper.population.lifecycle import OCCUPIED, Stage
-from esper.reward import StepSignals
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.stages import OCCUPIED, Stage
+from esper.reward.signals import StepSignals
 
 NAN = np.float32(np.nan)
 D, G, T, B, H, F, P = (

@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from reward_steps import NAN, D, H, floats, signals_of, state_of
 from scipy import stats
 
-from esper.reward import Auditor
-from esper.reward.audit import rank_correlation
+from esper.reward.audit import Auditor, rank_correlation
+from tests.reward.reward_steps import NAN, D, H, floats, signals_of, state_of
 
 EMPTY = state_of([D, D])
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_steps import NAN, D, F, G, H, P, floats, random_path, signals_of, state_of
 
-from esper.population.lifecycle import Op, SlotState
-from esper.reward import MODES
+from esper.lifecycle.stages import Op, SlotState
+from esper.reward.modes import MODES
 from esper.reward.table import SHAPING, Potential
 from esper.reward.terms import RentUnit
+from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, signals_of, state_of
 
 GAMMA = 0.9
 EVERY = [(name, key) for name, kind in MODES.items() for key in kind.pays]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.reward import MODES
+from esper.reward.modes import MODES
 from esper.reward.page import page
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from reward_steps import random_path
 
-from esper.reward import MODES, Reward, ShapedConfig, SparseConfig
+from esper.reward.modes import MODES, ShapedConfig, SparseConfig
+from esper.reward.rewards import Reward
+from tests.reward.reward_steps import random_path
 
 GAMMA = 0.9
 

@@ -4,11 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from reward_steps import NAN, D, F, G, H, P, T, floats, signals_of, state_of
 
-from esper.population import lifecycle
-from esper.population.lifecycle import Op
-from esper.reward import MODES, Reward, RewardConfig, ShapedConfig, SparseConfig, StepSignals, terms
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.stages import Op
+from esper.reward import terms
+from esper.reward.modes import MODES, RewardConfig, ShapedConfig, SparseConfig
+from esper.reward.rewards import Reward
+from esper.reward.signals import StepSignals
+from tests.reward.reward_steps import NAN, D, F, G, H, P, T, floats, signals_of, state_of
 
 GAMMA = 0.9
 

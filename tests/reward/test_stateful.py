@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_steps import NAN, B, D, F, G, H, P, T, floats, random_path, signals_of, state_of
 
-from esper.population import lifecycle
-from esper.population.lifecycle import Stage
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.stages import Stage
 from esper.reward.memory import Births, worth
 from esper.reward.stateful import Drip, Escrow, Fossilized, Gain, Hindsight, LossFall
+from tests.reward.reward_steps import NAN, B, D, F, G, H, P, T, floats, random_path, signals_of, state_of
 
 EMPTY = state_of([D, D])
 HOLD = state_of([H, D], contribution=[[4, 0]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.stats import mean_interval
+from esper.stats.intervals import mean_interval
 
 
 def test_it_is_scipys_interval():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.task.base import Split, TaskError
 from esper.task.cifar10 import MEAN, RECORD, STD, TEST_FILE, TRAIN_FILES, Cifar10Config
+from esper.task.data import TaskError
+from esper.task.instances import Split
 
 EACH = 20
 

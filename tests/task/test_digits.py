@@ -7,12 +7,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from esper.population.bank import SGDConfig
-from esper.population.cnn import CNNConfig
-from esper.task.base import Split, Task, TaskConfig
+from esper.hosts.cnn import CNNConfig
+from esper.seeds.bank import SGDConfig
+from esper.task.base import Task, TaskConfig
 from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig
 from esper.task.images import ImagesConfig
-from esper.task.instances import Instances
+from esper.task.instances import Instances, Split
 from esper.task.text import TextConfig
 
 PARTS = ("train", "valid", "test")

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from esper.task import fashion_mnist, mnist5k
-from esper.task.base import Split, TaskError
+from esper.task.data import TaskError
 from esper.task.fashion_mnist import FILES, FashionMnistConfig
 from esper.task.images import colours
+from esper.task.instances import Split
 from esper.task.mnist5k import Mnist5kConfig
 
 SIZES = {"NUM_TRAIN": 60, "NUM_VALID": 20, "NUM_TEST": 20}

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.task.base import Split
 from esper.task.data import IGNORED, Data
 from esper.task.digits import DigitsConfig
-from esper.task.instances import Instance, Instances, Name, lesson
+from esper.task.instances import Instance, Instances, Name, Split, data_view
 
 HOSTS = 60
 KINDS = ["ooo", "xoo", "oxx"]
@@ -79,7 +78,7 @@ def test_names_say_what_is_not_ordinary():
 
 
 def test_what_all_have_costs_nothing(mixed):
-    plain = DigitsConfig().build().lesson(0, Split.TRAINING, 0, 0)
+    plain = DigitsConfig().build().view(0, Split.TRAINING, 0, 0)
     assert (plain.samples, plain.labels, plain.classes, plain.rate_factor) == (None, None, None, 1.0)
 
 
@@ -88,7 +87,7 @@ def test_instances_do_not_move_the_digits_of_the_default():
     assert set(drawn(healthy)) == {Instance(lesion="ooo")}
 
 
-# ---- lessons: any instance, any data
+# ---- views: any instance, any data
 
 cases = st.builds(
     Instance,
@@ -105,7 +104,7 @@ def test_a_lesson_is_what_its_instance_says(instance, seed, samples):
     x = torch.zeros(samples, 1, 2, 2)
     data = Data(train_x=x, train_y=targets, valid_x=x, valid_y=targets, test_x=x, test_y=targets, num_classes=6)
     name = Name(root=seed, split=Split.TRAINING, episode=0, index=1)
-    seen = lesson(instance, data, name)
+    seen = data_view(instance, data, name)
     classes = range(6) if instance.classes is None else instance.classes
     pool = [index for index in range(samples) if int(targets[index]) in classes]
     own = list(range(samples)) if seen.samples is None else seen.samples.tolist()
@@ -120,7 +119,7 @@ def test_a_lesson_is_what_its_instance_says(instance, seed, samples):
     assert (seen.classes is None) == (instance.classes is None)
     if seen.classes is not None:
         assert np.flatnonzero(seen.classes).tolist() == list(classes)
-    again = lesson(instance, data, name)
+    again = data_view(instance, data, name)
     assert (seen.labels is None and again.labels is None) or seen.labels.equal(again.labels)
 
 
@@ -129,7 +128,7 @@ def test_wrong_labels_are_any_of_the_others():
     x = torch.zeros(4000, 1, 1, 1)
     data = Data(train_x=x, train_y=targets, valid_x=x, valid_y=targets, test_x=x, test_y=targets, num_classes=5)
     name = Name(root=0, split=Split.TRAINING, episode=0, index=0)
-    told = lesson(Instance(label_noise=0.5), data, name).labels
+    told = data_view(Instance(label_noise=0.5), data, name).labels
     count = Counter(told.tolist())
     assert count[0] == 2000
     assert all(abs(count[label] - 500) < 110 for label in range(1, 5))
@@ -139,7 +138,7 @@ def test_padding_is_never_a_wrong_label():
     targets = torch.tensor([[1, 2, IGNORED, IGNORED]] * 50)
     x = torch.zeros(50, 4, dtype=torch.int64)
     data = Data(train_x=x, train_y=targets, valid_x=x, valid_y=targets, test_x=x, test_y=targets, num_classes=300)
-    told = lesson(Instance(label_noise=0.5), data, Name(root=0, split=Split.TRAINING, episode=0, index=0)).labels.long()
+    told = data_view(Instance(label_noise=0.5), data, Name(root=0, split=Split.TRAINING, episode=0, index=0)).labels.long()
     assert (told[targets == IGNORED] == IGNORED).all()
     assert int((told != targets).sum()) == 50
 

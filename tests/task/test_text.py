@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.population.transformer import TransformerConfig
+from esper.hosts.transformer import TransformerConfig
 from esper.task import python_text, tinystories
-from esper.task.base import Split, TaskError
-from esper.task.data import IGNORED
-from esper.task.instances import Instances
+from esper.task.data import IGNORED, TaskError
+from esper.task.instances import Instances, Split
 from esper.task.python_text import PythonTextConfig
 from esper.task.text import blocks, text_data
 from esper.task.tinystories import END, TOKENIZER_FILE, TRAIN_FILE, VALID_FILE, TinyStoriesConfig

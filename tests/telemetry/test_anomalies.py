@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from esper.agent import UpdateStats
-from esper.agent.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats
+from esper.agent.ppo.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats
+from esper.agent.ppo.learner import UpdateStats
 from esper.env.actions import Head
-from esper.reward import Audit
+from esper.reward.audit import Audit
 from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Kind, Watch, find
 from esper.telemetry.tags import METRICS, UnknownTagError, metric, tags_of, under
 
@@ -142,8 +142,8 @@ def test_each_anomaly_says_what_it_means_and_what_to_try(
 
 
 def test_remedies_name_knobs_that_exist() -> None:
-    from esper.agent import PPOConfig
-    from esper.reward import MODES
+    from esper.agent.ppo.config import PPOConfig
+    from esper.reward.modes import MODES
 
     for _, _, _, make, _, beyond in CASES:
         for word in found(make(beyond), CONFIG)[0].remedy.replace(",", " ").split():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.agent.diagnostics import HEADS, PARTS, QUARTERS
+from esper.agent.ppo.diagnostics import HEADS, PARTS, QUARTERS
 from esper.env.actions import Op
-from esper.population.lifecycle import Stage
+from esper.lifecycle.stages import Stage
 from esper.telemetry.tags import (
     METRICS,
     STAGES,

@@ -8,17 +8,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.checkpoint import DiskError
-from esper.telemetry import (
-    Anomaly,
-    Findings,
-    Kind,
-    QuietConfig,
-    Telemetry,
-    TelemetryConfig,
-    UnknownTagError,
-    read_events,
-    read_records,
-)
+from esper.telemetry.anomalies import Anomaly, Findings, Kind
+from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
+from esper.telemetry.tags import UnknownTagError
+from esper.telemetry.writers import read_events, read_records
 
 ACCURACY, DETAIL = "host/accuracy", "policy/entropy_op"
 SPIKE = Anomaly(kind=Kind.kl_spike, where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")

@@ -17,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from esper.checkpoint import DiskError
-from esper.telemetry import JsonlWriter, TensorBoardWriter, UnknownTagError, Value, Writer, read_records
+from esper.telemetry.tags import UnknownTagError, Value
+from esper.telemetry.writers import JsonlWriter, TensorBoardWriter, Writer, read_records
 
 ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
 

@@ -1,0 +1,1 @@
+"""A recurrent PPO policy with masked, factored actions."""

@@ -1,0 +1,1 @@
+"""Controllers that do not learn."""

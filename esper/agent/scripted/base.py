@@ -1,0 +1,151 @@
+"""Controllers that do not learn: never acting, and acting by chance; and what such controllers are made of."""
+
+# N hosts, S slots, O operations, H heads, W values of one head
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
+from esper.agent.ppo.distribution import segments
+from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op
+
+UniformArray = npt.NDArray[np.float64]
+
+
+def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: IntArray, **chosen: IntArray) -> IntArray:
+    """Whole actions `[N, H]` from operations and slots, in which heads without effect are 0.
+
+    A parameter that is not given has the value that it is held at by default, and where that is not legal the first legal one.
+
+    Args:
+        chosen: values `[N]` of parameter heads, by the head's name in lower case.
+    """
+    action_NH = np.zeros((len(op_N), len(Head)), dtype=np.int64)
+    action_NH[:, Head.OP], action_NH[:, Head.SLOT] = op_N, slot_N
+    for head, place in segments(spec.head_sizes).items():
+        legal_NW = observation.legal_values[:, place]
+        usual = PINNED.get(head, 0)
+        usual_N: IntArray = np.where(legal_NW[:, usual], usual, legal_NW.argmax(axis=1))
+        action_NH[:, head] = chosen.get(head.name.lower(), usual_N)
+    return action_NH * RELEVANT[op_N]
+
+
+def most_urgent(
+    observation: Observation, wanted: Mapping[Op, tuple[BoolArray, npt.NDArray[np.floating[Any]]]]
+) -> tuple[IntArray, IntArray]:
+    """The operation of each host `[N]`, and its slot `[N]`: the first op that is wanted and legal somewhere, else WAIT.
+
+    Args:
+        wanted: for each op, most urgent first, where it is wanted `[N, S]`, and how urgent it is there `[N, S]`; among equals the
+            first slot is taken.
+    """
+    hosts = len(observation.legal_slots)
+    op_N, slot_N = np.full(hosts, Op.WAIT, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
+    for op, (wanted_NS, urgency_NS) in wanted.items():
+        candidate_NS = observation.legal_slots[:, op] & wanted_NS
+        takes_N = (op_N == Op.WAIT) & candidate_NS.any(axis=1)
+        first_N = np.where(candidate_NS, urgency_NS, -np.inf).argmax(axis=1)
+        op_N, slot_N = np.where(takes_N, op, op_N), np.where(takes_N, first_N, slot_N)
+    return op_N, slot_N
+
+
+def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
+    """`[N]`: host epochs behind each host."""
+    left_N = observation.features[:, spec.feature_names.index("time_left")]
+    return np.rint((1 - left_N) * spec.num_steps).astype(np.int64)
+
+
+def draw(weight_NW: npt.NDArray[np.float64], uniform_N: UniformArray) -> IntArray:
+    """Draws one value a row by inversion, in proportion to the weights, never one of weight 0.
+
+    Where a row has no weight at all the result is without meaning.
+    """
+    cdf_NW = weight_NW.cumsum(axis=1)
+    return np.minimum((cdf_NW <= uniform_N[:, None] * cdf_NW[:, -1:]).sum(axis=1), weight_NW.shape[1] - 1)
+
+
+class Scripted:
+    """A controller without memory."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+
+    def start(self, num_hosts: int) -> State:
+        """Nothing."""
+        return {}
+
+    def act(
+        self, observation: Observation, state: State, *, is_init: BoolArray, uniform: UniformArray, greedy: bool = False
+    ) -> Decision:
+        """See `Controller`."""
+        return Decision(action=self.choose(observation, uniform), state=state)
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        """Actions `[N, H]`."""
+        raise TypeError(f"{type(self).__name__} does not say what it does: define choose(observation, uniform_NH)")
+
+
+@dataclass(kw_only=True, slots=True)
+class WaitConfig(AgentConfig):
+    """Never does anything: what the hosts reach by themselves."""
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Wait":
+        return Wait(spec)
+
+
+class Wait(Scripted):
+    """See `WaitConfig`."""
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        return np.zeros((len(observation.features), len(Head)), dtype=np.int64)
+
+
+@dataclass(kw_only=True, slots=True)
+class RandomConfig(AgentConfig):
+    """Draws among the legal operations, then among the legal slots and values, all alike but for waiting."""
+
+    wait_weight: float = 1.0
+    """Weight of waiting, where every other legal operation has 1; at least 0. Higher acts more rarely; 0 acts whenever it may."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        if not 0 <= self.wait_weight < float("inf"):
+            raise ValueError(f"agent.wait_weight must be finite and at least 0, got {self.wait_weight}: 1 is like any other")
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Random":
+        return Random(self, spec)
+
+
+class Random(Scripted):
+    """See `RandomConfig`."""
+
+    def __init__(self, config: RandomConfig, spec: EnvSpec) -> None:
+        Scripted.__init__(self, spec)
+        self.config = config
+
+    def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        weight_NO = observation.legal_ops.astype(np.float64)
+        may_act_N = weight_NO[:, Op.WAIT + 1 :].any(axis=1)
+        weight_NO[:, Op.WAIT] = np.where(may_act_N, self.config.wait_weight, 1.0)
+        op_N = draw(weight_NO, uniform_NH[:, Head.OP])
+        legal_NS = observation.legal_slots[np.arange(len(op_N)), op_N].astype(np.float64)
+        slot_N = draw(legal_NS, uniform_NH[:, Head.SLOT])
+        chosen = {
+            head.name.lower(): draw(observation.legal_values[:, place].astype(np.float64), uniform_NH[:, head])
+            for head, place in segments(self.spec.head_sizes).items()
+        }
+        return compose(observation, self.spec, op_N, slot_N, **chosen)
+
+
+def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
+    """`[N]`: a host feature by name."""
+    return observation.features[:, spec.feature_names.index(name)]
+
+
+def slot_features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
+    """`[N, S]`: a slot feature by name."""
+    return observation.slots[:, :, spec.slot_feature_names.index(name)]

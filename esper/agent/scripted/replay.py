@@ -1,0 +1,180 @@
+"""The static control: what another controller had kept at the end is there from the start."""
+
+# N hosts, S slots, K blueprints, H heads, W values of the style head
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from esper.agent.base import AgentConfig, BoolArray, Decision, IntArray, State, check_offered
+from esper.agent.ppo.distribution import segments
+from esper.agent.scripted.base import compose, most_urgent
+from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op
+from esper.lifecycle.roles import Blend
+
+Topology = list[dict[str, str]]
+"""The seeds that a host kept, in the order of its slots: `{"slot": "r0c1", "blueprint": "conv_light", "blend": "add"}`."""
+EMPTY = -1
+"""Stands for a slot without a fossil."""
+
+
+def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Topology]:
+    """What each host has kept.
+
+    Args:
+        kept_NS: blueprint of the fossil in each slot, `EMPTY` where there is none.
+        blend_NS: its `Blend`.
+    """
+    return [
+        [
+            {
+                "slot": spec.slot_names[slot],
+                "blueprint": spec.blueprint_names[kept_NS[host, slot]],
+                "blend": Blend(int(blend_NS[host, slot])).name.lower(),
+            }
+            for slot in np.flatnonzero(kept_NS[host] != EMPTY)
+        ]
+        for host in range(len(kept_NS))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a file tells."""
+
+    topologies: list[Topology]
+    """Of each host."""
+    seed: int | None
+    """Root seed of the hosts that grew them; None where the file does not say."""
+    episode: int | None
+    """Episode of these hosts; None where the file does not say."""
+
+
+def read(path: str, of: str) -> Record:
+    """The topologies in a file that `esper.evaluate` wrote, or that was written by hand in its form.
+
+    Args:
+        of: whose they are: the name of a controller of that evaluation.
+
+    Raises:
+        ValueError: there is no such file, controller or form.
+    """
+    if not path:
+        raise ValueError("agent.topology is not set: name the JSON file that python -m esper.evaluate wrote")
+    try:
+        held: Any = json.loads(Path(path).read_text())
+        controllers: dict[str, Any] = held["hosts"]
+        kept = {name: [_checked(seeds) for seeds in entry["kept"]] for name, entry in controllers.items() if "kept" in entry}
+    except OSError as error:
+        raise ValueError(f"agent.topology={path} cannot be read ({(error.strerror or str(error)).lower()})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"agent.topology={path} holds no topologies: name a JSON file that esper.evaluate wrote") from error
+    if of not in kept:
+        raise ValueError(f"agent.of={of} is not in agent.topology={path}: choose one of {', '.join(kept) or 'none'}")
+    return Record(topologies=kept[of], seed=held.get("seed"), episode=held.get("episode"))
+
+
+def _checked(seeds: list[dict[str, str]]) -> Topology:
+    """The seeds of one host, if each is what it should be."""
+    topology = [{key: seed[key] for key in ("slot", "blueprint", "blend")} for seed in seeds]
+    for seed in topology:
+        Blend[seed["blend"].upper()]
+    return topology
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayConfig(AgentConfig):
+    """Grows in each host, from the first step on, the seeds that it had kept at the end under another controller. An evaluation
+    has the same hosts for the same seed and episode; in training hosts are others, and take the topologies in their order."""
+
+    topology: str = ""
+    """JSON file that `python -m esper.evaluate` wrote; its first host is the first here, and so on."""
+    of: str = "policy"
+    """Whose topologies: the name of a controller in that evaluation."""
+
+    def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
+        known = read(self.topology, self.of).topologies
+        where = f"agent.topology={self.topology}"
+        if len(known) < hosts:
+            raise ValueError(f"{where} tells of {len(known)} hosts, and here are {hosts}: set hosts to at most {len(known)}")
+        largest = max((len(topology) for topology in known[:hosts]), default=0)
+        if 0 < cap < largest:
+            raise ValueError(f"{where} has {largest} seeds in a host, and slots.max_seeds={cap}: set slots.max_seeds={largest}")
+        open_slots = [name for name, used in zip(slots, in_use, strict=True) if used]
+        for seed in (seed for topology in known[:hosts] for seed in topology):
+            if seed["slot"] not in open_slots:
+                raise ValueError(f"{where} has slot {seed['slot']}, which is not in use here: there are {', '.join(open_slots)}")
+            check_offered(f"{where} has blueprint {seed['blueprint']}, which", seed["blueprint"], blueprints)
+            if not _styles(seed["blend"], self.heads.pinned.get(Head.STYLE)):
+                raise ValueError(
+                    f"{where} has a seed with blend {seed['blend']}, and agent.heads.style={self.heads.style} allows none: set "
+                    "agent.heads.style=free"
+                )
+
+    def build(self, spec: EnvSpec, *, seed: int) -> "Replay":
+        """The controller.
+
+        Raises:
+            ValueError: the file is not there, or its topologies cannot be grown in these hosts.
+        """
+        everywhere = np.ones(spec.num_slots, dtype=np.bool_)
+        self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
+        return Replay(read(self.topology, self.of).topologies, spec)
+
+
+def _styles(blend: str, held: int | None) -> list[int]:
+    """Values of the style head with this blend, of those that the config allows."""
+    meant = [style for style, (kind, _) in enumerate(STYLES.values()) if kind.name.lower() == blend]
+    return [style for style in meant if held in (None, style)]
+
+
+class Replay:
+    """Germinates what each host's topology has, advances it and keeps it, each as soon as that is legal; again if it is lost."""
+
+    def __init__(self, known: Sequence[Topology], spec: EnvSpec) -> None:
+        """
+        Args:
+            known: the topology of each host.
+        """
+        self.spec = spec
+        self.kept_NS = np.full((len(known), spec.num_slots), EMPTY, dtype=np.int64)
+        self.may_NSW = np.zeros((len(known), spec.num_slots, len(STYLES)), dtype=np.bool_)
+        for host, topology in enumerate(known):
+            for seed in topology:
+                slot = spec.slot_names.index(seed["slot"])
+                self.kept_NS[host, slot] = spec.blueprint_names.index(seed["blueprint"])
+                self.may_NSW[host, slot, _styles(seed["blend"], None)] = True
+
+    def start(self, num_hosts: int) -> State:
+        """Which host is which `[N]`."""
+        return {"host": torch.arange(num_hosts)}
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        """See `Controller`."""
+        host_N, places = state["host"].numpy(), segments(self.spec.head_sizes)
+        kept_NS = self.kept_NS[host_N]
+        style_NSW = self.may_NSW[host_N] & observation.legal_values[:, None, places[Head.STYLE]]
+        offered_NS = np.take_along_axis(observation.legal_values[:, places[Head.BLUEPRINT]], np.maximum(kept_NS, 0), axis=1)
+        wanted_NS = (kept_NS != EMPTY) & offered_NS & style_NSW.any(axis=2)
+        alike_NS, always_NS = np.zeros(kept_NS.shape), np.ones_like(wanted_NS)
+        op_N, slot_N = most_urgent(
+            observation,
+            {Op.GERMINATE: (wanted_NS, alike_NS), Op.FOSSILIZE: (always_NS, alike_NS), Op.ADVANCE: (always_NS, alike_NS)},
+        )
+        row_N = np.arange(len(slot_N))
+        blueprint_N, style_N = kept_NS[row_N, slot_N], style_NSW[row_N, slot_N].argmax(axis=1)
+        return Decision(action=compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N, style=style_N), state=state)

@@ -1,0 +1,309 @@
+"""Command-line words, checked before anything is written: what is wrong with them becomes one sentence.
+
+Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So
+every command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
+"""
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, cast, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from esper.cli.help import in_words
+from esper.config import (
+    ALIASES,
+    BLOCK_SWEEPER,
+    CONF,
+    GROUPS,
+    MANY,
+    SWEEPS,
+    TUNE_SWEEPER,
+    Config,
+    ConfigError,
+    did_you_mean,
+    typed,
+    unknown_key,
+)
+from esper.lab.design import design
+from esper.lab.search_space import search_space
+from esper.training.config_io import to_plain
+
+# What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
+_COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+
+
+@contextmanager
+def hydra_at_conf() -> Generator[ConfigLoader]:
+    """Hydra, started without a command, looking at our YAML folder."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        yield GlobalHydra.instance().config_loader()
+
+
+def check(words: list[str], *, config_name: str = "config") -> Config:
+    """The typed config of one run.
+
+    Raises:
+        ConfigError: the words name no config that can be run.
+    """
+    with hydra_at_conf() as loader:
+        return _job(loader, words, config_name)
+
+
+def check_over(saved: Config, words: list[str]) -> Config:
+    """The typed config of a saved run of which some is replaced.
+
+    A group that is chosen comes with its defaults, as for a new run, also where the choice is the old one. A key that is set
+    replaces one value. All else is as it was saved.
+
+    Raises:
+        ConfigError: the words do not fit it.
+    """
+    plain = to_plain(saved)
+    with hydra_at_conf() as loader:
+        overrides = [_parsed(loader, word) for word in words]
+        for word, override in zip(words, overrides, strict=True):
+            if override.is_sweep_override():
+                raise ConfigError(f"{word} names several values where one run is changed: give one, or do it once for each")
+        groups = {str(override.key_or_group) for override in overrides} & {*GROUPS, *ALIASES}
+        anew = {ALIASES.get(group, group) for group in groups}
+        choices = {group: plain["choices"][group] for group in GROUPS if group not in anew}
+        kept = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in choices.items()]
+        try:
+            cfg = compose("config", overrides=[*kept, *words])
+        except _COMPOSING as error:
+            raise ConfigError(_first_fault(loader, [*kept, *words], "config", error)) from error
+    for key, value in plain["values"].items():
+        if key not in anew:
+            OmegaConf.update(cfg, key, value, merge=True)
+    for override in overrides:
+        if override.key_or_group not in groups:
+            OmegaConf.update(cfg, str(override.key_or_group), override.value(), merge=True)
+    return typed(cfg)
+
+
+def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config]:
+    """The typed configs of all jobs of a sweep, in the order in which they will run.
+
+    Raises:
+        ConfigError: some job of the sweep cannot be run. None has been started then.
+    """
+    with hydra_at_conf() as loader:
+        for word in words:
+            _parsed(loader, word)
+        try:
+            sweep = loader.load_configuration(config_name, list(words), run_mode=RunMode.MULTIRUN)
+            sweeper = sweep.hydra.sweeper
+            params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
+        except _COMPOSING as error:
+            raise ConfigError(_first_fault(loader, _one_value_each(loader, words), config_name, error)) from error
+        if str(sweeper.get("_target_")) in (BLOCK_SWEEPER, TUNE_SWEEPER):
+            asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
+            common = [word for word in words if not word.startswith("hydra.")]
+            if asked.pop("_target_") == BLOCK_SWEEPER:
+                jobs = [list(cell.words) for cell in design(**asked, common=common).firsts()]
+            else:
+                jobs = search_space(**asked, common=common).looks()
+            return [_job(loader, job, config_name) for job in jobs]
+        if not str(sweeper.get("_target_")).endswith("BasicSweeper"):
+            return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
+        arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
+        return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *words])]
+
+
+def check_folder(words: list[str], *, config_name: str = "config", many: bool = False) -> None:
+    """Looks whether what runs can write into its folder, which is left as it was.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    mode, key = (RunMode.MULTIRUN, "hydra.sweep.dir") if many else (RunMode.RUN, "hydra.run.dir")
+    with hydra_at_conf() as loader:
+        try:
+            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(words), run_mode=mode), key))
+        except _COMPOSING:
+            return  # what is wrong with the words is said where they are checked
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    made: list[Path] = []
+    try:
+        for place in reversed(missing):
+            place.mkdir(parents=True, exist_ok=True)  # another command may be looking too
+            made.append(place)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
+    finally:
+        for place in reversed(made):
+            with suppress(OSError):  # by now another run writes there
+                place.rmdir()
+
+
+def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:
+    """Every combination of the values swept over; a later word replaces an earlier one of the same key, as in Hydra."""
+    values: dict[str, list[str]] = {}
+    for word in words:
+        override = _parsed(loader, word)
+        key = override.get_key_element()
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(f"{word} is no list of values: write them out, as in {key}=1,2,3")
+        swept = override.is_sweep_override()
+        found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" if value or not override.is_delete() else key for value in found]
+    return map(list, product(*values.values()))
+
+
+def _one_value_each(loader: ConfigLoader, words: list[str]) -> list[str]:
+    """The words of the first job: enough to say what is wrong with a sweep that does not even compose."""
+    return next(_jobs(loader, words))
+
+
+def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
+    try:
+        cfg = compose(config_name, overrides=words)
+    except _COMPOSING as error:
+        raise ConfigError(_first_fault(loader, words, config_name, error)) from error
+    return typed(cfg)
+
+
+def _parsed(loader: ConfigLoader, word: str) -> Override:
+    """One word as Hydra reads it."""
+    remedy = "write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'"
+    try:
+        override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
+    except HydraException as error:
+        raise ConfigError(f"cannot read {word!r}: {remedy}") from error
+    if not override.key_or_group:
+        raise ConfigError(f"cannot read {word!r}: {remedy}")
+    return override
+
+
+def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error: Exception) -> str:
+    """Why the words do not compose, in one sentence: an unreadable word, a wrong option, a wrong key, a wrong value."""
+    overrides = [_parsed(loader, word) for word in words]
+    searched = [word for word in words if word.startswith("hydra.searchpath=")]
+    options = [_options(loader, override, searched) for override in overrides]
+    for override, names in zip(overrides, options, strict=True):
+        if sentence := _wrong_choice(override, names):
+            return sentence
+    choices = [word for word, names in zip(words, options, strict=True) if names] + searched
+    try:
+        cfg = compose(config_name, overrides=choices)
+    except _COMPOSING as still:
+        return _one_line(still)  # a YAML file is at fault
+    for override, names in zip(overrides, options, strict=True):
+        if sentence := _wrong_sweep_value(override):
+            return sentence
+        if override.is_hydra_override() or names:
+            continue
+        if sentence := _wrong_key(loader, cfg, override) or _wrong_value(cfg, override):
+            return sentence
+    return _one_line(error)
+
+
+def _options(loader: ConfigLoader, override: Override, searched: list[str]) -> list[str]:
+    """Options of the group that a word chooses from; empty where its key is no group."""
+    group = str(override.key_or_group)
+    found = loader.get_group_options(group, config_name="config", overrides=searched)
+    return list(dict.fromkeys([*GROUPS.get(group, ()), *found]))
+
+
+def _wrong_sweep_value(override: Override) -> str | None:
+    """What is wrong with hydra.sweeper.blocks=two, which was typed as blocks=two."""
+    name = str(override.key_or_group).removeprefix("hydra.sweeper.")
+    for kind in SWEEPS.values():
+        if name in (hints := get_type_hints(kind)) and override.is_hydra_override():
+            try:
+                OmegaConf.merge(OmegaConf.structured(kind), {name: override.value()})
+            except OmegaConfBaseException:
+                return f"{name} must be {in_words(hints[name])}, got {override.get_value_element_as_str()}"
+    return None
+
+
+def _wrong_choice(override: Override, options: list[str]) -> str | None:
+    group = str(override.key_or_group)
+    if override.is_delete() or not options:
+        return None
+    if override.is_sweep_override():
+        return f"{override.input_line} names several options: add -m to run one after another" + (
+            f", or write '{group}=[{','.join(override.sweep_string_iterator())}]' for all of them in one run"
+            if group in MANY
+            else ""
+        )
+    value = override.value()
+    names = value if isinstance(value, list) else [value]
+    if len(names) > 1 and group not in MANY:
+        return f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}"
+    for name in names:
+        if name not in options:
+            shown = "null" if name is None else str(name)
+            wrong = f"there is no option {shown} in group {group}: choose from {', '.join(options)}"
+            return wrong + did_you_mean(shown, options)
+    return None
+
+
+def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str | None:
+    node: Any = cfg
+    path: list[str] = []
+    for part in str(override.key_or_group).split("."):
+        if isinstance(node, ListConfig):
+            return None
+        if not isinstance(node, DictConfig):
+            whole = ".".join(path)
+            return f"{override.key_or_group} is no key, since {whole} is a single value: write {whole}=..."
+        if part not in node:
+            if path and path[0] in MANY and part in GROUPS[path[0]]:
+                chosen = ",".join([*map(str, node), part])
+                return f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'"
+            extra = [] if path else [group for group in loader.list_groups("") if group != "hydra"]
+            return unknown_key(".".join([*path, part]), list(dict.fromkeys([*map(str, node), *extra])), cfg)
+        path.append(part)
+        node = OmegaConf.select(node, part, throw_on_missing=False)
+    return None
+
+
+def _wrong_value(cfg: DictConfig, override: Override) -> str | None:
+    key = str(override.key_or_group)
+    if override.is_sweep_override():
+        return (
+            f"{override.input_line} gives several values to one key: add -m to run them one after another, or make arms of them"
+        )
+    if override.is_delete():
+        return None
+    try:
+        OmegaConf.update(deepcopy(cfg), key, override.value(), merge=True)
+    except OmegaConfBaseException:
+        return f"{key} must be {_kind(cfg, key)}, got {override.get_value_element_as_str()}"
+    return None
+
+
+def _kind(cfg: DictConfig, key: str) -> str:
+    """What a key may hold, in words."""
+    parent, _, name = key.rpartition(".")
+    holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
+    hints = get_type_hints(holder) if isinstance(holder, type) else {}
+    return in_words(hints[name]) if name in hints else "of another type"
+
+
+def _one_line(error: BaseException | None) -> str:
+    """Message and causes of an error as one line, without the types of OmegaConf's own bookkeeping."""
+    parts: list[str] = []
+    while error is not None:
+        parts.append(" ".join(re.sub(r"\b(object_type|reference_type)=\S+", "", str(error)).split()))
+        error = error.__cause__
+    return ": ".join(part for part in parts if part)

@@ -1,0 +1,1 @@
+"""Many networks of one architecture as one program."""

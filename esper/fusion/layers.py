@@ -1,0 +1,99 @@
+"""Leaf layers of our own, for one network; their stacked forms are in `stacked`."""
+
+# B batch, T positions, D width, C channels
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.fusion.layout import members_first
+
+
+class MaskedConv2d(nn.Conv2d):
+    """A convolution whose kernel is multiplied by a fixed 0/1 mask of the kernel's height and width."""
+
+    mask: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, mask: Tensor, *, padding: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, padding=padding, bias=False)
+        self.register_buffer("mask", mask.clone())
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight * self.mask, None, self.stride, self.padding, self.dilation, self.groups)
+
+
+class MaskedLinear(nn.Linear):
+    """A linear map whose weights are multiplied by a fixed 0/1 mask of its inputs `[in_features]`."""
+
+    mask: Tensor
+
+    def __init__(self, in_features: int, out_features: int, mask: Tensor) -> None:
+        super().__init__(in_features, out_features)
+        self.register_buffer("mask", mask.clone())
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * self.mask, self.bias)
+
+
+class ChannelScale(nn.Module):
+    """Multiplies each channel by a learnt factor; born as zero (LayerScale, Touvron et al. 2021)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.weight if members_first(x) else self.weight.view(1, -1, *[1] * (x.dim() - 2)))
+
+
+class Positions(nn.Module):
+    """Adds a learnt vector to each position of sequences `[B, T, D]`, T at most `context`."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(context, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_length(x, self.weight.shape[0])
+        return x + self.weight[: x.shape[1]]
+
+
+class CausalAttention(nn.Module):
+    """Attention of each position to itself and earlier ones: `[B, T, 3*D]`, the queries, keys and values, to `[B, T, D]`.
+
+    With a lesion every position attends to itself alone, so that its value passes and nothing else. That is data, a buffer, so
+    healthy and lesioned members run in one program.
+    """
+
+    lesioned: Tensor
+
+    def __init__(self, heads: int, *, lesioned: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.register_buffer("lesioned", torch.tensor(lesioned))
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        return torch.where(self.lesioned, qkv.chunk(3, -1)[2], causal_attention(qkv, self.heads))
+
+
+def causal_attention(qkv: Tensor, heads: int) -> Tensor:
+    """softmax(q k' / sqrt(D / heads)) v, head by head, where no position sees a later one: `[B, T, 3*D]` to `[B, T, D]`."""
+    b, t, _ = qkv.shape
+    q, k, v = qkv.view(b, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
+
+
+def check_length(x: Tensor, context: int) -> None:
+    """Raises ValueError where sequences `[B, T, ...]` are longer than a host can take."""
+    if x.shape[1] > context:
+        raise ValueError(
+            f"a sequence of {x.shape[1]} positions does not fit task.host.context={context}: raise it, or cut the text shorter"
+        )
+
+
+def spread_mask(features: int, share: float) -> Tensor:
+    """A fixed 0/1 mask `[features]` with about this share of ones, spread as evenly as steps of the golden ratio are."""
+    place = torch.arange(features, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
+    return (place.frac() < share).to(torch.get_default_dtype())

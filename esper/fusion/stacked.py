@@ -1,0 +1,251 @@
+"""Stacked forms: one layer that computes M layers of a kind, for M members at once.
+
+Where the members lie in the features is told in `layout`; a stacked layer reads the layout off its input.
+"""
+
+# M members, B batch, T positions, D width, C channels of one member, I inputs, O outputs
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.fusion.layers import (
+    CausalAttention,
+    ChannelScale,
+    MaskedConv2d,
+    MaskedLinear,
+    Positions,
+    causal_attention,
+    check_length,
+)
+from esper.fusion.layout import members_first, per_member
+
+
+class FusionError(ValueError):
+    """A module cannot be fused; the message names the layer and the remedy."""
+
+
+def refuse(layer: nn.Module, what: str, instead: str) -> FusionError:
+    """The error about a variant of a layer that its stacked form does not know."""
+    return FusionError(f"a {type(layer).__name__} with {what} has no stacked form: {instead}, or set members_per_shard=1")
+
+
+class StackedLayer(nn.Module):
+    """Base of all stacked forms: parameters and buffers of M layers on a leading member axis.
+
+    While a `Fleet` holds the layer, its parameters are views of the fleet's flat tensor and are bound before each forward.
+    """
+
+    members: int
+    origin: dict[str, int]
+    """Which parameter of the first module each parameter was made from: a `Fleet` ties those that were one."""
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = len(layers)
+        self.origin = {name: id(parameter) for name, parameter in layers[0].named_parameters(recurse=False)}
+        for name, _ in layers[0].named_parameters(recurse=False):
+            self.register_parameter(name, nn.Parameter(torch.stack([layer.get_parameter(name) for layer in layers])))
+        for name, _ in layers[0].named_buffers(recurse=False):
+            self.register_buffer(name, torch.stack([layer.get_buffer(name) for layer in layers]))
+
+
+class StackedConv2d(StackedLayer):
+    """`Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
+
+    mask: Tensor | None
+
+    def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
+        super().__init__(layers)
+        first = layers[0]
+        if first.padding_mode != "zeros" or isinstance(first.padding, str):
+            what = f"padding={first.padding!r} and padding_mode={first.padding_mode!r}"
+            raise refuse(first, what, "give the padding as numbers with zeros")
+        self.stride, self.padding, self.dilation, self.groups = (
+            first.stride,
+            first.padding,
+            first.dilation,
+            first.groups,
+        )
+        if not isinstance(first, MaskedConv2d):
+            self.mask = None
+        if first.bias is None:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
+        bias = None if self.bias is None else self.bias.flatten()
+        groups = self.members * self.groups
+        return F.conv2d(x, weight.flatten(0, 1), bias, self.stride, self.padding, self.dilation, groups)
+
+
+class StackedBatchNorm2d(StackedLayer):
+    """`BatchNorm2d`: statistics are per channel, so M layers are one wider layer. Running statistics `[M, C]`."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layers: Sequence[nn.BatchNorm2d]) -> None:
+        super().__init__(layers)
+        first = layers[0]
+        if first.momentum is None or not (first.affine and first.track_running_stats):
+            raise refuse(first, "no momentum, affine parameters or running statistics", "use the defaults")
+        self.momentum, self.eps = first.momentum, first.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        mean, var = self.running_mean.view(-1), self.running_var.view(-1)
+        weight, bias = self.weight.flatten(), self.bias.flatten()
+        return F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
+
+
+class StackedGroupNorm(StackedLayer):
+    """`GroupNorm` on images and vectors: M layers of G groups are one layer of M*G groups."""
+
+    def __init__(self, layers: Sequence[nn.GroupNorm]) -> None:
+        super().__init__(layers)
+        if not layers[0].affine:
+            raise refuse(layers[0], "no affine parameters", "use the defaults")
+        self.num_groups, self.eps = layers[0].num_groups, layers[0].eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        if members_first(x):
+            raise ValueError("a GroupNorm takes images or vectors when it is fused, and met sequences: use LayerNorm there")
+        if self.weight.requires_grad and not x.requires_grad:
+            # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
+            x = x.detach().requires_grad_()
+        return F.group_norm(x, self.members * self.num_groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+
+
+class StackedLayerNorm(StackedLayer):
+    """`LayerNorm` over the last axis: the width of sequences, or the whole of vectors. Weight and bias `[M, D]`."""
+
+    def __init__(self, layers: Sequence[nn.LayerNorm]) -> None:
+        super().__init__(layers)
+        first = layers[0]
+        if len(first.normalized_shape) != 1 or not first.elementwise_affine:
+            raise refuse(first, "several axes or no affine parameters", "normalise the last axis, with the defaults")
+        self.normalized_shape, self.eps = first.normalized_shape, first.eps
+        if first.bias is None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            raise ValueError("a LayerNorm takes sequences or vectors when it is fused, and met images: use GroupNorm there")
+        if members_first(x):
+            y, weight = x.unflatten(0, (self.members, -1)), self.weight[:, None, None]
+            bias = None if self.bias is None else self.bias[:, None, None]
+        else:
+            y, weight, bias = x.unflatten(1, (self.members, -1)), self.weight, self.bias
+        y = F.layer_norm(y, self.normalized_shape, None, None, self.eps)
+        return (y * weight if bias is None else torch.addcmul(bias, y, weight)).view(x.shape)
+
+
+class StackedLinear(StackedLayer):
+    """`Linear` and `MaskedLinear`: a batch of matrix products, weight `[M, O, I]`.
+
+    Vectors `[B, M*I]` to `[B, M*O]`, sequences `[M*B, T, I]` to `[M*B, T, O]`.
+    """
+
+    mask: Tensor | None
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__(layers)
+        if not isinstance(layers[0], MaskedLinear):
+            self.mask = None
+        if layers[0].bias is None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            raise ValueError("a Linear takes vectors or sequences when it is fused, and met images: flatten them, or use Conv2d")
+        rows_first = members_first(x)
+        x_MRI = x.view(self.members, -1, x.shape[-1]) if rows_first else x.view(x.shape[0], self.members, -1).transpose(0, 1)
+        weight = self.weight if self.mask is None else self.weight * self.mask[:, None]
+        weight_MIO = weight.transpose(1, 2)
+        y_MRO = torch.bmm(x_MRI, weight_MIO) if self.bias is None else torch.baddbmm(self.bias[:, None], x_MRI, weight_MIO)
+        return y_MRO.view(*x.shape[:-1], -1) if rows_first else y_MRO.transpose(0, 1).reshape(x.shape[0], -1)
+
+
+class StackedEmbedding(StackedLayer):
+    """`Embedding`: each member looks its tokens up in its own table. Tokens `[M*B, T]` to `[M*B, T, D]`."""
+
+    def __init__(self, layers: Sequence[nn.Embedding]) -> None:
+        super().__init__(layers)
+        first = layers[0]
+        if first.padding_idx is not None or first.max_norm is not None or first.scale_grad_by_freq or first.sparse:
+            what = "padding_idx, max_norm, scale_grad_by_freq or sparse"
+            raise refuse(first, what, "use the defaults")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.weight.shape[1]
+        first_M = torch.arange(self.members, device=tokens.device) * words
+        return F.embedding(tokens + per_member(first_M, tokens), self.weight.flatten(0, 1))
+
+
+class StackedPositions(StackedLayer):
+    """`Positions`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_length(x, self.weight.shape[1])
+        return (x.unflatten(0, (self.members, -1)) + self.weight[:, None, : x.shape[1]]).view(x.shape)
+
+
+class StackedChannelScale(StackedLayer):
+    """`ChannelScale`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if members_first(x):
+            return (x.unflatten(0, (self.members, -1)) * self.weight[:, None, None]).view(x.shape)
+        return x * self.weight.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+class StackedCausalAttention(StackedLayer):
+    """`CausalAttention`: attention keeps the samples apart by itself, and the lesions are a row of booleans `[M]`."""
+
+    lesioned: Tensor
+
+    def __init__(self, layers: Sequence[CausalAttention]) -> None:
+        super().__init__(layers)
+        self.heads = layers[0].heads
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        alone = per_member(self.lesioned, qkv)
+        return torch.where(alone, qkv.chunk(3, -1)[2], causal_attention(qkv, self.heads))
+
+
+class StackedFlatten(StackedLayer):
+    """`Flatten` from axis 1 on: images `[B, M*C, H, W]` to vectors `[B, M*(C*H*W)]`, members side by side as before."""
+
+    def __init__(self, layers: Sequence[nn.Flatten]) -> None:
+        super().__init__(layers)
+        first = layers[0]
+        if (first.start_dim, first.end_dim) != (1, -1):
+            raise refuse(first, f"start_dim={first.start_dim} and end_dim={first.end_dim}", "use the defaults")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if members_first(x):
+            raise ValueError("a Flatten takes images when it is fused, and met sequences: take a mean over the positions, say")
+        return x.flatten(1)
+
+
+STACKED: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Conv2d: StackedConv2d,
+    MaskedConv2d: StackedConv2d,
+    nn.BatchNorm2d: StackedBatchNorm2d,
+    nn.GroupNorm: StackedGroupNorm,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.Linear: StackedLinear,
+    MaskedLinear: StackedLinear,
+    nn.Embedding: StackedEmbedding,
+    nn.Flatten: StackedFlatten,
+    Positions: StackedPositions,
+    ChannelScale: StackedChannelScale,
+    CausalAttention: StackedCausalAttention,
+}
+"""Leaf layer to stacked form; a new one is one line here and one class above."""

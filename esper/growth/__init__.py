@@ -1,0 +1,1 @@
+"""A host and its seeds as one program."""

@@ -1,0 +1,122 @@
+"""How a seed is blended into its host; `ramps` tells how alpha moves.
+
+Residual-delta blend. A seed is a branch delta(x), and its slot computes
+
+    y = h + alpha * delta(x),        x = h,  or a detached copy of h while the seed is isolated,
+
+so that the host's own gradient dy/dh is 1 at every alpha. (A lerp of h and seed(h) has 1 - alpha there and freezes all that lies
+before the slot once alpha is 1.) Two other blends, by a gate and by multiplication, are told at `blend`.
+"""
+
+# B batch, M members, L members with a seed, C channels
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.fusion.layout import add_members, per_member, take_members
+
+
+class _Isolate(torch.autograd.Function):
+    """Identity whose gradient passes only for the members marked `open`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, open_L: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(open_L)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (open_L,) = ctx.saved_tensors
+        return torch.where(per_member(open_L, grad), grad, 0.0), None
+
+
+class _Blend(torch.autograd.Function):
+    """ADD for all live members; see `blend`."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int
+    ) -> Tensor:
+        ctx.save_for_backward(pull_L, live_L)
+        ctx.members = members
+        return add_members(h.clone(), live_L, delta * per_member(alpha_L, delta), members)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pull_L, live_L = ctx.saved_tensors
+        part = take_members(grad, live_L, ctx.members)
+        return grad, part * per_member(pull_L, part), None, None, None, None
+
+
+class _MixedBlend(torch.autograd.Function):
+    """MULTIPLY for the members marked in `times_L`, ADD for the other live ones; see `blend`."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, times_L: Tensor, members: int
+    ) -> Tensor:
+        part, factor, times = take_members(h, live_L, members), torch.tanh(delta), per_member(times_L, delta)
+        ctx.save_for_backward(alpha_L, pull_L, live_L, times_L, part, factor)
+        ctx.members = members
+        effect = torch.where(times, part * factor, delta)
+        return add_members(h.clone(), live_L, effect * per_member(alpha_L, delta), members)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        alpha_L, pull_L, live_L, times_L, part, factor = ctx.saved_tensors
+        g = take_members(grad, live_L, ctx.members)
+        times = per_member(times_L, g)
+        direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
+        slope = torch.where(times, part * (1.0 - factor.square()), 1.0)
+        grad_h = add_members(grad.clone(), live_L, direct, ctx.members)
+        return grad_h, g * per_member(pull_L, g) * slope, None, None, None, None, None
+
+
+def isolate(h: Tensor, open_L: Tensor) -> Tensor:
+    """The input of a seed: h itself, or a detached copy for members not marked open.
+
+    d(out)/dh is 1 where `open_L` and 0 elsewhere; zeros are added to the host's gradient, which therefore keeps its bits.
+
+    Args:
+        h: host features `[B, L*C, ...]`.
+        open_L: bool `[L]`; True where the seed's gradient may reach the host.
+    """
+    return _Isolate.apply(h, open_L)  # pyright: ignore[reportReturnType]
+
+
+def blend(
+    h: Tensor,
+    delta: Tensor,
+    alpha_L: Tensor,
+    pull_L: Tensor,
+    live_L: Tensor,
+    members: int,
+    times_L: Tensor | None = None,
+) -> Tensor:
+    """The output of a slot: y for the live members, h for the others.
+
+        ADD        y = h + alpha * delta                 dy/dh = 1                          dy/ddelta = pull
+        GATE       y = h + alpha * g * delta             dy/dh = 1                          dy/d(g delta) = pull
+        MULTIPLY   y = h * (1 + alpha * tanh(delta))     dy/dh = 1 + alpha * tanh(delta)    dy/ddelta = pull * h * sech(delta)^2
+
+    dy/dh is the direct part; the way through the seed's input comes on top where that is not isolated. GATE is ADD of the product
+    g(x) * delta(x), which the seed's module computes (see `gated`).
+
+    `pull` is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and pull 1, the straight-through
+    estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in. Where delta is finite, alpha 0
+    leaves h and the host's gradient unchanged bit for bit; where it is NaN, so is the result, that a sick seed is seen at once.
+
+    Args:
+        h: host features of M members, in any layout.
+        delta: output of the branches of the L live members.
+        alpha_L: blend weight `[L]`.
+        pull_L: weight of the seed's gradient `[L]`.
+        live_L: the members with a seed `[L]`.
+        members: M.
+        times_L: bool `[L]`; which of them multiply. None where none does.
+    """
+    if times_L is None:
+        return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]
+    return _MixedBlend.apply(h, delta, alpha_L, pull_L, live_L, times_L, members)  # pyright: ignore[reportReturnType]

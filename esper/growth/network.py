@@ -1,0 +1,330 @@
+"""Hosts with slots and seeds, as one program: forward, backward, counterfactual forward, optimiser step, snapshots.
+
+Which member holds which seed at which alpha is data (`Roles`), given anew each epoch; the parameters live in the host's fleet and
+in the banks. Seeds in training are behind the host: it computes what it would without them. How they learn is `incubation`:
+
+    straight_through   y = h + (d - sg(d)),  d = delta(sg(h)): the output is h, and the seed gets the gradient dL/dy of a host
+                       that does not contain it (see `alpha.blend`)
+    closed_loop        y = h, and the seed learns in a shadow pass in which its effect is in (see `shadow`)
+    none               no seed is ever behind: alpha is at its target from the first batch on
+
+where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
+
+Hosts and seeds are clipped and moved each within a budget of its own. A fossil is moved with the settings of the host's
+optimiser, or not at all (`fossils`).
+"""
+
+# M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.fusion.fuse import Fleet
+from esper.fusion.layout import by_member
+from esper.growth.active import ActiveSeeds, in_banks, live_seeds
+from esper.growth.closed_loop import Shadow, shadow_of
+from esper.growth.variants import Tree, path_logits, tree
+from esper.hosts.base import slot_specs
+from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.seeds.bank import MemberSGD, RowSettings, SeedBank, SGDConfig
+from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.slot_gradients import GradientHooks, SlotGradients
+
+BankKey = tuple[int, int, bool]
+"""Slot, blueprint, and whether its seeds have gates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learners:
+    """How the seeds of one slot are moved by an optimiser step."""
+
+    slot: int
+    banks: tuple[tuple[SeedBank, Tensor], ...]
+    """The banks, each with the members that learn in it."""
+    learns_M1: Tensor
+    """bool `[M, 1]`: all of these members; other rows keep their bits."""
+    settings: RowSettings | None
+    """Of each row, where they differ from the seeds' optimiser."""
+
+
+class GrowingNetwork:
+    """M hosts of one architecture, their seed banks, and their optimisers.
+
+    Args:
+        hosts: M hosts.
+        blueprints: what a seed may be, in the order of their indices.
+        host_optimiser: of the hosts, and of fossils where they learn.
+        seed_optimiser: of the other seeds.
+        incubation: how seeds learn that are behind the host.
+        fossils: do seeds learn that were kept?
+        rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
+        device: where it all lies.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[nn.Module],
+        blueprints: Sequence[BlueprintConfig],
+        *,
+        host_optimiser: SGDConfig,
+        seed_optimiser: SGDConfig,
+        incubation: Incubation = Incubation.straight_through,
+        fossils: Fossils = Fossils.learning,
+        rate_M1: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.members = len(hosts)
+        self.slots = slot_specs(hosts[0])
+        self.blueprints = tuple(blueprints)
+        self.incubation, self.fossils = incubation, fossils
+        self.host = Fleet(hosts, device)
+        self.optimiser = MemberSGD(self.host.flat, host_optimiser, rate_M1)
+        self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
+        self.banks: dict[BankKey, SeedBank] = {}
+        self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
+        self.shadow: Shadow | None = None
+        self._learners: list[Learners] = []
+        self._kept: dict[str, Tensor] = {}
+
+    def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
+        """The bank of a slot and a blueprint, made when it is first needed. Seeds with a gate have banks of their own."""
+        key = (slot, blueprint, gated)
+        if key not in self.banks:
+            self.banks[key] = SeedBank(
+                self.blueprints[blueprint],
+                self.slots[slot],
+                self.members,
+                self._optimisers[1],
+                self.device,
+                gated=gated,
+                rate_M1=self._rate_M1,
+            )
+        return self.banks[key]
+
+    def plant(
+        self,
+        member: int,
+        slot: int,
+        blueprint: int,
+        generator: torch.Generator,
+        blend: Blend = Blend.ADD,
+        felt: Sequence[SlotGradients] | None = None,
+    ) -> None:
+        """Puts a newborn seed there, with its gate if it blends by one.
+
+        Args:
+            felt: what each slot felt, for a blueprint that is informed by it.
+
+        Raises:
+            ValueError: it is informed, and there is nothing felt.
+        """
+        bank = self.bank(slot, blueprint, blend is Blend.GATE)
+        if not is_informed(bank.blueprint):
+            bank.plant(member, generator)
+            return
+        if felt is None:
+            raise ValueError("a seed with init=informed is planted from what its slot felt: give `felt`, or use init=default")
+        here = felt[slot].of_member(member)
+        bank.plant(member, generator, here.scaled() if blend is Blend.MULTIPLY else here)
+
+    def clear(self, member: int, slot: int, blueprint: int) -> None:
+        """Removes a seed, its gate included."""
+        for gated in (False, True):
+            if (slot, blueprint, gated) in self.banks:
+                self.banks[slot, blueprint, gated].clear([member])
+
+    def arrange(self, roles: Roles) -> None:
+        """Says which seeds take part until the next call; `roles` has a row for each member."""
+        closed = self.incubation is Incubation.closed_loop
+        learns_MS = roles.learns & (roles.blueprint >= 0)
+        if self.fossils is Fossils.frozen:
+            learns_MS &= ~roles.fossil
+        pull_MS = np.where(roles.behind, np.float32(1.0), roles.alpha).astype(np.float32)
+        inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
+        find = [partial(self.bank, slot) for slot in range(len(self.slots))]
+        self.plan = [
+            live_seeds(
+                find[slot],
+                roles,
+                slot,
+                inside_MS[:, slot],
+                alpha_M=roles.alpha[:, slot],
+                pull_M=pull_MS[:, slot],
+                learns_M=learns_MS[:, slot],
+                open_M=roles.open[:, slot],
+                device=self.device,
+            )
+            for slot in range(len(self.slots))
+        ]
+        self.shadow = shadow_of(find, roles, self.device) if closed else None
+        taught_S = np.flatnonzero(learns_MS.any(axis=0))
+        self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in taught_S]
+
+    def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
+        """How the marked seeds of a slot are moved."""
+        (host, seed), settings = self._optimisers, None
+        if host != seed and (roles.fossil[:, slot] & learns_M).any():
+            settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
+            settings = settings if self._rate_M1 is None else settings.faster(self._rate_M1)
+        return Learners(
+            slot=slot,
+            banks=tuple(
+                (self.bank(slot, kind, gated), self._tensor(rows)) for kind, gated, rows in in_banks(roles, slot, learns_M)
+            ),
+            learns_M1=self._tensor(learns_M[:, None]),
+            settings=settings,
+        )
+
+    def train(self, mode: bool = True) -> None:
+        self.host.module.train(mode)
+
+    def forward(self, x: Tensor, hooks: GradientHooks | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
+        """Outputs `[M, B, K]` of a batch in the layout of its kind.
+
+        Args:
+            x: the batch.
+            hooks: if given, they watch the features that leave each slot.
+            starts: if given, the features where the shadow pass starts are laid there.
+        """
+        segments = self._segments(self.host.bind())
+        for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
+            x = segment(x)
+            if starts is not None and self.shadow is not None:
+                self.shadow.start(slot, x, self.members, starts)
+            if seeds is not None:
+                x = seeds.blended(x, self.members)
+            if hooks is not None and segment is not segments[-1]:
+                hooks.watch(x)
+        return by_member(x, self.members)
+
+    def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None) -> Tensor:
+        """Lays down the gradients of one batch: of the hosts and their seeds, and of seeds that learn in a shadow pass.
+
+        Args:
+            x: the batch in the layout of its kind.
+            y_MB: classes of each member's samples, or of each of their positions.
+            hooks: see `forward`.
+
+        Returns:
+            Mean cross entropy of each member in the main pass `[M]` [nats].
+        """
+        starts: dict[int, Tensor] = {}
+        loss_M = member_losses(self.forward(x, hooks, starts), y_MB)
+        loss_M.sum().backward()
+        if self.shadow is not None:
+            member_losses(self.shadow.logits(self.host, starts), y_MB[self.shadow.members_L]).sum().backward()
+        return loss_M.detach()
+
+    def feel(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
+        """What each slot feels of a batch, by the statistics that are also used for measuring; nothing is changed by it."""
+        self.train(False)
+        hooks = GradientHooks(self.members)
+        member_losses(self.forward(x, hooks), y_MB).sum().backward()
+        for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
+            fleet.flat.grad = None
+        return hooks.gradients()
+
+    def tree(self, alpha_VMS: npt.NDArray[np.float32]) -> Tree:
+        """Where V settings of all alphas part, for the seeds that take part now; see `variants.tree`."""
+        return tree(alpha_VMS, self.plan)
+
+    def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
+        """Logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
+        return path_logits(self.host, tree, x)
+
+    def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
+        """Logits `[V, M, B, classes]` of a batch under V settings of all alphas, sharing what they share.
+
+        Args:
+            x: the batch in the layout of its kind.
+            alpha_VMS: blend weights of each setting; slots without a seed are ignored.
+        """
+        forks = self.tree(alpha_VMS)
+        return self.path_logits(x, forks)[torch.from_numpy(forks.path_VM).to(self.device)]
+
+    @torch.no_grad()
+    def widths(self, x: Tensor) -> list[int]:
+        """Numbers in the features of one member after each segment, for a batch in the layout of its kind."""
+        sizes: list[int] = []
+        for segment in self._segments(self.host.bind()):
+            x = segment(x)
+            sizes.append(x.numel() // self.members)
+        return sizes
+
+    def step(self) -> None:
+        """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
+        self.optimiser.step()
+        for learners in self._learners:
+            for bank, _ in learners.banks:
+                bank.optimiser.step(learners.learns_M1, learners.settings)
+
+    def take_norms(self) -> Tensor:
+        """Mean gradient norms before clipping over the steps since the last call `[M, 1 + S]`: of the hosts, then of the seeds.
+
+        NaN where no seed learnt, infinite where a gradient was not finite. A seed's gate is part of it.
+        """
+        norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
+        norms[:, 0] = self.optimiser.take_norms()
+        for learners in self._learners:
+            for bank, rows in learners.banks:
+                norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
+        return norms
+
+    def rows(self) -> dict[str, Tensor]:
+        """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""
+        rows = {"host": self.host.flat.detach(), "host_momentum": self.optimiser.momentum}
+        rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
+        for (slot, blueprint, gated), bank in self.banks.items():
+            name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"
+            rows[f"seed/{name}"] = bank.fleet.flat.detach()
+            rows[f"seed_momentum/{name}"] = bank.optimiser.momentum
+        return rows
+
+    def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
+        """Copies the rows of the marked members into their snapshots; a new bank's snapshot is empty before its first."""
+        whole, mask = bool(healthy_M.all()), self._tensor(healthy_M)
+        for name, row in self.rows().items():
+            kept = self._kept.get(name)
+            if kept is None:
+                kept = self._kept[name] = torch.zeros_like(row)
+            kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
+
+    def restore(self, sick_M: Tensor) -> None:
+        """Brings the marked members back to their snapshots, exactly; other members keep their bits."""
+        for name, row in self.rows().items():
+            kept = self._kept.get(name, torch.zeros_like(row))
+            row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
+
+    def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
+        """Copies of the rows of the marked members."""
+        mask = self._tensor(which_M)
+        return {name: row[mask] for name, row in self.rows().items()} if which_M.any() else {}
+
+    def lay_back(self, which_M: npt.NDArray[np.bool_], copies: dict[str, Tensor]) -> None:
+        """The marked members are again as when the copies were made, exactly; other members keep their bits."""
+        mask = self._tensor(which_M)
+        for name, row in self.rows().items():
+            if name in copies:
+                row[mask] = copies[name]
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def _segments(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.get_submodule("segments").children())
+
+
+def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
+    """Mean cross entropy of each member `[M]` [nats]; sequences come as `[M, B*T, K]` with targets `[M, B*T]` or `[M, B, T]`."""
+    loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
+    # A negative target (torch's ignore_index, such as that of padding) counts nowhere.
+    return loss.view(len(targets_MB), -1).sum(1) / (targets_MB >= 0).view(len(targets_MB), -1).sum(1)

@@ -1,0 +1,237 @@
+"""One batch under many settings of the alphas, each thing computed once.
+
+A path is a member together with how the seeds so far are set: at the input there is one for each member, and where the settings
+of a member part, its path forks. Paths lie in the features like members, so hosts and seeds compute them as they compute members,
+and each host has as many paths as its own settings ask for: what others ask for costs it nothing.
+
+    settings of one host       on on, off on, on off
+    input, segment 0           1 path, and its seed in slot 0 is computed once
+    segment 1                  2 paths: with slot 0 on, and off; the seed in slot 1 is computed for both
+    segment 2, logits          3 paths
+
+A seed that is off is left out, so that a sick one is out indeed; one that trains behind its host is computed as in any forward.
+"""
+
+# M members, P paths, V settings, S slots, D paths whose seed is computed, O paths in which it is on, K classes
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from esper.fusion.fuse import Fleet
+from esper.fusion.layout import by_member, join_members, per_member, split_members, take_members
+from esper.growth.active import ActiveSeeds
+from esper.seeds.bank import SeedBank
+from esper.seeds.errors import seed_errors
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Unforked(NamedTuple):
+    """A slot up to which every member has one path, and after it too: as in any forward."""
+
+    seeds: ActiveSeeds
+    alpha_L: Tensor
+    whole: bool
+    """Does every member have a seed there, in order, so that none has to be picked out?"""
+    full: bool
+    """Are all alphas 1?"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """What happens to the paths at one slot: those where the seed is on come first, then those that stay as they are."""
+
+    before: int
+    """Paths that come in."""
+    seeded_D: IntArray
+    """Paths whose seed is computed, bank by bank."""
+    banks: tuple[tuple[SeedBank, IntArray], ...]
+    """The banks, each with a row for each of its paths among these."""
+    on_O: IntArray
+    """Which of these each path is made from, in which the seed is on."""
+    alpha_O: npt.NDArray[np.float32]
+    times_O: npt.NDArray[np.bool_]
+    """Does it multiply?"""
+    kept: IntArray
+    """Paths that go on without."""
+    owner_P: IntArray
+    """Member of each path that leaves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """Where the paths fork, and where the settings end."""
+
+    members: int
+    forks: tuple[Fork | Unforked | None, ...]
+    """Of each slot; None where there is no seed."""
+    path_VM: IntArray
+    """The last path of each setting of each member."""
+
+    @property
+    def paths(self) -> list[int]:
+        """Paths that leave each slot, and at the end."""
+        counts, now = list[int](), self.members
+        for fork in self.forks:
+            now = len(fork.owner_P) if isinstance(fork, Fork) else now
+            counts.append(now)
+        return [*counts, now]
+
+    @property
+    def num_paths(self) -> int:
+        """Distinct settings of all members."""
+        return int(self.path_VM.max()) + 1
+
+
+def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None]) -> Tree:
+    """Where settings of all alphas part.
+
+    Args:
+        alpha_VMS: blend weights of each setting; slots without a seed are ignored.
+        plan: the seeds that take part in each slot, at the alphas they have.
+    """
+    settings, members, _ = alpha_VMS.shape
+    path_VM, owner_P = np.tile(np.arange(members), (settings, 1)), np.arange(members)
+    forks: list[Fork | Unforked | None] = []
+    for slot, seeds in enumerate(plan):
+        if seeds is None:
+            forks.append(None)
+            continue
+        live = seeds.live_L.cpu().numpy()
+        alpha_VL = alpha_VMS[:, live, slot]
+        if (path_VM == np.arange(members)).all() and (alpha_VL == alpha_VL[0]).all():
+            whole, alpha_L = np.array_equal(live, np.arange(members)), np.ascontiguousarray(alpha_VL[0])
+            forks.append(Unforked(seeds, torch.from_numpy(alpha_L).to(seeds.live_L.device), whole, bool((alpha_L == 1).all())))
+            continue
+        fork, path_VM = _fork(path_VM, owner_P, alpha_VMS[:, :, slot], seeds)
+        owner_P = fork.owner_P
+        forks.append(fork)
+    return Tree(members=members, forks=tuple(forks), path_VM=path_VM)
+
+
+def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: ActiveSeeds) -> tuple[Fork, IntArray]:
+    """The fork at one slot, and the path of each setting after it."""
+    live, behind = seeds.live_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
+    place_M = np.full(alpha_VM.shape[1], -1)
+    place_M[live] = np.arange(len(live))
+    alpha_VM = np.where(place_M >= 0, alpha_VM, np.float32(0.0))
+    key_VM = path_VM << 32 | np.ascontiguousarray(alpha_VM).view(np.uint32).astype(np.int64)
+    key, child_VM = np.unique(key_VM, return_inverse=True)
+    parent, alpha = key >> 32, (key & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
+    place = place_M[owner_P[parent]]
+    on = np.flatnonzero((place >= 0) & ((alpha != 0) | behind[place]))
+    on = on[np.lexsort((parent[on], _bank_of(seeds)[place[on]]))]
+    off = np.setdiff1d(np.arange(len(key)), on)
+    order = np.concatenate([on, off])
+    first = np.flatnonzero(np.diff(parent[on], prepend=-1))
+    seeded = place[on][first]
+    times = np.zeros(len(live), np.bool_) if seeds.times_L is None else seeds.times_L.cpu().numpy()
+    fork = Fork(
+        before=len(owner_P),
+        seeded_D=parent[on][first],
+        banks=tuple(_rows(seeds, seeded)),
+        on_O=np.repeat(np.arange(len(first)), np.diff(first, append=len(on))),
+        alpha_O=alpha[on],
+        times_O=times[place[on]],
+        kept=parent[off],
+        owner_P=owner_P[parent[order]],
+    )
+    return fork, np.argsort(order)[child_VM.reshape(path_VM.shape)]
+
+
+def _bank_of(seeds: ActiveSeeds) -> IntArray:
+    """Which of the banks each live member's seed is in."""
+    return np.repeat(np.arange(len(seeds.groups)), [len(group.rows_L) for group in seeds.groups])
+
+
+def _rows(seeds: ActiveSeeds, place: IntArray) -> Iterator[tuple[SeedBank, IntArray]]:
+    """Rows of the banks for live members, which come bank by bank and may come again."""
+    bank = _bank_of(seeds)[place]
+    rows = np.concatenate([group.rows_L.cpu().numpy() for group in seeds.groups])[place]
+    for index in np.unique(bank):
+        yield seeds.groups[index].bank, rows[bank == index]
+
+
+@torch.no_grad()
+def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
+    """Logits `[P, B, K]` of a batch on every path.
+
+    Args:
+        host: the members.
+        tree: where their paths fork.
+        x: the batch in the layout of its kind.
+    """
+    segments, owner_P = list(host.module.get_submodule("segments").children()), np.arange(tree.members)
+    for segment, fork in zip(segments, [*tree.forks, None], strict=True):
+        x = _computed(host, segment, owner_P, x)
+        if isinstance(fork, Unforked):
+            x = _unforked(fork, x, tree.members)
+        elif fork is not None:
+            x, owner_P = _forked(fork, x), fork.owner_P
+    host.bind()
+    return by_member(x, len(owner_P))
+
+
+def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
+    """The features of all members after a slot where none of them forks, as in a forward, to the bit."""
+    seeds, dense = fork.seeds, x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last)
+    if not (fork.whole and dense and seeds.times_L is None):
+        return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
+    delta = seeds.delta(x)
+    return x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))
+
+
+def _forked(fork: Fork, x: Tensor) -> Tensor:
+    """The features of the paths that leave a slot."""
+    parts: list[Tensor] = []
+    if len(fork.on_O):
+        seeded = _take(x, fork.seeded_D, fork.before)
+        pieces = split_members(seeded, [len(rows) for _, rows in fork.banks])
+        delta = join_members([_delta(bank, rows, part) for (bank, rows), part in zip(fork.banks, pieces, strict=True)])
+        h, delta = _take(seeded, fork.on_O, len(fork.seeded_D)), _take(delta, fork.on_O, len(fork.seeded_D))
+        if fork.times_O.any():
+            delta = torch.where(per_member(_tensor(fork.times_O, x), h), h * torch.tanh(delta), delta)
+        if (fork.alpha_O != 1).any():
+            delta = delta * per_member(_tensor(fork.alpha_O, x).to(x.dtype), delta)
+        parts.append(h + delta)
+    if len(fork.kept):
+        parts.append(_take(x, fork.kept, fork.before))
+    return join_members(parts)
+
+
+def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
+    """What seeds make of features, each row as often as it is named; one row beside others is computed twice, as in a bank."""
+    with seed_errors(bank.blueprint, bank.slot, torch.from_numpy(np.unique(rows))):
+        if len(rows) == 1 < bank.fleet.members:
+            return split_members(_computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x])), [1, 1])[0]
+        return _computed(bank.fleet, bank.fleet.module, rows, x)
+
+
+def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tensor:
+    """What a part of a fleet makes of the features of some members, each as often as it is named."""
+    if fleet.members == 1:  # one by one: it may have layers without a stacked form, and alone each rounds as it always does
+        fleet.bind()
+        return join_members([part(piece) for piece in split_members(x, [1] * len(rows))])
+    if np.array_equal(rows, np.arange(fleet.members)):
+        fleet.bind()
+    else:
+        fleet.bind_some(_tensor(rows, x), part)
+    return part(x)
+
+
+def _take(x: Tensor, chosen: IntArray, members: int) -> Tensor:
+    """Features of some of so many members, each as often as it is named; without a copy where they lie side by side."""
+    first, count = int(chosen[0]), len(chosen)
+    if not np.array_equal(chosen, np.arange(first, first + count)):
+        return take_members(x, _tensor(chosen, x), members)
+    return x if count == members else split_members(x, [first, count, members - first - count])[1]
+
+
+def _tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

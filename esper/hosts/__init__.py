@@ -1,0 +1,1 @@
+"""Host networks and their slots."""

@@ -1,0 +1,1 @@
+"""Many runs: design, launch, tuning, scoring and comparison."""

@@ -1,0 +1,1 @@
+"""The life of a seed, as pure functions on arrays."""

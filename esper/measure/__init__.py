@@ -1,0 +1,1 @@
+"""Measurements of hosts and seeds: counterfactuals, attribution, growth potential, costs, latency."""

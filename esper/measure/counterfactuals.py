@@ -1,0 +1,196 @@
+"""Which settings of the alphas a validation measures, and what the seeds turn out to be worth: what is, and what would be."""
+
+# N hosts, S slots, V variants
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.env.shard import Measurement
+from esper.lifecycle.stages import TAKES_PART, SlotState, Stage
+from esper.measure import attribution
+from esper.measure.plans import Plan, coalitions
+from esper.seeding import stream
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+MOST_SUBSETS = 8
+"""Seeds of which every subset may be asked for: 256 settings, some tens of times a plain validation."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CounterfactualsConfig:
+    """What is measured beside each host as it is and with each of its seeds off; docs/counterfactuals.md has plans and prices."""
+
+    each_step: list[Plan] = field(default_factory=lambda: list[Plan]())
+    """Plans measured after every host epoch, such as [pairs], beside those that the reward needs. More: dearer validations."""
+    at_end: list[Plan] = field(default_factory=lambda: list[Plan]())
+    """Plans measured at the end of an episode too, such as [shapley]; what is committed always is."""
+    orders: int = 8
+    """Pairs of random orders that Shapley values of a host with more than four seeds come from, at least 2. More: smaller errors,
+    and in proportion more settings."""
+
+    def __post_init__(self) -> None:
+        for name in ("each_step", "at_end"):
+            plans = getattr(self, name)
+            if len(set(plans)) < len(plans):
+                raise ValueError(f"counterfactuals.{name} must name each plan once, got [{','.join(plans)}]")
+            if Plan.leave_one_out in plans:
+                raise ValueError(f"counterfactuals.{name} names leave_one_out, which is always measured: leave it out")
+        if twice := [plan for plan in self.at_end if plan in self.each_step]:
+            raise ValueError(f"counterfactuals.at_end names {twice[0]}, which each_step measures there too: leave it out")
+        if self.orders < 2:
+            raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair tells no error")
+
+    def check_hosts(self, seeds: int) -> None:
+        """Raises ValueError where hosts that may hold so many seeds would be measured in more settings than one can wait for."""
+        for name in ("each_step", "at_end"):
+            if Plan.factorial in getattr(self, name) and seeds > MOST_SUBSETS:
+                raise ValueError(
+                    f"counterfactuals.{name}=[factorial] measures 2^{seeds} settings of a host with {seeds} seeds: "
+                    f"ask for shapley, or set slots.max_seeds to at most {MOST_SUBSETS}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is asked of a validation."""
+
+    plans: frozenset[Plan]
+    alpha_VNS: FloatArray
+    """Blend weights; variant 0 is real. Hosts that are asked for less than others repeat it."""
+    places: tuple[Mapping[int, int], ...]
+    """Of each host, which variant each coalition is."""
+    inside: tuple[int, ...]
+    """The seeds of each host that are in, as a coalition."""
+    fossils: tuple[int, ...]
+    """Those of them that are kept for good."""
+    orders: tuple[Sequence[tuple[int, ...]], ...]
+    """Of each host, the orders that its Shapley values come from; empty where they are exact, or not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """What a validation told about the seeds; NaN where it was not measured in this step, or there is no such seed."""
+
+    contribution_NS: FloatArray
+    """f(all) - f(all but this seed), fossils included [pp]."""
+    contribution_error_NS: FloatArray
+    """Standard errors, here and below: of the validation samples, and of the orders where those are drawn [pp]."""
+    all_off_accuracy_N: FloatArray
+    """Accuracy with all live seeds off; that of the host as it is where no live seed is in [pp]."""
+    committed_accuracy_N: FloatArray
+    """The same number, told where what is committed is asked for."""
+    solo_NS: FloatArray
+    """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
+    solo_error_NS: FloatArray
+    interaction_NSS: FloatArray
+    """Of each pair of live seeds beside the fossils alone, 0 of a seed with itself [pp]."""
+    interaction_error_NSS: FloatArray
+    shapley_NS: FloatArray
+    """Shapley values of all seeds, fossils included, which add up to f(all) - f(the bare host) [pp]."""
+    shapley_error_NS: FloatArray
+
+
+def is_in(state: SlotState) -> BoolArray:
+    """`[N, S]`: seeds whose effect shows: they take part at an alpha above 0."""
+    return state.within(*TAKES_PART) & (state.alpha > 0)
+
+
+def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str, ...] = (0,), pairs: int = 8) -> Settings:
+    """The settings of these plans and of leave-one-out, each of a host's own once.
+
+    Args:
+        name: root, then keys of the stream from which the orders of each host's seeds are drawn.
+        pairs: of orders of a host with many seeds.
+    """
+    inside_NS, bits_S = is_in(state), 1 << np.arange(state.stage.shape[1], dtype=np.int64)
+    inside_N = (inside_NS @ bits_S).tolist()
+    fossils_N = ((inside_NS & state.within(Stage.FOSSILIZED)) @ bits_S).tolist()
+    places: list[dict[int, int]] = []
+    orders: list[list[tuple[int, ...]]] = []
+    wanted = sorted(plans | {Plan.leave_one_out})
+    for host, (inside, fossils) in enumerate(zip(inside_N, fossils_N, strict=True)):
+        drawn: list[tuple[int, ...]] = []
+        if Plan.shapley in plans and Plan.factorial not in plans and inside.bit_count() > attribution.FULL:
+            root, *keys = name
+            drawn = attribution.draw_orders(inside, pairs, stream(int(root), "shapley", *keys, host))
+        every = [inside, *(one for plan in wanted for one in coalitions(plan, inside, fossils, drawn))]
+        places.append({coalition: variant for variant, coalition in enumerate(dict.fromkeys(every))})
+        orders.append(drawn)
+    alpha_VNS = np.repeat(state.alpha[None], max(map(len, places), default=1), axis=0)
+    for host, place in enumerate(places):
+        for coalition, variant in place.items():
+            off_S = (inside_N[host] & ~coalition & bits_S) != 0
+            alpha_VNS[variant, host, off_S] = 0.0
+    return Settings(
+        plans=plans,
+        alpha_VNS=alpha_VNS,
+        places=tuple(places),
+        inside=tuple(inside_N),
+        fossils=tuple(fossils_N),
+        orders=tuple(orders),
+    )
+
+
+def worth(asked: Settings, measured: Measurement) -> Worth:
+    """What the seeds are worth, from the accuracies under these settings."""
+    hosts, slots = asked.alpha_VNS.shape[1:]
+    found = Worth(**{entry.name: np.full(_shape(entry.name, hosts, slots), np.nan, np.float32) for entry in fields(Worth)})
+    for index, (place, inside, fossils) in enumerate(zip(asked.places, asked.inside, asked.fossils, strict=True)):
+        host = _Host(place, measured.accuracy_VM[:, index].astype(np.float64), measured.covariance_VVM[:, :, index])
+        present, live = attribution.members(inside), attribution.members(inside & ~fossils)
+        off = [place[inside & ~(1 << slot)] for slot in present]
+        found.contribution_NS[index, present] = measured.accuracy_VM[0, index] - measured.accuracy_VM[off, index]
+        found.contribution_error_NS[index, present] = measured.error_VM[off, index]
+        if asked.plans & _TELL_ALL_OFF:
+            found.all_off_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
+        if Plan.committed in asked.plans:
+            found.committed_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
+        if asked.plans & _TELL_SOLO:
+            alone = [{fossils | 1 << slot: 1.0, fossils: -1.0} for slot in live]
+            found.solo_NS[index, live], found.solo_error_NS[index, live] = host.effects(alone)
+        if asked.plans & _TELL_PAIRS:
+            found.interaction_NSS[index, live, live] = found.interaction_error_NSS[index, live, live] = 0.0
+            for a, b in combinations(live, 2):
+                value_C, error_C = host.effects([attribution.interaction(a, b, fossils)])
+                found.interaction_NSS[index, (a, b), (b, a)] = value_C
+                found.interaction_error_NSS[index, (a, b), (b, a)] = error_C
+        if asked.plans & _TELL_SHAPLEY:
+            shares = host.sampled(asked.orders[index]) if asked.orders[index] else host.effects(attribution.shapley(inside))
+            found.shapley_NS[index, present], found.shapley_error_NS[index, present] = shares
+    return found
+
+
+_TELL_PAIRS = {Plan.pairs, Plan.factorial}
+_TELL_SOLO = {Plan.solo_on, *_TELL_PAIRS}
+_TELL_ALL_OFF = {Plan.all_off, Plan.committed, *_TELL_SOLO}
+_TELL_SHAPLEY = {Plan.shapley, Plan.factorial}
+
+
+class _Host(NamedTuple):
+    """What was measured of one host."""
+
+    place: Mapping[int, int]
+    accuracy_V: attribution.Float64
+    covariance_VV: attribution.Float64
+
+    def effects(self, contrasts: Sequence[attribution.Contrast]) -> tuple[attribution.Float64, attribution.Float64]:
+        """See `attribution.effects`."""
+        weight_CV = attribution.weigh(contrasts, self.place, len(self.accuracy_V))
+        return attribution.effects(weight_CV, self.accuracy_V, self.covariance_VV)
+
+    def sampled(self, orders: Sequence[Sequence[int]]) -> tuple[attribution.Float64, attribution.Float64]:
+        """See `attribution.sampled_shapley`."""
+        return attribution.sampled_shapley(orders, self.place, self.accuracy_V, self.covariance_VV)
+
+
+def _shape(name: str, hosts: int, slots: int) -> tuple[int, ...]:
+    """The shape that a name's suffix tells."""
+    return (hosts, *[slots] * name.rpartition("_")[2].count("S"))

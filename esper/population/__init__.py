@@ -1,1 +1,0 @@
-"""The networks that grow: hosts, seeds, and the rules of their life."""

@@ -1,0 +1,1 @@
+"""Seeds: blueprints, banks of parameters, and first weights."""

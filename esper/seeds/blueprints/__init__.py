@@ -1,0 +1,1 @@
+"""Blueprints: what a seed may be."""

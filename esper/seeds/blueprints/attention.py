@@ -1,0 +1,164 @@
+"""Seeds that weigh features by what is elsewhere: channel attention in images, causal attention in sequences."""
+
+# B batch, H heads, T positions, C channels
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex
+
+from esper.fusion.layers import causal_attention
+from esper.fusion.layout import Layout
+from esper.hosts.base import SlotSpec
+from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
+
+FLEX_WIDTH = 16
+"""Least width of a head that the kernel of `flex_attention` takes."""
+
+
+class SqueezeExcite(nn.Module):
+    """delta(x) = x * (W2 silu(W1 mean(x)) + b2), the mean over space; W2 and b2 are born as zero.
+
+    After squeeze-and-excitation (Hu et al. 2018), which scales each channel by a gate of the whole image. SiLU instead of ReLU:
+    with one or two hidden units a ReLU is often shut for every image, and W1 could then never learn.
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(channels, hidden, bias=False)
+        self.act = nn.SiLU()
+        self.up = born_as_zero(nn.Linear(hidden, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.up(self.act(self.down(x.mean((2, 3)))))[:, :, None, None]
+
+
+class SelfAttention(nn.Module):
+    """delta(x) = W attention(norm(x)) + b, head by head and causal; W and b are born as zero."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = born_as_zero(nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.attend(self.qkv(self.norm(x))))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """`[B, T, 3*C]` to `[B, T, C]`."""
+        return causal_attention(qkv, self.heads)
+
+
+class WindowAttention(SelfAttention):
+    """The same, where a position sees itself and the `window - 1` before it.
+
+    On a GPU this is `flex_attention`, which skips what lies outside the window. Its kernel wants heads at least 16 wide, and on
+    other devices torch 2.13 has no backward for it: there the same sum is computed by `scaled_dot_product_attention` with the
+    window as a mask, equal but for rounding.
+    """
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__(width, heads)
+        self.window = window
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        b, t, _ = qkv.shape
+        q, k, v = qkv.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attend = by_flex if qkv.is_cuda and q.shape[-1] >= FLEX_WIDTH else by_mask
+        return attend(q, k, v, self.window).transpose(1, 2).reshape(b, t, -1)
+
+
+def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
+    """Attention within a causal window, by `flex_attention`: compiled where the device is a GPU."""
+    block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
+    run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
+    return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
+
+
+def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
+    """Attention within a causal window, by `scaled_dot_product_attention`."""
+    t = torch.arange(q_BHTC.shape[2], device=q_BHTC.device)
+    ago = t[:, None] - t
+    return F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, attn_mask=(ago >= 0) & (ago < window))
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(flex.flex_attention)
+
+
+@lru_cache(maxsize=8)
+def _block_mask(positions: int, window: int, device: torch.device) -> flex.BlockMask:
+    def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < window)
+
+    return flex.create_block_mask(seen, None, None, positions, positions, device=device)
+
+
+def _heads_obstacle(name: str, heads: int, slot: SlotSpec) -> str | None:
+    if slot.channels % heads == 0:
+        return None
+    return f"blueprint.{name}.heads={heads} does not divide the width {slot.channels} of {slot.name}"
+
+
+@dataclass(kw_only=True, slots=True)
+class AttentionConfig(BlueprintConfig):
+    """In images a gate for each channel from the mean of the whole image; in sequences causal attention behind a layer norm."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES, Layout.SEQUENCES)
+    reduction: int = 4
+    """In images: the gate's hidden layer has 1 / reduction of the channels, at least one; at least 1. More is smaller."""
+    heads: int = 4
+    """In sequences: heads of the attention, at least 1; they divide the width."""
+
+    def __post_init__(self) -> None:
+        for name in ("reduction", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"blueprint.attention.{name} must be at least 1, got {getattr(self, name)}")
+
+    def obstacle(self, slot: SlotSpec) -> str | None:
+        wrong = BlueprintConfig.obstacle(self, slot)
+        return wrong or (_heads_obstacle("attention", self.heads, slot) if slot.layout is Layout.SEQUENCES else None)
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        if slot.layout is Layout.IMAGES:
+            return SqueezeExcite(slot.channels, self._hidden(slot))
+        return SelfAttention(slot.channels, self.heads)
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        c = slot.channels
+        return 2 * c * self._hidden(slot) + c if slot.layout is Layout.IMAGES else 4 * c**2 + 6 * c
+
+    def _hidden(self, slot: SlotSpec) -> int:
+        return max(1, slot.channels // self.reduction)
+
+
+@dataclass(kw_only=True, slots=True)
+class FlexAttentionConfig(BlueprintConfig):
+    """Causal attention within a window of the last positions, behind a layer norm."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.SEQUENCES,)
+    heads: int = 4
+    """Heads of the attention, at least 1; they divide the width."""
+    window: int = 16
+    """How many positions each one sees, itself included, at least 1. More sees further back and costs in proportion on a GPU."""
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"blueprint.flex_attention.{name} must be at least 1, got {getattr(self, name)}")
+
+    def obstacle(self, slot: SlotSpec) -> str | None:
+        return BlueprintConfig.obstacle(self, slot) or _heads_obstacle("flex_attention", self.heads, slot)
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        return WindowAttention(slot.channels, self.heads, self.window)
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 4 * slot.channels**2 + 6 * slot.channels

@@ -1,0 +1,78 @@
+"""Seeds that treat each vector by itself, for vectors `[B, C]` and sequences `[B, T, C]`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from esper.fusion.layout import Layout
+from esper.hosts.base import SlotSpec
+from esper.seeds.blueprints.base import MapConfig, born_as_zero
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraConfig(MapConfig):
+    """A linear map of low rank (Hu et al. 2021): down and up again, without biases."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
+    rank: int = 8
+    """Width between the two maps, at least 1. Larger is stronger and costs in proportion."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"blueprint.{self._name()}.rank must be at least 1, got {self.rank}")
+
+    def _name(self) -> str:
+        return "lora"
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        c = slot.channels
+        return nn.Sequential(nn.Linear(c, self.rank, bias=False), born_as_zero(nn.Linear(self.rank, c, bias=False)))
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 2 * self.rank * slot.channels
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraLargeConfig(LoraConfig):
+    """As `lora`, with a higher rank."""
+
+    rank: int = 32
+    """Width between the two maps, at least 1. Larger is stronger and costs in proportion."""
+
+    def _name(self) -> str:
+        return "lora_large"
+
+
+@dataclass(kw_only=True, slots=True)
+class MLPSeedConfig(MapConfig):
+    """A hidden layer behind a layer norm: norm, linear, GELU, linear; the strongest seed without context."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
+    expansion: int = 4
+    """Width of the hidden layer in widths of the slot, at least 1. Larger is stronger and costs in proportion."""
+
+    def __post_init__(self) -> None:
+        if self.expansion < 1:
+            raise ValueError(f"blueprint.{self._name()}.expansion must be at least 1, got {self.expansion}")
+
+    def _name(self) -> str:
+        return "mlp"
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        c, hidden = slot.channels, self.expansion * slot.channels
+        return nn.Sequential(nn.LayerNorm(c), nn.Linear(c, hidden), nn.GELU(), born_as_zero(nn.Linear(hidden, c)))
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 2 * self.expansion * slot.channels**2 + (self.expansion + 3) * slot.channels
+
+
+@dataclass(kw_only=True, slots=True)
+class MLPSmallSeedConfig(MLPSeedConfig):
+    """As `mlp`, with a narrower hidden layer."""
+
+    expansion: int = 2
+    """Width of the hidden layer in widths of the slot, at least 1. Larger is stronger and costs in proportion."""
+
+    def _name(self) -> str:
+        return "mlp_small"

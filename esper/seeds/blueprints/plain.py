@@ -1,0 +1,59 @@
+"""Seeds that grow in every layout: norm, and the placeholder noop."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.fusion.layers import ChannelScale
+from esper.fusion.layout import Layout
+from esper.hosts.base import SlotSpec
+from esper.seeds.blueprints.base import BlueprintConfig, num_groups
+
+
+class NormBranch(nn.Module):
+    """delta(x) = s * (norm(x) - x) with one factor s a channel, born as zero."""
+
+    def __init__(self, slot: SlotSpec) -> None:
+        super().__init__()
+        c = slot.channels
+        self.norm = nn.GroupNorm(num_groups(c), c) if slot.layout is Layout.IMAGES else nn.LayerNorm(c)
+        self.scale = ChannelScale(c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(self.norm(x) - x)
+
+
+@dataclass(kw_only=True, slots=True)
+class NormConfig(BlueprintConfig):
+    """Moves features towards their normalised form, by groups of channels in images and by vector elsewhere; the cheapest."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = tuple(Layout)
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        return NormBranch(slot)
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 3 * slot.channels
+
+
+class Nothing(nn.Module):
+    """delta(x) = 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+@dataclass(kw_only=True, slots=True)
+class NoopConfig(BlueprintConfig):
+    """No seed at all. It keeps a place in the list of blueprints; planting it is never legal."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = tuple(Layout)
+    plantable: ClassVar[bool] = False
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        return Nothing()
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 0

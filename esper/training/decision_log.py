@@ -1,0 +1,60 @@
+"""What a controller did in an episode, decision by decision, each under a name that stays the same."""
+
+# N hosts
+
+from typing import Any
+
+import numpy as np
+
+from esper.env.actions import RELEVANT, VALUES, EnvSpec, Head, Op
+from esper.training.episode import Transition
+
+
+class DecisionLog:
+    """Takes transitions in order, and makes a record of every decision but those to wait.
+
+    A decision is called `update/host/step`, as counted in the run: it has the same name in every replay. A seed has the name of
+    the decision that germinated it, which every later decision about it carries, so that its life can be followed.
+    """
+
+    def __init__(self, layout: EnvSpec, update: int) -> None:
+        """
+        Args:
+            layout: of the environment.
+            update: number of the update that learns from the episode, 1 or more.
+        """
+        self._layout, self._update = layout, update
+        self._seeds: dict[tuple[int, int], str] = {}
+        self._step = 0
+        self.records: list[dict[str, Any]] = []
+        """So far: `id`, `seed`, `op` and its arguments by name, was it `refused` because it was not legal, `accuracy` of the host
+        before it [pp], `contribution` of the seed as last measured [pp], where it was, the `reward` of the step [points],
+        `probability` of the whole action and the critic's `value` [points], where the controller has them."""
+
+    def add(self, step: Transition) -> None:
+        """One step of all hosts."""
+        for host in np.flatnonzero(step.decision.action[:, Head.OP] != Op.WAIT).tolist():
+            self.records.append(self._record(host, step))
+        self._step += 1
+
+    def _record(self, host: int, step: Transition) -> dict[str, Any]:
+        decision, signals = step.decision, step.signals
+        action = decision.action[host]
+        op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
+        name = f"{self._update}/{host}/{self._step}"
+        if op is Op.GERMINATE:
+            self._seeds[host, slot] = name
+        record: dict[str, Any] = {"id": name, "seed": self._seeds.get((host, slot)), "op": op.name.lower()}
+        record["slot"] = self._layout.slot_names[slot]
+        if RELEVANT[op, Head.BLUEPRINT]:
+            record["blueprint"] = self._layout.blueprint_names[action[Head.BLUEPRINT]]
+        record |= {head.name.lower(): list(values)[action[head]] for head, values in VALUES.items() if RELEVANT[op, head]}
+        record |= {"refused": bool(signals.op_N[host] != op), "accuracy": round(float(signals.accuracy_before_N[host]), 4)}
+        if op is not Op.GERMINATE and signals.before.measured[host, slot]:
+            record["contribution"] = round(float(signals.before.contribution[host, slot]), 4)
+        record["reward"] = round(float(step.reward_N[host]), 4)
+        if decision.log_prob is not None:
+            record["probability"] = round(float(np.exp(decision.log_prob[host])), 6)
+        if decision.value is not None:
+            record["value"] = round(float(decision.value[host]), 4)
+        return record

@@ -1,0 +1,147 @@
+"""The details that PPO stands on, one test each, where no other file has it.
+
+The list is that of Huang et al. 2022 ("The 37 implementation details of proximal policy optimization"): core 1 to 13, five for
+LSTMs, one for actions of many heads. Elsewhere are: Adam's epsilon, the falling step size, clipped gradients, normalised
+advantages, and the state that is lived again in the update (test_ppo); GAE and the end of an episode (test_gae); the clipped
+surrogate and the critic's loss, which is not clipped (test_losses); whole rows in a minibatch (buffer/test_rollout); resets
+(test_policy_network); the product of heads (test_distribution). Two differ on purpose: advantages are normalised once a rollout
+and not once a minibatch, and the forget gate starts at 1.
+"""
+
+# T steps, N hosts, R recurrent units
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.gae import Baseline, gae
+from esper.agent.ppo.learner import PPO
+from esper.env.actions import Op
+from tests.agent.ppo.test_gae import random_case
+from tests.agent.toy_worlds import make_spec, random_rollout
+
+SPEC = make_spec(hosts=8, steps=6)
+GAMMA, LAM = 0.95, 0.9
+
+
+def make(**config: float) -> PPO:
+    return replace(PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic), **config).build(SPEC, seed=0)
+
+
+def gain(layer: nn.Linear) -> float:
+    """The factor g of a matrix that is g times an orthogonal one, in its smaller dimension; NaN where it is not that."""
+    weight = layer.weight.detach().double()
+    square = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    g2 = float(square.diagonal().mean())
+    fits = torch.allclose(square, g2 * torch.eye(len(square), dtype=torch.float64), atol=1e-5 * max(g2, 1e-3))
+    return g2**0.5 if fits else float("nan")
+
+
+def test_layers_are_born_orthogonal_with_the_gain_of_their_kind_and_without_bias() -> None:
+    network = PPOConfig().build(SPEC, seed=0).network
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    wanted = {"op": 0.01, "slot_score": 0.01, "parameter": 0.01, "value": 1.0}
+    assert set(wanted) < set(layers)
+    for name, layer in layers.items():
+        assert abs(gain(layer) - wanted.get(name, 2**0.5)) < 1e-5, name
+        bias = layer.bias.detach().clone()
+        if name == "op":
+            bias[Op.WAIT] -= PPOConfig().wait_bias
+        assert not bias.any(), name
+
+
+def test_the_lstm_is_born_orthogonal_and_starts_every_rollout_at_zero() -> None:
+    agent = make()
+    core = agent.network.core
+    for weight in (core.weight_ih_l0, core.weight_hh_l0):
+        torch.testing.assert_close(weight.T @ weight, torch.eye(16), atol=1e-5, rtol=0)
+    assert all(not tensor.any() for tensor in agent.start(8).values())
+
+
+def test_every_pass_takes_each_host_once_in_minibatches_of_equal_size(monkeypatch) -> None:
+    agent = make(epochs=3, minibatches=4, target_kl=1e9)
+    taken: list[list[int]] = []
+    losses = agent._losses
+
+    def look(rollout, targets, rows_M):
+        taken.append(rows_M.tolist())
+        return losses(rollout, targets, rows_M)
+
+    monkeypatch.setattr(agent, "_losses", look)
+    agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=torch.Generator().manual_seed(0))
+    passes = [taken[index : index + 4] for index in range(0, 12, 4)]
+    for rows in passes:
+        assert sorted(row for part in rows for row in part) == list(range(8))
+        assert {len(part) for part in rows} == {2}
+    assert passes[0] != passes[1], "each pass deals anew"
+
+
+def test_the_objective_is_the_sum_of_its_terms_with_their_weights() -> None:
+    """Policy loss + value_coef * value loss - entropy_coef * entropy: one global gradient for one Adam."""
+    agent = make(epochs=1, minibatches=1, value_coef=0.7, entropy_coef=0.3, max_grad_norm=1e9)
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    other = copy.deepcopy(agent)
+    _, terms = other._losses(rollout, other._targets(rollout), torch.arange(8))
+    loss = terms["policy_loss"] + 0.7 * terms["value_loss"] - 0.3 * terms["entropy"]
+    parameters = dict(other.network.named_parameters())
+    expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0))
+    found = dict(agent.network.named_parameters())
+    for name, gradient in zip(parameters, expected, strict=True):
+        if gradient is None:
+            assert found[name].grad is None, name
+        else:
+            torch.testing.assert_close(found[name].grad, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_a_small_rollout_makes_adams_first_step_its_step_size_and_no_more() -> None:
+    """Adam divides by the root of the gradient's square: with its epsilon of 1e-5 no weight moves by more than the step size."""
+    agent = make(epochs=1, minibatches=1, learning_rate=1e-3)
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    agent._targets(rollout)  # rescales the critic's last layer, which is no gradient step
+    before = {name: parameter.detach().clone() for name, parameter in agent.network.named_parameters() if "value" not in name}
+    agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0))
+    moved = {name: (dict(agent.network.named_parameters())[name].detach() - old).abs() for name, old in before.items()}
+    assert max(float(tensor.max()) for tensor in moved.values()) <= 1.001e-3
+    for name, parameter in agent.network.named_parameters():
+        if name in moved and parameter.grad is not None:
+            size = parameter.grad.abs()
+            torch.testing.assert_close(moved[name], 1e-3 * size / (size + 1e-5), atol=2e-6, rtol=1e-2)
+
+
+def test_gae_is_the_loop_over_the_done_flag_of_the_next_step() -> None:
+    """The form most implementations have: a row of done flags shifted by one, for rollouts whose episodes all terminate."""
+    reward, value, next_value, terminated, _ = (tensor.numpy() for tensor in random_case(4, steps=30))
+    steps, hosts = reward.shape
+    done = np.zeros((steps, hosts))
+    done[1:] = terminated[:-1]
+    next_done, last_value = terminated[-1].astype(float), next_value[-1]
+    advantage, last = np.zeros((steps, hosts)), np.zeros(hosts)
+    for t in reversed(range(steps)):
+        nonterminal = 1.0 - (next_done if t == steps - 1 else done[t + 1])
+        following = last_value if t == steps - 1 else value[t + 1]
+        delta = reward[t] + GAMMA * following * nonterminal - value[t]
+        advantage[t] = last = delta + GAMMA * LAM * nonterminal * last
+    following = np.concatenate([value[1:], last_value[None]])
+    ours = gae(*map(torch.from_numpy, (reward, value, following, terminated, np.zeros_like(terminated))), gamma=GAMMA, lam=LAM)
+    np.testing.assert_allclose(ours.numpy(), advantage, atol=1e-12)
+
+
+def test_a_cut_of_an_endless_task_leaves_its_values_endless() -> None:
+    """Two states in turn, paid 1 and 0 for ever, watched three steps at a time: V solves V0 = 1 + gamma V1 and V1 = gamma V0."""
+    gamma = 0.9
+    value = torch.zeros(2, dtype=torch.float64)
+    state = torch.tensor([[0, 1], [1, 0], [0, 1]])  # two hosts, one starting in either state
+    no = torch.zeros(3, 2, dtype=torch.bool)
+    cut = no.clone()
+    cut[-1] = True
+    for _ in range(400):
+        advantage = gae((state == 0).double(), value[state], value[1 - state], no, cut, gamma=gamma, lam=0.5)
+        for kind in (0, 1):
+            value[kind] += 0.5 * advantage[state == kind].mean()
+    expected = torch.tensor([1.0, gamma]) / (1 - gamma**2)
+    torch.testing.assert_close(value, expected.double(), atol=1e-6, rtol=0)

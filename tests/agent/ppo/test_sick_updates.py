@@ -1,0 +1,106 @@
+"""From a sick policy to the anomaly that says so: real updates, each hurt in one way, and one that is well."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.agent.base import Decision
+from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.learner import PPO
+from esper.env.actions import Head, Observation, Op
+from esper.telemetry.anomalies import AnomaliesConfig, Watch
+from tests.agent.ppo.test_learning import MaskedBandit, Memory, Rollback
+from tests.agent.toy_worlds import World, make_spec, play
+
+STILL = {"learning_rate": 1e-9}
+"""So small that what was hurt stays hurt."""
+
+
+class Wages(Memory):
+    """Every step pays what the cue of the first step says, and a little more for germinating: each part has much to learn."""
+
+    def observe(self, t: int) -> Observation:
+        seen = Memory.observe(self, t)
+        seen.legal_slots[:, Op.GERMINATE, 0] = True
+        return seen
+
+    def pay(self, t: int, decision: Decision) -> tuple[np.ndarray, np.ndarray]:
+        paid = np.where(self.cue, 5.0, -2.0) + 0.5 * (decision.action[:, Head.OP] == Op.GERMINATE)
+        return paid.astype(np.float32), np.zeros(len(self.cue), np.bool_)
+
+
+def wages() -> World:
+    return Wages(make_spec(hosts=32, steps=5), np.random.default_rng(0))
+
+
+def rollback() -> World:
+    return Rollback(make_spec(hosts=32, steps=5), np.random.default_rng(0))
+
+
+def bandit() -> World:
+    return MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
+
+
+def anomalies(world: World, updates: int, hurt: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
+    """Keys of all that the watch found in so many updates of a policy that was hurt at birth."""
+    torch.set_num_threads(1)
+    small = replace(
+        PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2, twins=1, baseline=Baseline.critic), **config
+    )
+    agent, watch = small.build(world.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
+    hurt(agent)
+    generator, found = torch.Generator().manual_seed(0), set[str]()
+    for update in range(updates):
+        stats = agent.update(play(agent, world), progress=update / updates, generator=generator)
+        found |= {anomaly.key for anomaly in watch.look(update + 1, stats).present}
+    return found
+
+
+def scale(factor: float, *layers: str) -> Callable[[PPO], None]:
+    """Multiplies the weights of layers."""
+
+    def hurt(agent: PPO) -> None:
+        for name, parameter in agent.network.named_parameters():
+            if name.startswith(tuple(f"{layer}." for layer in layers)):
+                parameter.data *= factor
+
+    return hurt
+
+
+def test_a_policy_that_learns_well_is_left_in_peace() -> None:
+    assert anomalies(wages(), 10) == set()
+
+
+def test_steps_that_are_far_too_long() -> None:
+    found = anomalies(rollback(), 3, learning_rate=0.3, target_kl=0.001)
+    assert {"ratio_explosion_op", "ratio_explosion_action", "kl_spike_policy"} <= found
+
+
+def test_an_update_that_ends_before_it_has_begun() -> None:
+    assert "hardly_learned_policy" in anomalies(rollback(), 2, target_kl=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "expected"),
+    [
+        (scale(0.0, "core"), "dead_core_core"),
+        (scale(100.0, "core"), "saturated_core_core"),
+        (scale(1e4, "value"), "useless_critic_critic"),
+        (scale(1e4, "value"), "exploding_gradient_critic"),
+        (scale(0.0, "op", "slot_score", "parameter", "value"), "vanishing_gradient_core"),
+    ],
+    ids=["dead", "saturated", "critic", "exploding", "vanishing"],
+)
+def test_a_part_that_was_hurt_is_named(hurt: Callable[[PPO], None], expected: str) -> None:
+    assert expected not in anomalies(rollback(), 2, **STILL)
+    assert expected in anomalies(rollback(), 2, hurt, **STILL)
+
+
+def test_a_policy_that_has_decided() -> None:
+    found = anomalies(bandit(), 32)
+    assert {"entropy_collapse_blueprint", "monoculture_blueprint2"} <= found

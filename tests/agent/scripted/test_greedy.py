@@ -1,0 +1,104 @@
+"""The controller that follows growth potential: what it plants, what it keeps, what it does not try twice."""
+
+# N hosts, S slots, K blueprints, H heads
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.agent.base import Decision, State
+from esper.agent.scripted.greedy import GreedyPotentialConfig
+from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.observation import HOST_FEATURES, log_potential, slot_table
+from tests.agent.toy_worlds import blank, make_spec
+
+SPEC: EnvSpec = replace(
+    make_spec(hosts=2, steps=10, slots=3, blueprints=2),
+    feature_names=tuple(feature.name for feature in HOST_FEATURES),
+    slot_feature_names=tuple(feature.name for feature in slot_table(["blueprint0", "blueprint1"])),
+)
+POTENTIAL_SK = [[0.001, 0.003], [0.02, 0.01], [0.004, 0.0]]
+
+
+def see(step: int = 5, potential_SK: Any = POTENTIAL_SK, *, legal: dict[Op, list[int]] | None = None, **slot: Any) -> Observation:
+    observation = blank(SPEC)
+    observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
+    for op, slots in (legal or {Op.GERMINATE: [0, 1, 2]}).items():
+        observation.legal_slots[:, op, slots] = True
+    for kind in range(2):
+        column = SPEC.slot_feature_names.index(f"potential_of_blueprint{kind}")
+        observation.slots[:, :, column] = log_potential(np.array(potential_SK, np.float32)[:, kind])
+    for name, value in slot.items():
+        observation.slots[:, :, SPEC.slot_feature_names.index(name)] = value
+    return observation
+
+
+def decide(observation: Observation, state: State | None = None, **config: Any) -> Decision:
+    agent = GreedyPotentialConfig(**({"threshold": 0.005} | config)).build(SPEC, seed=0)
+    state = agent.start(2) if state is None else state
+    return agent.act(observation, state, is_init=np.zeros(2, np.bool_), uniform=np.zeros((2, len(Head))))
+
+
+def planted(decision: Decision) -> list[int]:
+    return decision.action[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
+
+
+def test_it_plants_where_the_potential_is_largest() -> None:
+    assert planted(decide(see())) == [Op.GERMINATE, 1, 0]
+    assert planted(decide(see(legal={Op.GERMINATE: [0, 2]}), threshold=0.002)) == [Op.GERMINATE, 2, 0]
+    barred = see()
+    barred.legal_values[:, 0] = False  # the first blueprint is not offered
+    assert planted(decide(barred)) == [Op.GERMINATE, 1, 1]
+
+
+def test_it_waits_for_its_time_and_below_the_threshold() -> None:
+    assert planted(decide(see(2), at=3)) == [Op.WAIT, 0, 0]
+    assert planted(decide(see(3), at=3)) == [Op.GERMINATE, 1, 0]
+    assert planted(decide(see(), threshold=0.021)) == [Op.WAIT, 0, 0]
+    assert planted(decide(see(), threshold=0.019)) == [Op.GERMINATE, 1, 0]
+    assert planted(decide(see(potential_SK=np.zeros((3, 2))), threshold=0.0)) == [Op.WAIT, 0, 0]
+
+
+def test_it_can_choose_by_the_potential_of_a_parameter() -> None:
+    """Seeds of blueprint 1 are twice as large."""
+    tight = [[0.02, 0.03], [0.001, 0.001], [0.001, 0.001]]
+    assert planted(decide(see(potential_SK=tight))) == [Op.GERMINATE, 0, 1]
+    assert planted(decide(see(potential_SK=tight), per_parameter=True)) == [Op.GERMINATE, 0, 0]
+
+
+def worth(points: float, error: float) -> dict[str, float]:
+    return {"contribution": points / 50, "contribution_error": error / 5, "contribution_measured": 1.0}
+
+
+def test_it_keeps_a_seed_that_contributes_more_than_its_error_and_prunes_the_others() -> None:
+    ripe = {Op.FOSSILIZE: [1], Op.PRUNE: [1]}
+    assert planted(decide(see(legal=ripe, **worth(2.0, 1.5))))[:2] == [Op.FOSSILIZE, 1]
+    assert planted(decide(see(legal=ripe, **worth(1.0, 1.5))))[:2] == [Op.PRUNE, 1]
+    assert planted(decide(see(legal=ripe, **worth(1.0, 1.5)), errors=0.5))[:2] == [Op.FOSSILIZE, 1]
+    assert planted(decide(see(legal=ripe, **(worth(2.0, 1.5) | {"contribution_measured": 0.0}))))[:2] == [Op.PRUNE, 1]
+    assert planted(decide(see(legal={Op.FOSSILIZE: [1]}, **worth(-3.0, 1.0))))[:2] == [Op.WAIT, 0]
+    assert planted(decide(see(legal={Op.ADVANCE: [2], Op.PRUNE: [2]}, **worth(-3.0, 1.0))))[:2] == [Op.ADVANCE, 2]
+
+
+def test_what_failed_is_not_tried_again_but_by_a_new_host() -> None:
+    failing = see(legal={Op.FOSSILIZE: [1], Op.PRUNE: [1]}, **worth(0.0, 1.0))
+    failing.blueprints[:, 1] = 0
+    failing.legal_slots[1] = blank(SPEC).legal_slots[1]  # the second host has nothing to do
+    after = decide(failing)
+    assert after.action[:, Head.OP].tolist() == [Op.PRUNE, Op.WAIT]
+    again = decide(see(), after.state)
+    assert again.action[:, [Head.SLOT, Head.BLUEPRINT]].tolist() == [[1, 1], [1, 0]]
+    assert decide(see(0), again.state, at=1).state["failed"].sum() == 0
+    assert torch.equal(again.state["failed"], after.state["failed"])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"at": 0}, r"agent\.at must be at least 1"), ({"threshold": -1.0}, r"agent\.thres"), ({"errors": -1.0}, r"agent\.errors")],
+)
+def test_every_rule_fires(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        GreedyPotentialConfig(**config)

@@ -1,0 +1,261 @@
+"""Commands as people type them: in a process of their own where the process matters, in this one where it does not."""
+
+import os
+import subprocess
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from esper import config as C
+from esper.cli import command as cli
+from esper.cli.overrides import check_folder
+from esper.task.data import TaskError
+
+ROOT = Path(__file__).parents[2]
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def typed_at_a_shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m esper.train` in an empty folder, on a machine that shows no GPU."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "esper.train", *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", GPUS: ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the entry of a command in this process, with a main that only notes that it was reached."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    def run(*words: str) -> tuple[int, str, bool]:
+        reached: list[bool] = []
+        monkeypatch.setattr(sys, "argv", ["esper.train", *words])
+        code = 0
+        try:
+            cli.run(lambda: reached.append(True))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, capsys.readouterr().err, bool(reached)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["sede=1"], "did you mean seed?"),
+        (["+reward.foo=1"], "no key reward.foo"),
+        (["rewrd=shaped"], "did you mean reward?"),
+        (["reward=spars"], "did you mean sparse?"),
+        (["seed=abc"], "whole number"),
+        (["reward.rent=-1"], "reward.rent must be"),
+        (["seed=[1"], "cannot read"),
+        (["--multirun", "seed=1,2", "reward=shaped,spars"], "did you mean sparse?"),
+        (["hydra.mode=MULTIRUN", "seed=1,-2"], "seed must be 0 or more"),
+        (["--cfg", "job", "sede=1"], "did you mean seed?"),
+        (["devices=[cuda:0,cuda:1]"], "not on this machine"),
+        (["-m", "devices=cpu,cuda:3"], "not on this machine"),
+        (["devices=[auto,cpu]"], "same device"),
+        (["task=cifar10_baseline"], "task.root"),
+        (["slots.where=[r9c9]"], "r9c9 is not a slot"),
+        (["agent=schedule", "agent.slot=3"], "agent.slot=3 is not a slot"),
+        (
+            ["agent=schedule", "agent.slot=0", "slots.where=[r0c1]"],
+            "agent.slot=0 is not in use: there are 1 ",
+        ),
+        (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
+        (
+            ["slots=all", "task.host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
+            "measures 2^9 settings",
+        ),
+        (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab is several runs: put -m in front"),
+        (["arms=reward: shaped,sparse"], "arms belongs to a sweep: put -m sweep=ab in front"),
+        (["-m", "tune=agent.gamma: 0..1"], "tune belongs to a sweep: put -m sweep=tune in front"),
+        (
+            ["-m", "sweep=ab", "arms=reward: shaped,sparse", "block=2"],
+            "sweep=ab has arms, blocks, root, again, plan; did you mean blocks?",
+        ),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
+        (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same words"),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
+        (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
+        (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
+        (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
+        (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
+        (["resume=nowhere"], "resume=nowhere is no folder"),
+        (["resume=."], "resume=. holds no checkpoint"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else None,
+)
+def test_what_cannot_be_done_is_one_line_and_leaves_nothing(say, tmp_path: Path, words: list[str], word: str) -> None:
+    code, err, reached = say(*words)
+    assert code == 2
+    assert word in err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("esper: ")
+    assert not reached
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--cfg", "job", "devices=[cuda:0]"],
+        ["--info", "config"],
+        ["--hydra-help"],
+        ["-sc", "query=bash"],
+        ["-m", "sweep=ab_reward"],
+        ["hosts=4", "experiment=healthy"],
+        ["hydra.run.dir=elsewhere/and/deeper"],
+        ["seed=1,2", "-m", "hosts=4"],
+        ["seed=1,2", "--multirun"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_be_done_reaches_hydra_with_nothing_written_before(say, tmp_path: Path, words: list[str]) -> None:
+    assert say(*words) == (0, "", True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_run_writes_to_meanwhile_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_run(dir: Path) -> nullcontext[None]:
+        (dir / "its file").touch()
+        return nullcontext()
+
+    C.register()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("esper.cli.overrides.TemporaryFile", other_run)
+    check_folder(["hydra.run.dir=runs/one"])
+    assert (tmp_path / "runs" / "one" / "its file").exists()
+
+
+def test_a_folder_of_ones_own_experiments(say, tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "experiment"
+    own.mkdir(parents=True)
+    (own / "tiny.yaml").write_text("# @package _global_\nhosts: 4\n")
+    (own / "wrong.yaml").write_text("# @package _global_\nhosts: many\n")
+    (own / "broken.yaml").write_text("# @package _global_\nhosts: [\n")
+    assert say("--config-dir", "mine", "experiment=tiny") == (0, "", True)
+    for name, word in (("wrong", "'many'"), ("broken", "broken.yaml")):
+        code, err, reached = say("--config-dir", "mine", f"experiment={name}")
+        assert (code, len(err.splitlines()), reached) == (2, 1, False)
+        assert word in err
+
+
+def test_faults_of_ours_keep_their_traceback(say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cli, "ready", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        say("seed=1")
+
+
+def test_a_doubtful_value_is_one_line(say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked once in silence, then said once by the run itself."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert say("agent.gamma=0.5") == (0, "", True)
+    said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
+    assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
+    assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
+
+
+def test_errors_for_people_are_said_by_a_running_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, cli.in_one_sentence():
+        raise TaskError("the data\nis gone")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "esper: the data is gone\n"
+    with pytest.raises(ValueError, match="a bug"), cli.in_one_sentence():
+        raise ValueError("a bug")
+
+
+def test_main_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config that hydra.main hands over passes the same door as the one that was checked."""
+    from hydra import compose
+
+    from esper.cli.overrides import check, hydra_at_conf
+
+    C.register()
+    with hydra_at_conf():
+        cfg = compose("config", overrides=["reward=sparse", "hosts=4"])
+    assert isinstance(cfg, DictConfig)
+    assert C.typed(cfg) == check(["reward=sparse", "hosts=4"])
+
+
+def test_a_bad_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = typed_at_a_shell("-m", "reward=shaped,spars", "seed=1,2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    modes = ", ".join(C.GROUPS["reward"])
+    assert done.stderr == f"esper: there is no option spars in group reward: choose from {modes}; did you mean sparse?\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
+    done = typed_at_a_shell("reward=shaped", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "devices=[cuda:0] is not on this machine" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
+    done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = yaml.safe_load(done.stdout)
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume"}
+    assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_help(tmp_path: Path) -> None:
+    done = typed_at_a_shell("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n  seed=0 " in done.stdout
+    assert "shaped, simplified" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_makes_a_folder_for_every_run(tmp_path: Path) -> None:
+    tiny = ["updates=1", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
+    done = typed_at_a_shell("-m", "reward=shaped,sparse", "seed=1,2", *tiny, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (tmp_path / "multirun" / "sweep").iterdir()
+    ran = [yaml.safe_load((sweep / str(job) / ".hydra" / "config.yaml").read_text()) for job in range(4)]
+    # Both rewards have a rent; only the shaped one has an attribution.
+    assert [("attribution" in cfg["reward"], cfg["seed"]) for cfg in ran] == [(True, 1), (True, 2), (False, 1), (False, 2)]
+    assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(4))
+
+
+def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    tiny = ["updates=2", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
+    words = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
+    done = typed_at_a_shell(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mine: 3 arms x 1 blocks, 0 of 3 runs done" in done.stdout
+    cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "again")]
+    weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
+    assert all(path.is_file() for path in weights)
+    weights[1].unlink()  # as if it had been stopped after its first update
+    went_on = typed_at_a_shell(*words, cwd=tmp_path)
+    assert "2 of 3 runs done" in went_on.stdout, went_on.stderr
+    assert all(path.is_file() for path in weights)
+    refused = typed_at_a_shell(*words, "hosts=5", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "holds an experiment with other common" in refused.stderr

@@ -1,0 +1,187 @@
+"""Transfer: a policy of one world is judged in another, with what was trained and nothing else changed unseen."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from esper.cli.overrides import check, check_over
+from esper.cli.transfer import Transfer, changes, is_of_world, moved
+from esper.config import Config, ConfigError, register
+from esper.evaluate import Evaluation, main, parse
+from esper.training.config_io import from_plain, to_plain
+from esper.training.trainer import Trainer
+
+register()
+
+TINY = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "reward.rent=0.7"]
+FIVE = ["task.host.surfaces=[pre,post]"]
+"""Hosts with 5 slots where there are 3."""
+
+
+def trained(folder: Path, *words: str) -> Path:
+    Trainer(check([*TINY, *words]), folder).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory):
+    """A run whose policy treats slots alike."""
+    return trained(tmp_path_factory.mktemp("alike"), "agent.slot_identity=false", "agent.slot_depth=true")
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A run whose policy has numbers for each slot."""
+    return trained(tmp_path_factory.mktemp("named"), "agent.slot_identity=true")
+
+
+@cache
+def saved() -> Config:
+    """The config of a run that changed something in most groups."""
+    words = ["slots=one_seed", "slots.min_prune_age=3", "reward.rent=0.7", "agent.minibatches=2", "task.valid_samples=100"]
+    return from_plain(to_plain(check([*words, "blueprint=[conv_heavy,norm]"])))
+
+
+def test_what_is_not_named_stays_as_it_was_trained() -> None:
+    config = moved(saved(), ["steps=40", "task.host.base_channels=3", "seed=5"])
+    assert (config.steps, config.seed) == (40, 5)
+    assert getattr(config.task, "host").base_channels == 3  # noqa: B009
+    assert config.task.valid_samples == 100
+    expected = from_plain(to_plain(saved()))
+    for name in ("slots", "reward", "agent", "blueprint", "gates", "governor", "hosts"):
+        assert getattr(config, name) == getattr(expected, name), name
+    assert list(config.blueprint) == ["conv_heavy", "norm"]
+
+
+def test_a_group_that_is_named_comes_with_its_defaults_and_keys_within_it_go_on_top() -> None:
+    config = moved(saved(), ["slots.embargo=1", "slots=every_block", "task=digits"])
+    assert config.slots == check(["slots=every_block", "slots.embargo=1"]).slots
+    assert config.task.valid_samples == 0
+    assert getattr(config.reward, "rent") == 0.7  # noqa: B009
+    assert type(moved(saved(), ["reward_mode=sparse"]).reward) is type(check(["reward=sparse"]).reward)
+
+
+def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
+    resumed = from_plain(to_plain(saved()))
+    resumed.resume = "gone"
+    assert moved(resumed, ["steps=30"]).resume is None
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("agent=wait", "agent=wait cannot be changed .*judged as it was trained: .* in controllers"),
+        ("agent.hidden=8", "agent.hidden=8 cannot be changed"),
+        ("updates=3", "updates=3 cannot be changed .*no effect"),
+        ("telemetry=quiet", "no effect"),
+        ("resume=x", "no effect"),
+        ("experiment=healthy", "preset for training: name groups and keys"),
+        ("sweep=ab_reward", "preset for training"),
+        ("+task.depth=3", "write key=value"),
+        ("~slots", "write key=value"),
+        ("hydra.run.dir=x", "write key=value"),
+        ("steps=3,4", "steps=3,4 names several values"),
+        ("task=mnist5k,digits", "several values"),
+        ("task=mnist", "no option mnist in group task: .*did you mean mnist5k"),
+        ("task.host.base_chanels=3", "no key task.host.base_chanels: .*did you mean base_channels"),
+        ("steps=many", "steps must be a whole number, got many"),
+        ("steps=0", "steps must be 1 or more"),
+        ("slots.where=[r7c7]", "r7c7 is not a slot of this host"),
+        ("task=python_text", "conv_heavy"),
+        ("devices=[cuda:7]", "cuda:7"),
+        ("blueprint=[lora]", "lora"),
+        ("seed", "cannot read 'seed'"),
+    ],
+)
+def test_what_cannot_be_moved_is_one_sentence(word: str, said: str) -> None:
+    assert is_of_world(word)
+    with pytest.raises(ConfigError, match=said) as caught:
+        moved(saved(), [word])
+    assert "\n" not in str(caught.value)
+
+
+def test_words_of_the_evaluation_are_not_those_of_the_world() -> None:
+    assert not any(map(is_of_world, ("checkpoint=task", "hosts=3", "episode=1", "controllers=[wait]", "schedules=true", "x=1")))
+    with pytest.raises(ConfigError, match=r"no key tsk: .*did you mean task\?"):
+        parse(["checkpoint=x", "tsk=mnist5k"])
+
+
+def test_a_transfer_says_from_what_to_what() -> None:
+    words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "task.host.width=12", "steps=40"]
+    transfer = changes(saved(), moved(saved(), words), words)
+    assert transfer.title == (
+        "transfer from task=digits slots=one_seed blueprint=[conv_heavy,norm] steps=20 "
+        "to task=digits_mlp slots=every_block blueprint=[norm] steps=40 task.host.width=12"
+    )
+    again = changes(saved(), moved(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
+    assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"
+    assert again.slug == "task.valid_samples=0"
+
+
+def test_other_draws_and_devices_are_no_transfer_but_another_file() -> None:
+    other = changes(saved(), moved(saved(), ["seed=9"]), ["seed=9"])
+    assert (other.title, other.slug) == ("", "seed=9")
+    same = changes(saved(), moved(saved(), ["steps=20"]), ["steps=20"])
+    assert (same.title, same.slug, same.target) == ("", "", ())
+
+
+def test_the_command_of_the_readme_composes() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    commands = re.findall(r"`python -m esper.evaluate checkpoint=FOLDER ([^`]+)`", page)
+    assert commands
+    for words in map(str.split, commands):
+        assert all(map(is_of_world, words))
+        assert changes(check([]), check_over(check([]), words), words).title
+
+
+def test_long_names_of_files_are_cut_and_stay_different() -> None:
+    slugs = [Transfer(source=(), target=(*["task=digits"] * 12, last)).slug for last in ("steps=1", "steps=2")]
+    assert max(map(len, slugs)) <= 80
+    assert slugs[0] != slugs[1]
+
+
+def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike, capsys) -> None:
+    evaluation = Evaluation(parse([f"checkpoint={alike}", "hosts=2", "controllers=[policy]"]), [*FIVE, "slots=every_block"])
+    assert evaluation.env.layout.num_slots == 5
+    saved = evaluation._agent_state["network"]
+    policy = evaluation.controller("policy").state_dict()["network"]
+    assert all(policy[name].equal(saved[name]) for name in saved)
+    main([f"checkpoint={alike}", "hosts=2", "controllers=[policy]", *FIVE, "slots=every_block"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "transfer from slots=one_seed task.host.surfaces=[pre] to slots=every_block" in shown
+    assert "5 of 5 slots in use, trained with 3" in shown
+    (path,) = alike.glob("evaluation_*surfaces*.json")
+    kept = json.loads(path.read_text())
+    assert "slots=every_block" in kept["transfer"]["target"]
+    assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
+    assert not (alike / "evaluation_000001_episode0.json").exists()
+
+
+def test_a_policy_with_numbers_for_each_slot_stays_where_they_are(named) -> None:
+    given = parse([f"checkpoint={named}", "hosts=2", "controllers=[policy]"])
+    with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, and here they are .*agent.slot_identity=false"):
+        Evaluation(given, FIVE)
+    assert Evaluation(given, ["task.host.base_channels=3", "slots=every_block"]).env.layout.num_slots == 3
+    nobody = parse([f"checkpoint={named}", "hosts=2", "controllers=[wait]"])
+    assert Evaluation(nobody, FIVE).env.layout.num_slots == 5
+
+
+@pytest.mark.parametrize("other", [lambda names: names[::-1], lambda names: names[:1], lambda names: [*names, "attention"]])
+def test_a_policy_needs_its_blueprints_in_their_order(alike, other) -> None:
+    names = other(list(check([]).blueprint))
+    given = parse([f"checkpoint={alike}", "hosts=2", "controllers=[policy]"])
+    with pytest.raises(ConfigError, match=r"with the blueprints .*: .*offer the same in the same order"):
+        Evaluation(given, [f"blueprint=[{','.join(names)}]"])
+
+
+def test_a_command_that_cannot_be_done_is_one_line_and_exit_code_2(named, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"checkpoint={named}", "hosts=2", *FIVE])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "slot_identity" in said
+    assert not list(named.glob("evaluation*"))

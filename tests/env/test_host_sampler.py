@@ -1,0 +1,74 @@
+"""Who the hosts are, and what twins share."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.env.actions import Op
+from esper.env.host_sampler import HostSampler
+from esper.lifecycle.slots import EveryBlockConfig
+from esper.task.augment import Augmentation
+from esper.task.instances import Split
+
+
+@pytest.fixture
+def twins(make_env):
+    env = make_env(6, 8, slots=EveryBlockConfig(min_prune_age=1), twins=3)
+    env.reset(seed=3)
+    return env
+
+
+def same(rows, first, second):
+    """But for rounding, since where a member lies in a kernel may change the order of its sums."""
+    return all(torch.allclose(row[first], row[second], rtol=1e-3, atol=1e-5) for row in rows.values())
+
+
+def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_actions):
+    names = twins.cohort.instances()
+    assert names[0] == names[1] == names[2]
+    for _ in range(2):
+        observation, *_ = twins.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
+    rows = twins.shard_pool.shards[0].network.rows()
+    assert same(rows, 0, 1)
+    assert same(rows, 3, 5)
+    assert not same(rows, 0, 3)
+    np.testing.assert_allclose(observation["features"][0], observation["features"][2], atol=0.05)
+    twins.step(plan_actions((Op.GERMINATE, 1, 1), *[(Op.WAIT, 0, 0)] * 5))
+    twins.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
+    rows = twins.shard_pool.shards[0].network.rows()
+    assert not same(rows, 0, 1)
+    assert same(rows, 1, 2)
+
+
+def test_twins_who_are_given_the_same_seed_get_the_same_weights(twins, plan_actions):
+    for _ in range(4):
+        twins.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * 2, *[(Op.WAIT, 0, 0)] * 4))
+    rows = twins.shard_pool.shards[0].network.rows()
+    assert rows["seed/0/1"][0].any()
+    assert same(rows, 0, 1)
+
+
+def test_a_lone_host_is_the_first_of_its_twins(make_env):
+    """The number of twins changes nobody's name: hosts of a run with twins are hosts of one without."""
+    many, few = make_env(6, 4, twins=3), make_env(2, 4)
+    for env in (many, few):
+        env.reset(seed=1)
+    assert many.cohort.instances()[::3] == few.cohort.instances()
+    assert np.array_equal(many.orders()[::3], few.orders())
+    assert np.array_equal(many.orders(), np.repeat(few.orders(), 3, axis=0))
+
+
+def test_what_is_drawn_for_augmentation_is_shared_too(small_task, monkeypatch):
+    monkeypatch.setattr(small_task, "augmentation", Augmentation(padding=1, flip=False))
+    cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2)
+    draws = cohort.draws(0)
+    assert draws.shape == (4, cohort.samples_per_epoch, 3)
+    assert np.array_equal(draws[0], draws[1])
+    assert not np.array_equal(draws[1], draws[2])
+
+
+def test_a_seed_s_name_tells_host_slot_and_time_apart(small_task):
+    cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2, root=7, episode=5)
+    names = {cohort.seed(host, slot, time) for host in (0, 2) for slot in (0, 1) for time in (0, 1)}
+    assert len(names) == 8
+    assert cohort.seed(0, 1, 1) == cohort.seed(1, 1, 1)

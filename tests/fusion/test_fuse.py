@@ -1,0 +1,291 @@
+"""Fused equals one by one: layers, whole hosts, and training with seeds."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from esper.fusion.fuse import Fleet, flatten_parameters, fuse
+from esper.fusion.layers import CausalAttention, ChannelScale, MaskedConv2d, MaskedLinear, Positions
+from esper.fusion.layout import add_members, side_by_side, take_members
+from esper.fusion.stacked import STACKED, FusionError
+from esper.hosts.cnn import CNNConfig
+
+CENTRE = torch.zeros(3, 3).index_put((torch.tensor(1), torch.tensor(1)), torch.tensor(1.0))
+LAYERS = {
+    "conv": (lambda: nn.Conv2d(3, 5, 3, padding=1), (3, 7, 7)),
+    "conv_1x1": (lambda: nn.Conv2d(5, 3, 1), (5, 7, 7)),
+    "conv_no_bias_stride": (lambda: nn.Conv2d(3, 7, 3, stride=2, bias=False), (3, 7, 7)),
+    "conv_dilated": (lambda: nn.Conv2d(1, 3, 3, dilation=2, padding=2), (1, 7, 5)),
+    "conv_groups": (lambda: nn.Conv2d(9, 15, 3, groups=3, padding=1), (9, 5, 5)),
+    "conv_depthwise": (lambda: nn.Conv2d(7, 7, 3, groups=7, padding=1, bias=False), (7, 5, 5)),
+    "masked_conv": (lambda: MaskedConv2d(3, 5, 3, CENTRE, padding=1), (3, 7, 7)),
+    "batch_norm": (lambda: nn.BatchNorm2d(5, momentum=0.3, eps=1e-3), (5, 7, 7)),
+    "group_norm": (lambda: nn.GroupNorm(1, 5, eps=1e-3), (5, 7, 7)),
+    "group_norm_groups": (lambda: nn.GroupNorm(3, 9), (9, 3, 3)),
+    "linear": (lambda: nn.Linear(5, 7), (5,)),
+    "linear_no_bias": (lambda: nn.Linear(5, 3, bias=False), (5,)),
+    "scale_of_images": (lambda: ChannelScale(5), (5, 3, 3)),
+    "scale_of_vectors": (lambda: ChannelScale(5), (5,)),
+    "scale_of_sequences": (lambda: ChannelScale(5), (7, 5)),
+    "masked_linear": (lambda: MaskedLinear(5, 3, (torch.arange(5) % 2).double()), (5,)),
+    "linear_of_sequences": (lambda: nn.Linear(5, 7), (6, 5)),
+    "linear_no_bias_of_sequences": (lambda: nn.Linear(5, 3, bias=False), (6, 5)),
+    "layer_norm": (lambda: nn.LayerNorm(5, eps=1e-3), (5,)),
+    "layer_norm_of_sequences": (lambda: nn.LayerNorm(5), (7, 5)),
+    "layer_norm_no_bias_of_sequences": (lambda: nn.LayerNorm(5, bias=False), (7, 5)),
+    "embedding": (lambda: nn.Embedding(11, 5), (7,)),
+    "positions": (lambda: Positions(9, 5), (7, 5)),
+    "attention": (lambda: CausalAttention(2), (7, 12)),
+    "attention_lesioned": (lambda: CausalAttention(2, lesioned=True), (7, 12)),
+    "flatten": (nn.Flatten, (3, 5, 7)),
+    "flatten_vectors": (nn.Flatten, (5,)),
+}
+
+
+def samples(name, members):
+    """A batch of each member `[M, B, ...]`: tokens for an embedding, numbers for all else."""
+    shape = (members, 4, *LAYERS[name][1])
+    return torch.randint(11, shape) if name == "embedding" else torch.randn(shape)
+
+
+def random_module(make):
+    """A module whose parameters and buffers are all different from what they are born as."""
+    module = make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+        for name, buffer in module.named_buffers():
+            if "running" in name:
+                buffer.uniform_(0.5, 2.0)
+    return module
+
+
+def test_every_stacked_layer_is_in_the_table():
+    assert {type(make()) for make, _ in LAYERS.values()} == set(STACKED)
+
+
+def member_grads(stacked):
+    """The gradients of each member's parameters."""
+    return zip(*[parameter.grad for parameter in stacked.parameters()], strict=True)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["alone", "in_a_fleet"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("members", [1, 3, 8])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_stacked_layer_is_its_layers_side_by_side(float64, name, members, training, held):
+    layers = [random_module(LAYERS[name][0]).train(training).double() for _ in range(members)]
+    x_MB = samples(name, members)
+    float_input = x_MB.is_floating_point()
+    xs = [part.clone().requires_grad_(float_input) for part in x_MB]
+    fleet = Fleet(layers)
+    stacked = fleet.bind() if held else fuse(layers)
+    stacked.train(training)
+    assert type(stacked) is STACKED[type(layers[0])]
+    x = side_by_side(x_MB).requires_grad_(float_input)
+    y = stacked(x)
+    wanted = [layer(part) for layer, part in zip(layers, xs, strict=True)]
+    assert torch.allclose(y, side_by_side(torch.stack(wanted)), atol=1e-12)
+    pull = torch.randn_like(torch.stack(wanted))
+    y.backward(side_by_side(pull))
+    torch.autograd.backward(wanted, list(pull))
+    if float_input:
+        assert torch.allclose(x.grad, side_by_side(torch.stack([part.grad for part in xs])), atol=1e-11)
+    for parameter in [parameter for layer in layers for parameter in layer.parameters()]:
+        assert parameter.grad.any()
+    gradients = [torch.cat([p.grad.flatten() for p in layer.parameters()]) for layer in layers if list(layer.parameters())]
+    of_members = fleet.flat.grad if held else [torch.cat([row.flatten() for row in rows]) for rows in member_grads(stacked)]
+    assert not gradients or torch.allclose(torch.stack(gradients), torch.stack(list(of_members)), atol=1e-11)
+    for buffer, _ in layers[0].named_buffers():
+        if buffer != "num_batches_tracked":
+            assert torch.allclose(
+                stacked.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12
+            )
+
+
+@pytest.mark.parametrize("members", [1, 3, 8])
+def test_a_fused_host_is_its_hosts_forward_backward_and_statistics(float64, members):
+    config = CNNConfig(base_channels=3, pools=3)
+    hosts = [random_module(lambda m=m: config.build(1, 10, [m % 2 == 0, False, m % 3 == 0])).train() for m in range(members)]
+    fleet = Fleet(hosts)
+    xs = [torch.randn(6, 1, 8, 8) for _ in range(members)]
+    for _ in range(2):  # twice, so that the running statistics move twice
+        logits = fleet.bind().train()(torch.cat(xs, 1))
+        wanted = [host(x) for host, x in zip(hosts, xs, strict=True)]
+    assert torch.allclose(logits, torch.cat(wanted, 1), atol=1e-11)
+    logits.square().sum().backward()
+    for index, (host, out) in enumerate(zip(hosts, wanted, strict=True)):
+        out.square().sum().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in host.parameters()])
+        assert torch.allclose(fleet.flat.grad[index], gradient, rtol=1e-9, atol=1e-9)
+    for name, buffer in fleet.buffers.items():
+        if "num_batches" not in name:
+            for index, host in enumerate(hosts):
+                assert torch.allclose(buffer[index], host.get_buffer(name), atol=1e-12), name
+    assert any("running_var" in name for name in fleet.buffers)
+
+
+# ---- unfusing
+
+
+def test_a_member_of_a_fleet_is_a_plain_module_with_its_parameters_and_buffers():
+    config = CNNConfig(base_channels=3)
+    hosts = [random_module(lambda m=m: config.build(1, 10, [m == 0, m == 1, False])) for m in range(3)]
+    fleet = Fleet(hosts)
+    fleet.bind().train()(torch.randn(5, 3, 8, 8))
+    x = torch.randn(4, 3, 8, 8)
+    whole = fleet.bind().eval()(x).view(4, 3, 10)
+    for index, host in enumerate(hosts):
+        alone = fleet.member(index).eval()
+        assert type(alone) is type(host)
+        assert flatten_parameters(alone).equal(flatten_parameters(host))
+        assert torch.allclose(alone(x[:, index : index + 1]), whole[:, index], atol=1e-5)
+        assert alone.get_buffer("segments.0.0.mask").equal(host.get_buffer("segments.0.0.mask"))
+        assert not alone.get_buffer("segments.0.1.running_mean").equal(host.get_buffer("segments.0.1.running_mean"))
+
+
+def test_a_fleet_leaves_the_modules_as_they_are():
+    hosts = [CNNConfig().build(1, 10, [False] * 3) for _ in range(2)]
+    before = [copy.deepcopy(host.state_dict()) for host in hosts]
+    fleet = Fleet(hosts)
+    with torch.no_grad():
+        fleet.flat.add_(1.0)
+    fleet.bind().train()(torch.randn(4, 2, 8, 8))
+    for host, old in zip(hosts, before, strict=True):
+        assert all(torch.equal(old[name], value) for name, value in host.state_dict().items())
+
+
+def test_members_can_be_taken_out_and_added_to():
+    chosen = torch.tensor([0, 2, 3])
+    images = torch.randn(2, 20, 3, 3)
+    for x in (images, images.contiguous(memory_format=torch.channels_last), torch.randn(2, 20)):
+        part = take_members(x, chosen, 4)
+        assert part.equal(torch.cat([x[:, 0:5], x[:, 10:20]], 1))
+        wanted = torch.cat([x[:, 0:5] * 3, x[:, 5:10], x[:, 10:20] * 3], 1)
+        assert torch.allclose(add_members(x, chosen, part * 2, 4), wanted)
+        assert torch.allclose(x, wanted)
+
+
+def test_a_fleet_of_banks_binds_any_number_of_rows():
+    fleet = Fleet([random_module(lambda: nn.Conv2d(2, 3, 1)) for _ in range(4)])
+    x = torch.randn(2, 4, 3, 3)
+    chosen = torch.tensor([1, 3])
+    some = fleet.bind(fleet.flat.index_select(0, chosen))(x)
+    alone = [fleet.member(int(index))(part) for index, part in zip(chosen, x.chunk(2, 1), strict=True)]
+    assert torch.allclose(some, torch.cat(alone, 1), atol=1e-6)
+
+
+# ---- what cannot be fused
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (lambda: nn.RMSNorm(4), "RMSNorm"),
+        (lambda: nn.PReLU(), "PReLU"),
+        (lambda: nn.BatchNorm1d(4), "BatchNorm1d"),
+        (lambda: nn.ConvTranspose2d(3, 3, 2), "ConvTranspose2d"),
+        (lambda: nn.Unflatten(1, (3, 1)), "Unflatten"),
+        (lambda: nn.Softmax(1), "Softmax"),
+    ],
+)
+def test_a_layer_without_a_stacked_form_is_named_with_the_remedy(layer, name):
+    modules = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), layer())) for _ in range(2)]
+    with pytest.raises(FusionError, match=rf"1\.1 is a {name}, .* members_per_shard=1"):
+        fuse(modules)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Conv2d(3, 3, 3, padding="same"),
+        lambda: nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"),
+        lambda: nn.BatchNorm2d(3, momentum=None),
+        lambda: nn.BatchNorm2d(3, affine=False),
+        lambda: nn.BatchNorm2d(3, track_running_stats=False),
+        lambda: nn.GroupNorm(1, 3, affine=False),
+        lambda: nn.LayerNorm([3, 3]),
+        lambda: nn.LayerNorm(3, elementwise_affine=False),
+        lambda: nn.Embedding(5, 3, padding_idx=0),
+        lambda: nn.Embedding(5, 3, max_norm=1.0),
+        lambda: nn.Embedding(5, 3, sparse=True),
+        lambda: nn.Flatten(2),
+        lambda: nn.Flatten(0),
+        lambda: nn.Flatten(1, 2),
+    ],
+)
+def test_a_variant_of_a_layer_that_its_stacked_form_does_not_know_is_refused(layer):
+    with pytest.raises(FusionError, match="members_per_shard=1"):
+        fuse([nn.Sequential(layer()) for _ in range(2)])
+
+
+WITHOUT_PARAMETERS = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+    "max_pool": lambda: nn.MaxPool2d(2),
+    "avg_pool": lambda: nn.AvgPool2d(2),
+    "adaptive_pool": lambda: nn.AdaptiveAvgPool2d(1),
+    "upsample": lambda: nn.Upsample(scale_factor=2),
+    "zero_pad": lambda: nn.ZeroPad2d(1),
+    "instance_norm": lambda: nn.InstanceNorm2d(4),
+    "local_response": lambda: nn.LocalResponseNorm(2),
+    "softmax": lambda: nn.Softmax(1),
+    "softmax2d": nn.Softmax2d,
+    "softmin": lambda: nn.Softmin(1),
+    "log_softmax": lambda: nn.LogSoftmax(1),
+    "glu": lambda: nn.GLU(1),
+    "pixel_shuffle": lambda: nn.PixelShuffle(2),
+    "channel_shuffle": lambda: nn.ChannelShuffle(2),
+    "layer_norm_bare": lambda: nn.LayerNorm([4, 6, 6], elementwise_affine=False),
+    "group_norm_bare": lambda: nn.GroupNorm(2, 4, affine=False),
+    "flatten": nn.Flatten,
+    "dropout": nn.Dropout,
+    "dropout2d": nn.Dropout2d,
+    "alpha_dropout": nn.AlphaDropout,
+    "feature_alpha_dropout": nn.FeatureAlphaDropout,
+    "rrelu": nn.RReLU,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_PARAMETERS)
+def test_a_layer_without_parameters_is_refused_or_does_the_same_to_each_member(name):
+    layers = [WITHOUT_PARAMETERS[name]() for _ in range(3)]
+    xs = [torch.randn(2, 4, 6, 6) for _ in layers]
+    try:
+        fused = Fleet([nn.Sequential(nn.Conv2d(4, 4, 1), layer) for layer in layers]).module[1]
+    except FusionError:
+        return
+    wanted = torch.cat([layer(x) for layer, x in zip(layers, xs, strict=True)], 1)
+    assert torch.allclose(fused(torch.cat(xs, 1)), wanted, atol=1e-6)
+
+
+def test_a_layer_used_twice_is_used_twice_when_fused_or_refused():
+    def make():
+        act = nn.Tanh()
+        return nn.Sequential(nn.Conv2d(2, 2, 1), act, nn.Conv2d(2, 2, 1), act)
+
+    modules = [make() for _ in range(2)]
+    x = torch.randn(3, 4, 5, 5)
+    wanted = torch.cat([module(part) for module, part in zip(modules, x.chunk(2, 1), strict=True)], 1)
+    try:
+        fused = fuse(modules)
+    except FusionError:
+        return
+    assert torch.allclose(fused(x), wanted, atol=1e-6)
+
+
+def test_a_parameter_in_two_places_is_refused_by_fuse_and_tied_by_a_fleet():
+    def make():
+        conv = nn.Conv2d(2, 2, 1)
+        return nn.Sequential(conv, nn.ReLU(), nn.Sequential(conv))
+
+    with pytest.raises(FusionError, match="in two places"):
+        fuse([make() for _ in range(2)])
+    fleet, x = Fleet([make() for _ in range(2)]), torch.randn(3, 4, 5, 5)
+    alone = [fleet.member(index)(part) for index, part in enumerate(x.chunk(2, 1))]
+    assert fleet.num_parameters == 6
+    assert torch.allclose(fleet.bind()(x), torch.cat(alone, 1), atol=1e-6)

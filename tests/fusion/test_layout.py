@@ -1,0 +1,65 @@
+"""Where members lie: every function against plain indexing, for images, vectors, sequences and tokens."""
+
+import pytest
+import torch
+
+from esper.fusion import layout as L
+
+M, B = 4, 6
+KINDS = {
+    "images": lambda: torch.randn(M, B, 3, 5, 2),
+    "images_of_one_channel": lambda: torch.randn(M, B, 1, 2, 2),
+    "vectors": lambda: torch.randn(M, B, 3),
+    "sequences": lambda: torch.randn(M, B, 5, 3),
+    "tokens": lambda: torch.randint(9, (M, B, 5)),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+CHOSEN = torch.tensor([3, 0])
+
+
+def laid(x_MB):
+    """By the words of the module, without its functions."""
+    if x_MB.dim() == 4 or not x_MB.is_floating_point():
+        return torch.cat(list(x_MB), 0)
+    return torch.cat(list(x_MB), 1)
+
+
+@each_kind
+def test_samples_lie_as_the_page_says(kind):
+    x = KINDS[kind]()
+    assert L.side_by_side(x).equal(laid(x))
+    assert L.repeated(x[0], 3).equal(laid(torch.stack([x[0]] * 3)))
+    assert L.members_first(L.side_by_side(x)) == (kind in ("sequences", "tokens"))
+    if x.dim() == 5:
+        assert L.side_by_side(x).is_contiguous(memory_format=torch.channels_last)
+        assert L.repeated(x[0], 3).is_contiguous(memory_format=torch.channels_last)
+
+
+@each_kind
+def test_a_number_a_member_reaches_its_features(kind):
+    x, value = KINDS[kind](), torch.tensor([2, 3, 5, 7])
+    wanted = laid(x * value.view(-1, *[1] * (x.dim() - 1)))
+    assert torch.equal(L.side_by_side(x) * L.per_member(value, L.side_by_side(x)), wanted)
+
+
+@each_kind
+def test_members_are_taken_added_to_split_and_joined(kind):
+    x = KINDS[kind]()
+    part = L.take_members(laid(x), CHOSEN, M)
+    assert part.equal(laid(x[CHOSEN]))
+    wanted = x.clone()
+    wanted[CHOSEN] += x[CHOSEN]
+    whole = L.side_by_side(x).clone()
+    assert L.add_members(whole, CHOSEN, part, M).equal(laid(wanted))
+    assert whole.equal(laid(wanted)), "in place"
+    one, three = L.split_members(laid(x), [1, 3])
+    assert one.equal(laid(x[:1]))
+    assert three.equal(laid(x[1:]))
+    assert L.join_members([one, three]).equal(laid(x))
+    assert L.split_members(laid(x), [M])[0].equal(laid(x))
+
+
+@pytest.mark.parametrize("kind", ["vectors", "sequences"])
+def test_outputs_by_member(kind):
+    x = KINDS[kind]()
+    assert L.by_member(laid(x), M).equal(x.reshape(M, -1, 3))

@@ -1,0 +1,219 @@
+"""Fused equals one by one: training with seeds of every blend, in every stage, under every way of incubation."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esper.fusion.fuse import flatten_parameters
+from esper.fusion.layout import Layout
+from esper.hosts.base import SlotSpec
+from esper.lifecycle.roles import Blend, Fossils, Incubation
+from esper.seeds.bank import SGDConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
+
+each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
+each_layout = pytest.mark.parametrize("layout", list(Layout))
+
+
+def assert_trained_alike(grown, steps, *, atol):
+    network, members = grown.network, grown.network.members
+    network.train()
+    for step in range(steps):
+        xs, ys, x = grown.batch(members, 12, step)
+        losses = network.backward(x, torch.stack(ys))
+        network.step()
+        wanted = torch.stack([ref.train_batch(*pair) for ref, *pair in zip(grown.references, xs, ys, strict=True)])
+        assert torch.allclose(losses, wanted, atol=atol)
+    for member, reference in enumerate(grown.references):
+        assert torch.allclose(network.host.flat[member], flatten_parameters(reference.host), atol=atol)
+        for name, buffer in network.host.buffers.items():
+            if "num_batches" not in name:
+                assert torch.allclose(buffer[member], reference.host.get_buffer(name), atol=atol), name
+        for slot, seed in reference.seeds.items():
+            row = grown.bank_of(member, slot).fleet.flat[member]
+            assert torch.allclose(row, flatten_parameters(seed.module), atol=atol), (member, slot)
+
+
+@each_incubation
+@pytest.mark.parametrize("blends", [(Blend.ADD,), (Blend.MULTIPLY,), (Blend.GATE,), tuple(Blend)], ids=str)
+@pytest.mark.parametrize("members", [1, 3, 8])
+def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, members, blends, incubation):
+    population = grown(members, blends=blends, incubation=incubation)
+    if incubation is Incubation.none:
+        population.behind[:] = False
+        for reference in population.references:
+            for seed in reference.seeds.values():
+                seed.behind = False
+        population.arrange()
+    before = [flatten_parameters(reference.host) for reference in population.references]
+    assert_trained_alike(population, 6, atol=1e-9)
+    assert all(not torch.equal(old, flatten_parameters(ref.host)) for old, ref in zip(before, population.references, strict=True))
+
+
+@each_incubation
+@each_layout
+@pytest.mark.parametrize("members", [1, 4])
+def test_the_same_with_every_seed_at_one_stage(float64, grown, members, layout, incubation):
+    """Several seeds behind in one host are in its shadow together."""
+    population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
+    population.only(alpha=0.5, behind=incubation is not Incubation.none)
+    assert_trained_alike(population, 3, atol=1e-9)
+
+
+@each_incubation
+@pytest.mark.parametrize("fossils", list(Fossils))
+@pytest.mark.parametrize("layout", [Layout.VECTORS, Layout.SEQUENCES])
+@pytest.mark.parametrize("members", [1, 5])
+def test_the_same_in_the_other_layouts(float64, grown, members, layout, fossils, incubation):
+    population = grown(members, blends=tuple(Blend), incubation=incubation, fossils=fossils, layout=layout)
+    assert_trained_alike(population, 4, atol=1e-9)
+
+
+@pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
+@pytest.mark.parametrize(
+    ("layout", "name"), [(layout, name) for name, kind in BLUEPRINTS.items() for layout in kind.layouts if kind.plantable]
+)
+def test_the_same_with_seeds_of_every_blueprint(float64, grown, layout, name, incubation):
+    population = grown(6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=[BLUEPRINTS[name]()])
+    assert_trained_alike(population, 3, atol=1e-8)
+
+
+@pytest.mark.parametrize("fossils", list(Fossils))
+def test_fossils_learn_as_their_host_does_or_not_at_all(float64, grown, fossils):
+    host_sgd = SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7)
+    population = grown(8, blends=tuple(Blend), fossils=fossils, host_sgd=host_sgd)
+    before = {name: row.clone() for name, row in population.network.rows().items()}
+    assert_trained_alike(population, 5, atol=1e-9)
+    after = population.network.rows()
+    for member, slot in np.argwhere(population.fossil):
+        gated = "/gated" if population.blend[member, slot] == Blend.GATE else ""
+        name = f"seed/{slot}/{population.blueprint[member, slot]}{gated}"
+        assert after[name][member].equal(before[name][member]) == (fossils is Fossils.frozen)
+
+
+@each_incubation
+@pytest.mark.parametrize("members", [1, 8])
+def test_the_same_in_single_precision_to_its_rounding(grown, members, incubation):
+    assert_trained_alike(grown(members, blends=tuple(Blend), incubation=incubation), 6, atol=2e-4)
+
+
+def test_the_epochs_above_cover_what_they_say(grown):
+    population = grown(8, blends=tuple(Blend))
+    inside = population.blueprint >= 0
+    assert set(population.blueprint[inside].tolist()) == {0, 1, 2, 3}
+    assert set(population.alpha[inside].tolist()) == {0.0, 0.25, 0.5, 0.75, 1.0}
+    stages = {name: getattr(population, name)[inside] for name in ("behind", "open", "learns", "fossil")}
+    assert all(part.any() and not part.all() for part in stages.values())
+    assert (~inside).any()
+    behind = population.behind & inside
+    assert set(population.blend[behind].tolist()) == {0, 1, 2}
+    assert len(set(behind.argmax(axis=1)[behind.any(axis=1)].tolist())) > 1  # shadows start at several slots
+    mixed = [len(set(population.blueprint[:, slot].tolist())) for slot in range(3)]
+    assert min(mixed) >= 3  # several blueprints meet in one slot
+    assert all(len(set(population.blend[inside[:, slot], slot].tolist())) == 3 for slot in range(3))  # and all blends
+
+
+# ---- seeds behind the host leave it alone
+
+
+def gradients(population):
+    """Logits of the main pass, and the gradient of the hosts."""
+    network = population.network
+    network.train()
+    _, ys, x = population.batch(network.members, 12, 0)
+    network.train(False)
+    with torch.no_grad():
+        logits = network.forward(x)
+    network.train()
+    network.backward(x, torch.stack(ys))
+    gradient, network.host.flat.grad = network.host.flat.grad.clone(), None
+    return logits, gradient
+
+
+@each_layout
+@pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
+@pytest.mark.parametrize("members", [1, 3, 4])
+def test_seeds_behind_the_host_leave_it_bit_for_bit_alone_and_learn_nevertheless(grown, layout, incubation, members):
+    population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
+    population.only(behind=True)
+    bare = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
+    bare.blueprint[:] = -1
+    bare.arrange()
+    assert bare.network.plan == [None, None, None]
+    assert bare.network.shadow is None
+    (logits, gradient), (bare_logits, bare_gradient) = gradients(population), gradients(bare)
+    assert logits.equal(bare_logits)
+    assert gradient.equal(bare_gradient)
+    assert gradient.any(dim=1).all()
+    for name, row in bare.network.rows().items():
+        if name.startswith("buffer"):
+            assert row.equal(population.network.rows()[name]), name
+    for member, slot in np.argwhere(population.blueprint >= 0):
+        assert population.bank_of(member, slot).fleet.flat.grad[member].any()
+
+
+@pytest.mark.parametrize("incubation", list(Incubation))
+def test_members_do_not_feel_the_seeds_of_others(grown, incubation):
+    one, two = (grown(4, blends=tuple(Blend), incubation=incubation) for _ in range(2))
+    two.blueprint[[0, 2]] = -1
+    two.arrange()
+    (logits, gradient), (other_logits, other_gradient) = gradients(one), gradients(two)
+    assert logits[[1, 3]].equal(other_logits[[1, 3]])
+    assert gradient[[1, 3]].equal(other_gradient[[1, 3]])
+    assert not gradient[[0, 2]].equal(other_gradient[[0, 2]])
+    for member, slot in np.argwhere(two.blueprint >= 0):
+        grads = [population.bank_of(member, slot).fleet.flat.grad for population in (one, two)]
+        assert (grads[0] is None) == (grads[1] is None)
+        assert grads[0] is None or grads[0][member].equal(grads[1][member]), (member, slot)
+
+
+@pytest.mark.parametrize("blend", list(Blend))
+def test_what_lies_before_a_slot_still_learns_at_alpha_one(grown, blend):
+    population, bare = (grown(3, blends=(blend,)) for _ in range(2))
+    population.only(alpha=1.0, open=False)
+    for bank in population.network.banks.values():
+        with torch.no_grad():
+            bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
+    bare.blueprint[:] = -1
+    bare.arrange()
+    (_, gradient), (_, bare_gradient) = gradients(population), gradients(bare)
+    assert torch.allclose(gradient, bare_gradient, rtol=1e-4, atol=1e-6)
+    assert (gradient[:, :33].norm(dim=1) > 1e-3).all()  # the first block: 27 weights, 6 of its norm
+
+
+def test_without_incubation_a_newborn_seed_changes_nothing_at_first_and_learns_at_once(grown):
+    population, bare = (grown(3, incubation=Incubation.none, blends=tuple(Blend)) for _ in range(2))
+    population.only(alpha=1.0)
+    for member, slot in np.argwhere(population.blueprint >= 0):
+        population.bank_of(member, slot).plant(member, torch.Generator().manual_seed(int(member)))
+    bare.blueprint[:] = -1
+    bare.arrange()
+    (logits, gradient), (bare_logits, bare_gradient) = gradients(population), gradients(bare)
+    assert logits.equal(bare_logits)
+    assert torch.allclose(gradient, bare_gradient, atol=1e-6)
+    for member, slot in np.argwhere(population.blueprint >= 0):
+        assert population.bank_of(member, slot).fleet.flat.grad[member].any()
+
+
+class OutsideHost(nn.Module):
+    """A host of layers without stacked forms, one of them with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = tuple(SlotSpec(f"r0c{i}", 6, Layout.VECTORS) for i in range(3))
+        widths = (5, 6, 6, 6)
+        layers = [nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.PReLU()) for a, b in pairwise(widths)]
+        self.segments = nn.ModuleList([*layers, nn.Linear(6, 10)])
+
+
+@each_incubation
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_host_without_stacked_layers_grows_alone(float64, grown, monkeypatch, incubation, behind):
+    monkeypatch.setitem(grown.__init__.__globals__, "make_host", lambda layout, member: OutsideHost())
+    population = grown(1, blends=tuple(Blend), incubation=incubation, layout=Layout.VECTORS)
+    assert not population.network.host.stacked
+    population.only(alpha=0.5, behind=behind and incubation is not Incubation.none)
+    assert_trained_alike(population, 3, atol=1e-9)

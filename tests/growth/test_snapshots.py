@@ -1,0 +1,109 @@
+"""Snapshots: a member is a set of rows, which are copied and brought back exactly."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.fusion.layout import Layout
+from esper.growth.network import GrowingNetwork
+from esper.hosts.cnn import CNNConfig
+from esper.lifecycle.roles import Blend, Fossils, Incubation
+from esper.seeds.bank import SGDConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
+
+each_layout = pytest.mark.parametrize("layout", list(Layout))
+EVERYTHING = {"blends": tuple(Blend), "incubation": Incubation.closed_loop, "fossils": Fossils.learning}
+
+
+def bits(tensor):
+    """The bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
+    return tensor.detach().float().contiguous().view(torch.int32)
+
+
+def train(population, *steps):
+    network = population.network
+    network.train()
+    for step in steps:
+        _, ys, x = population.batch(network.members, 12, step)
+        network.backward(x, torch.stack(ys))
+        network.step()
+
+
+def copies(population):
+    return {name: row.clone() for name, row in population.network.rows().items()}
+
+
+@each_layout
+def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown, layout):
+    population = grown(3, layout=layout, **EVERYTHING)
+    network = population.network
+    train(population, 0, 1)
+    network.remember(np.ones(3, dtype=np.bool_))
+    first = copies(population)
+    train(population, 0)
+    network.remember(np.array([True, True, False]))  # member 2 is sick: its snapshot stays
+    second = copies(population)
+    train(population, 0)
+    every = {(slot, kind, gated) for slot in range(3) for kind in range(len(population.blueprints)) for gated in (False, True)}
+    late = min(every - set(network.banks))
+    network.bank(*late).plant(2, torch.Generator())  # a bank that came after the snapshot
+    third = copies(population)
+    network.restore(torch.tensor([False, True, True]))
+    for name, row in network.rows().items():
+        assert bits(row[0]).equal(bits(third[name][0])), name
+        if name in first:
+            assert bits(row[1]).equal(bits(second[name][1])), name
+            assert bits(row[2]).equal(bits(first[name][2])), name
+        else:
+            assert not row[1:].any(), name
+    changed = [name for name in first if not first[name][1].equal(third[name][1])]
+    assert {name.split("/")[0] for name in changed} >= {"host", "host_momentum", "seed", "seed_momentum"}
+    assert any(name.endswith("gated") for name in changed)
+
+
+@each_layout
+def test_rows_hold_all_that_a_member_is(grown, layout):
+    """Copying the rows of one network into another makes it the same network."""
+    one, two = grown(3, layout=layout, **EVERYTHING), grown(3, layout=layout, **EVERYTHING)
+    train(one, 0, 1, 2)
+    with torch.no_grad():
+        for name, row in two.network.rows().items():
+            row.copy_(one.network.rows()[name])
+    for population in (one, two):
+        train(population, 9)
+    for name, row in copies(one).items():
+        assert bits(row).equal(bits(two.network.rows()[name])), name
+
+
+@pytest.mark.parametrize("incubation", list(Incubation))
+def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
+    """Host, seeds, gates, fossils and momentum: the same steps again give the same bits, whatever happened in between."""
+    population = grown(4, blends=tuple(Blend), incubation=incubation)
+    network = population.network
+    train(population, 0, 1)
+    network.remember(np.ones(4, dtype=np.bool_))
+    train(population, 2, 3)
+    wanted = copies(population)
+    for row in network.rows().values():
+        row[2] = torch.nan if row.is_floating_point() else 7
+    network.restore(torch.tensor([False, True, True, False]))
+    train(population, 2, 3)
+    for name, row in network.rows().items():
+        assert bits(row[[1, 2]]).equal(bits(wanted[name][[1, 2]])), name
+        assert name.startswith("buffer") or not row[0].any() or not row[0].equal(wanted[name][0]), name
+
+
+def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
+    """64 of the digits' hosts, every image blueprint in all three slots with and without gate, and a snapshot of it all."""
+    blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
+    hosts = [CNNConfig().build(1, 10, [False] * 3) for _ in range(64)]
+    network = GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
+    assert not network.banks
+    for slot in range(3):
+        for kind in range(len(blueprints)):
+            for gated in (False, True):
+                network.bank(slot, kind, gated)
+    network.remember(np.ones(64, dtype=np.bool_))
+    rows = network.rows()
+    assert len(rows) > 12 * len(blueprints)
+    assert 2 * sum(row.nbytes for row in rows.values()) < 32e6

@@ -1,0 +1,136 @@
+"""The convolutional host."""
+
+import pytest
+import torch
+
+from esper.hosts.base import Host, SlotSpec, slot_specs
+from esper.hosts.cnn import CNNConfig
+
+
+@pytest.mark.parametrize(("blocks", "pools"), [(1, 0), (1, 1), (3, 0), (3, 2), (3, 3), (4, 1)])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_slots_lie_after_each_block_and_before_its_pooling(blocks, pools, kernel):
+    host = CNNConfig(blocks=blocks, pools=pools, kernel=kernel, base_channels=3).build(2, 7, [False] * blocks)
+    assert [(spec.name, spec.channels) for spec in slot_specs(host)] == [(f"r0c{b}", 3 * 2**b) for b in range(blocks)]
+    x = torch.randn(4, 2, 16, 16)
+    assert host(x).shape == (4, 7)
+    side = 16
+    for block, segment in enumerate(list(host.segments)[:-1]):
+        x = segment(x)
+        assert x.shape == (4, 3 * 2**block, side, side)
+        side = side // 2 if block < pools else side
+    assert len(host.segments) == blocks + 1
+
+
+def walk(host, x):
+    """The features at each slot, and the logits."""
+    seen = []
+    for segment in list(host.segments)[:-1]:
+        x = segment(x)
+        seen.append(x)
+    return seen, host.segments[-1](x)
+
+
+@pytest.mark.parametrize(("blocks", "pools"), [(1, 1), (3, 0), (3, 2), (3, 3), (5, 5)])
+def test_slots_of_both_surfaces_lie_in_forward_order(blocks, pools):
+    config = CNNConfig(blocks=blocks, pools=pools, base_channels=3, surfaces=["post", "pre"])
+    host = config.build(2, 7, [False] * blocks).eval()
+    places = [(row, b) for b in range(blocks) for row in range(2 if b < pools else 1)]
+    wanted = [(f"r{row}c{b}", 3 * 2**b, 32 // 2 ** (min(b, pools) + row)) for row, b in places]
+    seen, logits = walk(host, torch.randn(2, 2, 32, 32))
+    assert [(spec.name, spec.channels) for spec in slot_specs(host)] == [(name, channels) for name, channels, _ in wanted]
+    assert [tuple(x.shape) for x in seen] == [(2, channels, side, side) for _, channels, side in wanted]
+    assert logits.shape == (2, 7)
+
+
+def test_where_slots_lie_changes_no_number_of_the_host():
+    outs = []
+    for surfaces in (["pre"], ["post"], ["pre", "post"]):
+        torch.manual_seed(3)
+        host = CNNConfig(base_channels=3, surfaces=surfaces).build(1, 10, [False, True, False]).eval()
+        outs.append(host(torch.ones(2, 1, 8, 8)))
+    assert outs[0].equal(outs[1])
+    assert outs[0].equal(outs[2])
+    assert [spec.name for spec in CNNConfig(surfaces=["post"]).build(1, 10, [False] * 3).slots] == ["r1c0", "r1c1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"base_channels": 8, "pools": 3}, 6418),
+        ({"base_channels": 16, "pools": 3}, 24346),
+        ({"base_channels": 8, "blocks": 5, "pools": 5}, 99922),
+        ({"base_channels": 1, "pools": 3, "kernel": 1}, 77),
+        ({"base_channels": 2, "pools": 0, "kernel": 1}, 164),
+        ({"base_channels": 2, "blocks": 5, "pools": 5, "kernel": 1}, 1140),
+    ],
+    ids=["baseline", "postpool", "scale", "impaired", "minimal", "deep_impaired"],
+)
+def test_the_presets_are_as_large_as_the_hosts_that_others_measured(fields, params):
+    config = CNNConfig(surfaces=["pre", "post"], **fields)
+    host = config.build(3, 10, [False] * config.blocks)
+    assert sum(parameter.numel() for parameter in host.parameters()) == params
+
+
+def reach(segment, channels):
+    """The place where one pixel's change is seen."""
+    segment.eval()
+    x = torch.zeros(1, channels, 7, 7)
+    y = x.clone()
+    y[0, :, 3, 3] = 1.0
+    with torch.no_grad():
+        conv = segment[-3]
+        return (conv(y) - conv(x)).abs().sum((0, 1)) > 0
+
+
+@pytest.mark.parametrize("kind", ["ooo", "xoo", "oxo", "xox", "xxx"])
+def test_lesioned_blocks_see_no_neighbours(kind):
+    host = CNNConfig().build(1, 10, [letter == "x" for letter in kind])
+    for block, letter in enumerate(kind):
+        seen = reach(host.segments[block], [1, 2, 4][block])
+        assert seen[3, 3]
+        assert seen.sum() == (1 if letter == "x" else 9)
+
+
+def test_a_lesion_outlasts_training():
+    host = CNNConfig(blocks=1, pools=0).build(1, 10, [True])
+    optimiser = torch.optim.SGD(host.parameters(), 0.5, weight_decay=0.1)
+    for _ in range(5):
+        host.train()
+        loss = torch.nn.functional.cross_entropy(host(torch.randn(16, 1, 7, 7)), torch.randint(10, (16,)))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert reach(host.segments[0], 1).sum() == 1
+
+
+def test_a_lesion_must_be_named_for_every_block():
+    with pytest.raises(ValueError, match="3 blocks, got 2"):
+        CNNConfig().build(1, 10, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"blocks": 0, "pools": 0}, r"task\.host\.blocks must be at least 1"),
+        ({"base_channels": 0}, r"task\.host\.base_channels must be at least 1"),
+        ({"pools": 4}, r"task\.host\.pools must be from 0 to task\.host\.blocks=3, got 4"),
+        ({"pools": -1}, r"task\.host\.pools must be from 0"),
+        ({"kernel": 2}, r"task\.host\.kernel must be odd and at least 1, got 2"),
+        ({"kernel": -1}, r"task\.host\.kernel must be odd"),
+        ({"surfaces": []}, r"task\.host\.surfaces must name one or both of pre, post, each once, got \[\]"),
+        ({"surfaces": ["pre", "pre"]}, r"task\.host\.surfaces must name"),
+        ({"surfaces": ["top"]}, r"task\.host\.surfaces must name one or both of pre, post, each once, got \[top\]"),
+        ({"surfaces": ["post"], "pools": 0}, r"task\.host\.surfaces=\[post\] leaves no slot where nothing is pooled"),
+    ],
+)
+def test_each_rule_of_the_config_fires(fields, rule):
+    with pytest.raises(ValueError, match=rule):
+        CNNConfig(**fields)
+
+
+def test_what_is_not_a_host_is_said_so():
+    with pytest.raises(TypeError, match="Linear is not a host"):
+        slot_specs(torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="Host has 1 segments and 1 slots"):
+        slot_specs(Host([torch.nn.ReLU()], [SlotSpec("r0c0", 3)]))

@@ -1,0 +1,117 @@
+"""What is shown and written of a study, whatever is missing in it."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from esper.lab import comparison as S
+from esper.lab import scoring as J
+from esper.lab.design import AGAIN
+from esper.lab.results import show, summary, tables, write
+from esper.lab.runs import OUTCOMES, CompareConfig, Run
+
+ARMS = ("a", "b", AGAIN)
+FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> S.Study:
+    """Two arms, a control and a rival of the first one, in twelve blocks; nobody acts greedily, and b has lost a block."""
+    rng = np.random.default_rng(0)
+    values = {
+        (arm, block): dict(zip(OUTCOMES, rng.normal(50, 5, len(OUTCOMES)), strict=True)) for arm in ARMS for block in range(12)
+    }
+
+    def judged(run: Run, *_: Any) -> dict[str, float]:
+        return values[run.arm, run.block] | {"accuracy_greedy": float("nan")}
+
+    def rivals(run: Run, how: J.Judging) -> Any:
+        return {name: dict.fromkeys(OUTCOMES, float(run.block)) for name in how.rivals}
+
+    runs = [
+        Run(arm=arm, block=block, seed=block, folder=Path(f"{arm}/{block}"), update=int((arm, block) != ("b", 3)), updates=1)
+        for arm in ARMS
+        for block in range(12)
+    ]
+    monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "faults", lambda _: [])
+    monkeypatch.setattr(J, "judge", judged)
+    monkeypatch.setattr(J, "judge_rivals", rivals)
+    return S.study([], CompareConfig(rivals=["wait"], final=True, plots=False))
+
+
+def test_every_outcome_has_a_table_and_the_one_that_decides_comes_first(found: S.Study) -> None:
+    means, *differences = tables(found)
+    assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AGAIN, "12"]]
+    told = [table["caption"].split()[2] for table in differences]
+    assert told == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy"))]
+    for table in differences:
+        assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - again"]
+        assert all(len(row) == len(table["head"]) for row in table["rows"])
+    assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+
+
+def test_what_is_written_is_what_was_found(found: S.Study, tmp_path: Path) -> None:
+    names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
+    assert names == FILES
+    cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
+    lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
+    assert lost["fate"] == "stopped after 0 of 1 updates"
+    assert {row["accuracy"] for row in cells if row["arm"] == "wait"} == {f"{block}.0" for block in range(12)}
+    rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
+    for row in rows:
+        if row["second"] == AGAIN:
+            apart, verdict = found.controls[row["outcome"]], ""
+        else:
+            (one,) = [
+                one
+                for one in found.comparisons[row["outcome"]].judgements
+                if (one.difference.first, one.difference.second) == (row["first"], row["second"])
+            ]
+            apart, verdict = one.difference, one.verdict.value
+            assert float(row["p_holm"]) == one.p_holm
+            assert row["needed"] == ("" if one.needed is None else str(one.needed))
+        assert float(row["low"]) == pytest.approx(apart.mean.low, nan_ok=True)
+        assert float(row["iqm_high"]) == pytest.approx(apart.iqm.high, nan_ok=True)
+        assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (apart.count, apart.p, verdict)
+    assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_figures_are_files_where_wanted(found: S.Study, tmp_path: Path, kind: str, magic: bytes) -> None:
+    wanted = replace(found, runs=[], config=CompareConfig(figures=kind))
+    paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
+    assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "profiles", "front"))}
+    assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
+
+
+def test_the_numbers_are_json_to_everyone(found: S.Study, tmp_path: Path) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    write(found, tmp_path, "")
+    numbers = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=refuse)
+    assert numbers["outcomes"]["accuracy"]["b"]["3"] is None
+    assert numbers["outcomes"]["accuracy_greedy"]["a"]["0"] is None
+    assert numbers["differences"]["accuracy"][0]["needed"] == found.comparisons["accuracy"].judgements[0].needed
+    assert numbers["sentences"] == summary(found)["sentences"] == found.sentences()
+
+
+def test_the_console_shows_means_the_outcome_that_decides_and_the_sentences(found: S.Study) -> None:
+    text = io.StringIO()
+    show(found, Console(file=text, width=160))
+    shown = text.getvalue()
+    assert "Differences in accuracy" in shown
+    assert "Differences in parameters" not in shown
+    assert all(sentence in shown for sentence in found.sentences())
+    assert max(map(len, shown.splitlines())) <= 160
+    assert all(name in shown for name in ("catastrophes", "validation", "learning", "by ranks"))

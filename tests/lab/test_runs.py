@@ -1,0 +1,128 @@
+"""Which arm and block runs are, and what makes them void."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError
+from esper.lab import runs as R
+from esper.lab.design import design
+from esper.lab.runs import Run, faults, find_runs
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes runs with a config each; only what is in a checkpoint is made up."""
+    configs: dict[Path, dict[str, Any]] = {}
+
+    def read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
+        known = folder in configs
+        return Run(
+            arm=arm, block=block, folder=folder, seed=seed, update=int(known), updates=int(known), config=configs.get(folder, {})
+        )
+
+    def make(folder: str, **config: Any) -> Path:
+        place = tmp_path / folder
+        (place / R.CHECKPOINTS).mkdir(parents=True)
+        configs[place] = {key.replace("__", "."): value for key, value in config.items()}
+        return place
+
+    monkeypatch.setattr(R, "_read", read)
+    return make
+
+
+def cells(found: list[Run]) -> set[tuple[str, int]]:
+    return {(run.arm, run.block) for run in found}
+
+
+def test_arms_of_several_folders_are_told_apart_over_all_of_them(on_disk: Any, tmp_path: Path) -> None:
+    for place, rate, seed in (("x", 1e-3, 1), ("y", 1e-2, 2)):
+        for reward in ("shaped", "sparse"):
+            on_disk(f"{place}/run/{reward}", reward=reward, agent="ppo", agent__rate=rate, seed=seed)
+    found = find_runs([tmp_path / "x/run", tmp_path / "y/run"])
+    assert {run.arm for run in found} == {
+        "shaped,agent.rate=0.001",
+        "sparse,agent.rate=0.001",
+        "shaped,agent.rate=0.01",
+        "sparse,agent.rate=0.01",
+    }
+
+
+def test_a_key_of_a_choice_is_told_where_runs_of_that_choice_differ_in_it(on_disk: Any, tmp_path: Path) -> None:
+    for reward in ("shaped", "sparse"):
+        for rent in (0.1, 0.2):
+            on_disk(f"all/{reward}{rent}", reward=reward, reward__rent=rent, reward__own=reward, seed=1)
+    assert cells(find_runs([tmp_path / "all"])) == {
+        (f"{reward},reward.rent={rent}", 1) for reward in ("shaped", "sparse") for rent in (0.1, 0.2)
+    }
+
+
+def test_settings_make_blocks_and_no_arms(on_disk: Any, tmp_path: Path) -> None:
+    for reward in ("shaped", "sparse"):
+        for task in ("digits", "mnist5k"):
+            for seed in (7, 9):
+                on_disk(f"all/{reward}{task}{seed}", reward=reward, task=task, task__size=len(task), seed=seed)
+    found = find_runs([tmp_path / "all"], ["task"])
+    assert cells(found) == {(reward, block) for reward in ("shaped", "sparse") for block in range(4)}
+    assert {run.block: (run.stratum, run.seed) for run in found} == {
+        0: ("digits", 7),
+        1: ("digits", 9),
+        2: ("mnist5k", 7),
+        3: ("mnist5k", 9),
+    }
+    with pytest.raises(ConfigError, match="strata=tusk is no key of these runs"):
+        find_runs([tmp_path / "all"], ["tusk"])
+
+
+def test_experiments_are_paired_by_seeds_and_not_by_numbers(on_disk: Any, tmp_path: Path) -> None:
+    planned = {
+        "d": design("reward: shaped,sparse", blocks=2, root=1, again=False),
+        "e": design("reward: simplified,basic", blocks=2, root=1, again=False),
+        "f": design("reward: shaped,sparse", blocks=2, root=2, again=False),
+    }
+    for name, one in planned.items():
+        one.save(tmp_path / name)
+        for cell in one.cells:
+            on_disk(f"{name}/{cell.folder}", reward=cell.arm)
+    assert cells(find_runs([tmp_path / "d"])) == {(arm, block) for arm in ("shaped", "sparse") for block in range(2)}
+    both = find_runs([tmp_path / "d", tmp_path / "e"])
+    assert cells(both) == {(run.arm, seed) for run in both for seed in planned["d"].seeds}
+    pooled = find_runs([tmp_path / "d", tmp_path / "f"])
+    assert cells(pooled) == {(arm, seed) for arm in ("shaped", "sparse") for seed in planned["d"].seeds + planned["f"].seeds}
+
+
+def test_arms_that_saw_other_data_make_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [{}])
+
+    def run(arm: str, hosts: int, updates: int, block: int = 0, task: str = "digits") -> Run:
+        return Run(arm=arm, block=block, folder=Path(), updates=updates, stratum=task, config={"hosts": hosts, "task": task})
+
+    assert faults([run("a", 32, 10), run("b", 16, 20)]) == []  # so many host episodes either way
+    (fault,) = faults([run("a", 32, 10), run("b", 16, 10)])
+    assert fault.startswith("runs do not see the same data: hosts times updates is a 320, b 160")
+    # One run that was made longer afterwards, whichever block it is in.
+    longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
+    assert "is a 320, b 320 and 640" in faults(longer)[0]
+    tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
+    assert faults(tasks) == []
+    (fault,) = faults([replace(one, stratum="") for one in tasks])
+    assert "task is a digits and mnist5k, b digits and mnist5k; if that is a setting of its own, name it in strata" in fault
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"policy/entropy_share_op": 0.001}, "a has stopped trying"),
+        ({"policy/top_blueprint_share": 1.0}, "a knows one blueprint only"),
+    ],
+)
+def test_policies_that_have_collapsed_make_it_void(
+    record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [record])
+    (fault,) = faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
+    assert sentence in fault
+    monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
+    assert faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []

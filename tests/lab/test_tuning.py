@@ -1,0 +1,179 @@
+"""Tuning: what trials are worth, what comes next, and what a stopped one does."""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.cli.command import spelled_out
+from esper.cli.overrides import check_sweep
+from esper.config import ConfigError, register
+from esper.lab.search_space import BASELINE, search_space
+from esper.lab.tuning import FILE, Tuning
+
+pytest.importorskip("optuna", reason="optuna is not installed")
+
+ROOT = Path(__file__).parents[2]
+ASKED = {"trials": 4, "blocks": 2, "root": 0, "outcome": "accuracy", "judge_hosts": 4, "at_once": 1}
+TUNE = "agent.learning_rate: 1e-5..1e-1 log, agent.hidden: 32|64, agent.epochs: 1..8"
+
+
+class Made(Tuning):
+    """A tuning whose runs are made up: the best rate is 0.001, the best number of epochs is 3, and a seed is worth a lot."""
+
+    def _outcomes(self, arm: str, words: Sequence[str]) -> list[float]:
+        values = dict(word.split("=") for word in words) or {"agent.learning_rate": "0.1", "agent.epochs": "3"}
+        rate, epochs = math.log10(float(values["agent.learning_rate"])), int(values["agent.epochs"])
+        return [60 + 20 * block - (rate + 3) ** 2 - (epochs - 3) ** 2 / 4 for block in range(2)]
+
+
+def tuning(folder: Path, **more: Any) -> Made:
+    return Made(search_space(TUNE, **{**ASKED, **more}), folder)
+
+
+def run(made: Made) -> Made:
+    while trials := made.next():
+        made.learn(trials)
+    return made
+
+
+def test_gains_are_paired_differences(tmp_path: Path) -> None:
+    made = run(tuning(tmp_path))
+    for trial in made.trials:
+        rate, epochs = math.log10(float(trial.values["agent.learning_rate"])), int(trial.values["agent.epochs"])
+        expected = 4 - (rate + 3) ** 2 - (epochs - 3) ** 2 / 4
+        assert trial.gains == pytest.approx([expected, expected])  # what the seeds are worth, 20 points, is not in it
+    fewer = run(tuning(tmp_path / "fewer", outcome="parameters"))
+    assert fewer.trials[0].values == made.trials[0].values
+    assert fewer.trials[0].gains == pytest.approx([-gain for gain in made.trials[0].gains])
+
+
+def test_it_finds_what_is_better(tmp_path: Path) -> None:
+    made = run(tuning(tmp_path, trials=40))
+    best = made.best()
+    assert best is not None
+    assert best.gain.mean > 3.5  # of 4
+    late = [trial.gain.mean for trial in made.trials[20:]]
+    assert sum(late) / 20 > sum(trial.gain.mean for trial in made.trials[:10]) / 10
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_stopped_tuning_goes_on_as_if_it_had_not_been(at_once: int, tmp_path: Path) -> None:
+    whole = run(tuning(tmp_path / "whole", trials=17, at_once=at_once))
+    for trials in (5, 13, 17):  # stopped twice, each time with more to do than was asked for at first
+        parts = run(tuning(tmp_path / "parts", trials=trials, at_once=at_once))
+        assert len(parts.trials) == trials
+    assert parts.trials == whole.trials
+    assert len({str(trial.values) for trial in whole.trials}) > 10
+
+
+def test_trials_begun_together_do_not_know_of_each_other(tmp_path: Path) -> None:
+    made = tuning(tmp_path, trials=5, at_once=3)
+    assert [list(made.next())] == [["trial-000", "trial-001", "trial-002"]]
+    made.learn(made.next())
+    assert list(made.next()) == ["trial-003", "trial-004"]
+
+
+def test_values_that_do_not_go_together_are_not_run(tmp_path: Path) -> None:
+    made = tuning(tmp_path, trials=2)
+    trials = made.next()
+    trials["trial-000"].fault = "it is too large"
+    assert {cell.arm for cell in made.cells(trials)} == {BASELINE}
+    made.learn(trials)
+    trials = made.next()
+    assert {cell.arm for cell in made.cells(trials)} == {BASELINE, "trial-001"}
+    made.learn(trials)
+    assert "cannot be run, since it is too large" in made.line(0)
+    assert made.best() is made.trials[1]
+    assert not [line for line in made.table() if "trial-000" in line]
+
+
+def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
+    register()
+    made = run(tuning(tmp_path, trials=12, common=["sweep=tune", "task.instances=healthy"]))
+    command = shlex.split(made.table()[-1].partition("python -m ")[2])
+    assert command[:2] == ["esper.train", "-m"]
+    plain, tuned, again = check_sweep(spelled_out(command[2:]))
+    best = made.best()
+    assert best is not None
+    assert str(tuned.agent.learning_rate) == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert plain.agent == again.agent != tuned.agent
+    assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
+    assert made.planned.seeds[0] != plain.seed
+
+
+def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
+    run(tuning(tmp_path))
+    with pytest.raises(ConfigError, match="holds a tuning with other root"):
+        tuning(tmp_path, root=1)
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(ConfigError, match="is damaged: remove it"):
+        tuning(tmp_path)
+
+
+def test_what_cannot_be_tuned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="did you mean accuracy"):
+        tuning(tmp_path, outcome="acuracy")
+    with pytest.raises(ConfigError, match=r"outcome=return cannot judge reward\.rent, which says what is paid"):
+        Made(search_space("agent.hidden: 32|64, reward.rent: 0..1", **{**ASKED, "outcome": "return"}), tmp_path)
+    assert tuning(tmp_path / "paid alike", outcome="return").trials == []
+    (tmp_path / "paid alike" / "tuning.json").unlink()
+    (tmp_path / "paid alike").rmdir()
+    assert not list(tmp_path.iterdir())
+    made = tuning(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match="sweep=tune needs optuna: pip install"):
+        made.next()
+
+
+def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    """The runs of the baseline are run once; a trial that was stopped in the middle comes to what it would have come to."""
+    tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=500", "telemetry=quiet", "agent.minibatches=1", "judge_hosts=2"]
+    words = ["sweep=tune", "tune=task.host_optimiser.learning_rate: 1e-4..1e-1 log", "trials=2", "blocks=2", "root=5"]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+    def train() -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "esper.train", "-m", *words, *tiny, "hydra.sweep.dir=mine"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said, mine = train(), tmp_path / "mine"
+    assert "mine: trial 1 of 2, 0 of 4 runs done" in said
+    assert "mine: trial 2 of 2, 2 of 4 runs done" in said
+    state = json.loads((mine / FILE).read_text())
+    judged = {
+        cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
+        for cell in mine.glob("*/block-0*")
+        for file in cell.glob("judged_*_2_hosts.json")
+    }
+    assert len(judged) == 6
+    for number, trial in enumerate(state["trials"]):
+        arms = [[judged[f"{arm}block-0{block}"] for block in range(2)] for arm in (f"trial-00{number}", BASELINE)]
+        assert trial["gains"] == pytest.approx([value - base for value, base in zip(*arms, strict=True)])
+    assert any(gain != 0 for trial in state["trials"] for gain in trial["gains"])
+
+    before = (mine / FILE).read_text()
+    (mine / FILE).write_text(json.dumps({**state, "trials": state["trials"][:1]}))  # as if stopped in its last run
+    last = mine / "trial-001" / "block-01"
+    (last / "checkpoints" / "checkpoint_000001.pt").unlink()
+    next(last.glob("judged_*")).unlink()
+    kept = [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/judged_*"))]
+    assert "mine: trial 2 of 2, 3 of 4 runs done" in train()
+    assert (mine / FILE).read_text() == before
+    assert [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/judged_*"))] == kept

@@ -1,0 +1,312 @@
+"""The life of a seed, told one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from esper.env.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, legal_slots
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
+from esper.lifecycle.operations import may_germinate, may_prune
+from esper.lifecycle.roles import Blend, Fossils, Incubation
+from esper.lifecycle.slots import EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
+from esper.lifecycle.stages import Mode, Op, Stage
+from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, share_of, step
+
+
+def life(config, *ops, gates=GATED, **parameters):
+    """Stages of the first slot after each step: a germination, and then a script of ops, or pairs (op, parameters)."""
+    state, stages = lifecycle.empty(1, 2), []
+    for entry in ((Op.GERMINATE, parameters), *ops):
+        op, given = entry if isinstance(entry, tuple) else (entry, {})
+        assert op == Op.WAIT or legal_slots(state, config, np.array([True, True]), gates, FREE)[0, op, 0], op
+        state = step(state, config, op, gates=gates, **given)
+        stages.append(Stage(state.stage[0, 0]))
+    return stages, state
+
+
+def test_by_itself_a_seed_goes_from_germination_to_holding():
+    stages, state = life(SlotsConfig(auto_advance=ALL_AUTO), *[Op.WAIT] * 5, gates=GatesConfig(min_training=2))
+    assert stages == [Stage.TRAINING] * 2 + [Stage.BLENDING] * 2 + [Stage.HOLDING] * 2
+    assert (state.alpha[0, 0], state.ramp_done[0, 0], state.seed_age[0, 0], state.stage_age[0, 0]) == (1.0, 3, 6, 2)
+
+
+def test_by_hand_every_gate_wants_an_action():
+    config = SlotsConfig(auto_advance=[])
+    stages, _ = life(config, *[Op.WAIT] * 4)
+    assert stages == [Stage.GERMINATED] * 5
+    stages, state = life(config, Op.ADVANCE, Op.ADVANCE, *[Op.WAIT] * 5, Op.ADVANCE)
+    assert stages == [Stage.GERMINATED, Stage.TRAINING, *[Stage.BLENDING] * 6, Stage.HOLDING]
+    assert state.alpha[0, 0] == 1.0
+
+
+def test_the_default_asks_only_when_to_blend():
+    stages, _ = life(EveryBlockConfig(), Op.WAIT, Op.ADVANCE, *[Op.WAIT] * 3)
+    assert stages == [Stage.TRAINING, Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.HOLDING]
+
+
+def test_blending_waits_for_min_training():
+    config, gates = EveryBlockConfig(), GatesConfig(min_training=3)
+    state = step(lifecycle.empty(1, 2), config, Op.GERMINATE)
+    for age in range(1, 6):
+        assert gate_open(state, gates)[0, 0] == (age >= 3)
+        state = step(state, config)
+
+
+@pytest.mark.parametrize("tempo", TEMPOS)
+def test_alpha_rises_evenly_and_ends_exactly_at_one(tempo):
+    config, ticks = SlotsConfig(auto_advance=ALL_AUTO), TEMPOS[tempo]
+    state, seen = step(lifecycle.empty(1, 1), config, Op.GERMINATE, tempo=tempo), []
+    while state.stage[0, 0] != Stage.HOLDING:
+        state = step(state, config)
+        seen.append(state.alpha[0, 0])
+    assert seen == [np.float32(done / ticks) for done in range(1, ticks + 1)]
+    assert step(state, config).alpha[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("embargo", range(4))
+def test_an_emptied_slot_is_pruned_for_one_epoch_then_embargoed_for_so_many(embargo):
+    config = EveryBlockConfig(embargo=embargo)
+    state = step(step(lifecycle.empty(1, 1), config, Op.GERMINATE), config, Op.PRUNE)
+    stages = []
+    while state.stage[0, 0] != Stage.DORMANT:
+        assert not may_germinate(state, config, np.array([True])).any()
+        assert not may_prune(state, config).any()
+        stages.append(Stage(state.stage[0, 0]))
+        state = step(state, config)
+    assert stages == [Stage.PRUNED] + [Stage.EMBARGOED] * embargo
+    assert may_germinate(state, config, np.array([True])).all()
+
+
+def test_the_cap_counts_live_seeds_and_fossils():
+    config = OneSeedConfig(auto_advance=ALL_AUTO)
+    every = np.ones(3, dtype=bool)
+    state = step(lifecycle.empty(1, 3), config, Op.GERMINATE, 1)
+    assert not may_germinate(state, config, every).any()
+    for _ in range(3):
+        state = step(state, config)
+    state = step(state, config, Op.FOSSILIZE, 1)
+    for _ in range(5):
+        assert not may_germinate(state, config, every).any()
+        state = step(state, config)
+    assert may_germinate(state, SlotsConfig(max_seeds=2), every).tolist() == [[True, False, True]]
+    assert may_germinate(state, SlotsConfig(max_seeds=0), np.array([True, True, False])).tolist() == [[True, False, False]]
+
+
+def test_pruning_frees_the_cap_at_once_for_other_slots():
+    config = OneSeedConfig()
+    state = step(step(lifecycle.empty(1, 3), config, Op.GERMINATE, 1), config, Op.PRUNE, 1)
+    assert may_germinate(state, config, np.ones(3, dtype=bool)).tolist() == [[True, False, True]]
+
+
+def test_fossils_are_never_pruned_or_advanced_and_keep_their_alpha():
+    config = SlotsConfig(auto_advance=ALL_AUTO, min_prune_age=0)
+    _, state = life(config, *[Op.WAIT] * 3, Op.FOSSILIZE, *[Op.WAIT] * 10)
+    assert state.stage[0, 0] == Stage.FOSSILIZED
+    assert not may_prune(state, config).any()
+    assert not gate_open(state, GATED).any()
+    assert not may_fossilize(state, GATED).any()
+    assert (state.alpha[0, 0], state.seed_age[0, 0], state.stage_age[0, 0]) == (1.0, 15, 11)
+
+
+def test_a_seed_can_be_kept_only_after_its_contribution_was_measured():
+    config = SlotsConfig(auto_advance=ALL_AUTO)
+    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, measure=False)
+    for _ in range(4):
+        state = step(state, config, measure=False)
+    assert state.stage[0, 0] == Stage.HOLDING
+    assert not may_fossilize(state, GATED).any()
+    assert may_fossilize(step(state, config), GATED).all()
+
+
+@pytest.mark.parametrize("least", range(4))
+def test_pruning_waits_for_the_seed_s_age(least):
+    config = EveryBlockConfig(min_prune_age=least)
+    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE)
+    for age in range(1, 6):
+        assert may_prune(state, config)[0, 0] == (age >= least)
+        state = step(state, config)
+
+
+def test_a_new_seed_knows_nothing_of_the_one_before():
+    config = EveryBlockConfig(embargo=0, auto_advance=ALL_AUTO)
+    state = lifecycle.empty(1, 1)
+    for op in [Op.GERMINATE, *[Op.WAIT] * 4, Op.PRUNE, Op.WAIT, Op.GERMINATE]:
+        state = step(state, config, op)
+    fresh = step(measured(lifecycle.empty(1, 1)), config, Op.GERMINATE)
+    for name, array in state.arrays().items():
+        np.testing.assert_array_equal(array, fresh.arrays()[name], err_msg=name)
+
+
+# ---- alpha
+
+
+def blended(target="full", **others):
+    """A seed whose first ramp is over."""
+    config = SlotsConfig(auto_advance=ALL_AUTO, min_prune_age=0, **others)
+    return config, life(config, *[Op.WAIT] * 4, target=target)[1]
+
+
+@pytest.mark.parametrize(("style", "meaning"), STYLES.items())
+def test_a_style_is_a_blend_for_life_and_the_curve_of_the_first_ramp(style, meaning):
+    config, (blend, curve) = SlotsConfig(auto_advance=ALL_AUTO), meaning
+    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, style=style, tempo="standard")
+    seen = []
+    for _ in range(5):
+        state = step(state, config)
+        seen.append(float(state.alpha[0, 0]))
+        assert lifecycle.roles(state, config).blend[0, 0] == blend
+    assert seen == pytest.approx([share_of(done, 5, curve) for done in range(1, 6)], abs=1e-6)
+    assert {Blend.ADD: 2, Blend.MULTIPLY: 1, Blend.GATE: 1}[blend] == sum(other == blend for other, _ in STYLES.values())
+
+
+@pytest.mark.parametrize("target", ["half", "seventy"])
+def test_a_partial_target_keeps_a_seed_in_blending_until_it_is_given_another(target):
+    config, state = blended(target)
+    for _ in range(10):
+        assert (state.stage[0, 0], state.alpha[0, 0], state.mode[0, 0]) == (
+            Stage.BLENDING, np.float32(ALPHA_TARGETS[target]), Mode.HOLD,
+        )  # fmt: skip
+        state = step(state, config)
+    state = step(state, config, Op.SET_ALPHA_TARGET, target="full", speed="fast", curve="cosine")
+    assert state.mode[0, 0] == Mode.UP
+    seen = [float(state.alpha[0, 0])]
+    while state.stage[0, 0] == Stage.BLENDING:
+        state = step(state, config)
+        seen.append(float(state.alpha[0, 0]))
+    low = ALPHA_TARGETS[target]
+    assert seen == pytest.approx([low + (1 - low) * f for f in (0.25, 0.75, 1)], abs=1e-6)
+    assert state.stage[0, 0] == Stage.HOLDING
+
+
+def test_a_holding_seed_goes_back_to_blending_when_its_target_sinks():
+    config, state = blended()
+    assert state.stage[0, 0] == Stage.HOLDING
+    same = step(state, config, Op.SET_ALPHA_TARGET, target="full", speed="slow")
+    assert (same.stage[0, 0], same.mode[0, 0], same.stage_age[0, 0]) == (Stage.HOLDING, Mode.HOLD, state.stage_age[0, 0] + 1)
+    sunk = step(state, config, Op.SET_ALPHA_TARGET, target="half", speed="fast")
+    assert (sunk.stage[0, 0], sunk.mode[0, 0], sunk.stage_age[0, 0]) == (Stage.BLENDING, Mode.DOWN, 1)
+    assert sunk.alpha[0, 0] == np.float32(1 - 0.5 / 3)
+    at_once = step(state, config, Op.SET_ALPHA_TARGET, target="half", speed="instant")
+    assert (at_once.stage[0, 0], at_once.alpha[0, 0], at_once.mode[0, 0]) == (Stage.BLENDING, 0.5, Mode.HOLD)
+    assert lifecycle.roles(sunk, config).learns.any(), "only a seed on its way out stops learning"
+
+
+@pytest.mark.parametrize("speed", ALPHA_SPEEDS)
+@pytest.mark.parametrize("target", ["full", "half"])
+def test_pruning_takes_as_many_ticks_as_its_speed(speed, target):
+    config, state = blended(target)
+    high, ticks, seen = float(state.alpha[0, 0]), ALPHA_SPEEDS[speed], []
+    state = step(state, config, Op.PRUNE, speed=speed)
+    while state.stage[0, 0] != Stage.PRUNED:
+        assert state.dying[0, 0]
+        assert not lifecycle.roles(state, config).learns.any()
+        assert not legal_slots(state, config, np.array([True, True]), GATED, FREE)[0, Op.WAIT + 1 :, 0].any()
+        seen.append(float(state.alpha[0, 0]))
+        state = step(state, config)
+    assert seen == pytest.approx([high * (1 - done / ticks) for done in range(1, ticks)], abs=1e-6)
+    assert (state.alpha[0, 0], state.blueprint[0, 0], state.dying[0, 0]) == (0.0, -1, False)
+
+
+@pytest.mark.parametrize("auto", [[], ["training"]])
+def test_a_seed_that_is_not_in_is_pruned_at_once_whatever_the_speed(auto):
+    config = SlotsConfig(auto_advance=auto, min_prune_age=0)
+    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE)
+    assert step(state, config, Op.PRUNE, speed="slow").stage[0, 0] == Stage.PRUNED
+
+
+def test_a_ramp_up_may_be_turned_into_a_ramp_down():
+    config = SlotsConfig(auto_advance=ALL_AUTO, min_prune_age=0)
+    _, state = life(config, Op.WAIT, tempo="slow")
+    assert state.alpha[0, 0] == np.float32(1 / 8)
+    state = step(state, config, Op.PRUNE, speed="fast")
+    assert state.alpha[0, 0] == pytest.approx(1 / 8 * 2 / 3)
+    assert state.mode[0, 0] == Mode.DOWN
+
+
+def test_without_incubation_a_seed_is_in_at_once_and_skips_blending():
+    config = SlotsConfig(auto_advance=["training", "blending"], incubation=Incubation.none)
+    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, tempo="slow")
+    roles = lifecycle.roles(state, config)
+    assert (state.stage[0, 0], state.alpha[0, 0], state.mode[0, 0]) == (Stage.TRAINING, 1.0, Mode.HOLD)
+    assert (roles.behind[0, 0], roles.open[0, 0], roles.learns[0, 0]) == (False, True, True)
+    assert state.measured[0, 0]
+    assert step(state, config).stage[0, 0] == Stage.HOLDING
+    half = step(lifecycle.empty(1, 1), config, Op.GERMINATE, target="half")
+    assert half.alpha[0, 0] == 0.5
+    half = step(half, config)
+    assert (half.stage[0, 0], half.alpha[0, 0], half.mode[0, 0]) == (Stage.BLENDING, 0.5, Mode.HOLD)
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("incubation", Incubation)
+def test_how_long_a_seed_is_kept_from_its_host(isolation, incubation):
+    config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], isolation=isolation, incubation=incubation)
+    state, open_in = step(lifecycle.empty(1, 1), config, Op.GERMINATE), {}
+    while len(open_in) == 0 or state.stage[0, 0] != Stage.FOSSILIZED:
+        open_in[Stage(state.stage[0, 0])] = bool(lifecycle.roles(state, config).open[0, 0])
+        state = step(state, config)
+    assert lifecycle.roles(state, config).open[0, 0]
+    late = isolation == Isolation.until_kept
+    assert open_in.pop(Stage.TRAINING) == (incubation == Incubation.none and not late)
+    assert set(open_in.values()) == {not late}
+
+
+@pytest.mark.parametrize("fossils", Fossils)
+def test_what_a_fossil_does_is_a_choice(fossils):
+    config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], fossils=fossils)
+    _, state = life(config, *[Op.WAIT] * 5)
+    roles = lifecycle.roles(state, config)
+    assert roles.fossil[0, 0]
+    assert roles.learns[0, 0] == (fossils == Fossils.learning)
+
+
+# ---- rules that remove seeds, and gates that open by themselves
+
+
+def test_a_seed_that_is_not_kept_in_time_is_removed():
+    config = SlotsConfig(auto_advance=["training"], prune_after=7)
+    stages, _ = life(config, *[Op.WAIT] * 7)
+    assert stages == [Stage.TRAINING] * 7 + [Stage.PRUNED]
+    stages, _ = life(replace(config, auto_advance=[*ALL_AUTO, "fossilized"]), *[Op.WAIT] * 20)
+    assert stages[-1] == Stage.FOSSILIZED, "what was kept stays"
+
+
+@pytest.mark.parametrize(("threshold", "least", "stays"), [(1.4, 0, True), (1.6, 0, False), (1.6, 9, True), (None, 0, True)])
+def test_a_seed_below_the_threshold_is_removed_when_alpha_has_come_to_its_target(threshold, least, stays):
+    config = SlotsConfig(auto_advance=ALL_AUTO, prune_below=threshold, min_prune_age=least)
+    stages, _ = life(config, *[Op.WAIT] * 4)  # its contribution is 1.5 from the first tick on
+    assert stages == [Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.HOLDING if stays else Stage.PRUNED]
+    stages, _ = life(config, *[Op.WAIT] * 12)
+    assert (stages[-1] == Stage.HOLDING) == (stays and threshold != 1.6)
+
+
+def test_a_gate_to_fossilized_may_open_by_itself():
+    config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"])
+    stages, _ = life(config, *[Op.WAIT] * 4)
+    assert stages[-2:] == [Stage.HOLDING, Stage.FOSSILIZED]
+    stages, state = life(config, *[Op.WAIT] * 6, gates=GatesConfig(min_contribution=1.6))
+    assert stages[-1] == Stage.HOLDING
+    assert not legal_slots(state, config, np.array([True, True]))[0, Op.FOSSILIZE].any()
+
+
+@pytest.mark.parametrize("incubation", Incubation)
+@pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=4, min_blending=6), GatesConfig(min_blending=1)])
+@pytest.mark.parametrize("tempo", TEMPOS)
+def test_the_shortest_life_is_as_short_as_it_says(incubation, gates, tempo):
+    config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], incubation=incubation)
+    steps = lifecycle.shortest_life(config, gates, TEMPOS[tempo])
+    stages, _ = life(config, *[Op.WAIT] * (steps - 1), gates=gates, tempo=tempo)
+    assert (stages[-2], stages[-1]) == (Stage.HOLDING, Stage.FOSSILIZED)
+
+
+def test_improvement_counts_from_the_entry_into_the_stage():
+    config, state = SlotsConfig(auto_advance=["training"]), lifecycle.empty(1, 1)
+    state.accuracy[:] = 30.0
+    state = step(state, config, Op.GERMINATE, measure=False)
+    assert state.improvement[0, 0] == 0.0
+    state.accuracy[:] = 30.5
+    assert state.improvement[0, 0] == 0.5
+    state = step(state, config, Op.ADVANCE, measure=False)
+    assert state.improvement[0, 0] == 0.0

@@ -1,0 +1,261 @@
+"""Costs: counted FLOPs against layer shapes, the fused program's own count, and what training takes."""
+
+# M members, S slots, V variants
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.fusion.layers import CausalAttention
+from esper.growth.network import GrowingNetwork
+from esper.hosts.base import slot_specs
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.mlp import MLPConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.lifecycle.roles import Blend, Incubation, Roles, no_seeds
+from esper.lifecycle.stages import Stage, empty
+from esper.measure.costs import Meter, count_costs, count_flops
+from esper.seeds.bank import SGDConfig, seed_module
+from esper.seeds.blueprints.attention import SelfAttention
+from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
+
+WORDS, CONTEXT = 10, 6
+HOSTS = {
+    "cnn": lambda: CNNConfig(base_channels=4).build(1, WORDS, [False, True, False]),
+    "mlp": lambda: MLPConfig(width=8).build(64, WORDS, [False] * MLPConfig().layers),
+    "transformer": lambda: TransformerConfig(width=8, context=CONTEXT).build(WORDS, [False, True]),
+}
+each_host = pytest.mark.parametrize("kind", list(HOSTS))
+ALL = tuple(kind() for kind in BLUEPRINTS.values())
+
+
+def samples(kind, count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "transformer":
+        return torch.randint(WORDS, (count, CONTEXT), generator=generator)
+    return torch.randn(count, 1, 8, 8, generator=generator)
+
+
+def by_shapes(module, x):
+    """2 FLOPs for each product of a layer's output, from shapes alone; attention: scores with, and sums over, all positions."""
+    total = 0
+
+    def count(layer, args, out):
+        nonlocal total
+        if isinstance(layer, nn.Conv2d):
+            total += 2 * out.numel() * layer.weight[0].numel()
+        elif isinstance(layer, nn.Linear):
+            total += 2 * out.numel() * layer.in_features
+        elif isinstance(layer, CausalAttention | SelfAttention):
+            total += 4 * out.numel() * out.shape[1]
+
+    hooks = [layer.register_forward_hook(count) for layer in module.modules()]
+    with torch.no_grad():
+        y = module(x)
+    for hook in hooks:
+        hook.remove()
+    return y, total
+
+
+def program_flops(run):
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+# ---- one sample
+
+
+@each_host
+def test_counted_flops_are_those_of_the_layers_shapes_for_every_blueprint_with_and_without_gate(kind):
+    host, x = HOSTS[kind]().eval(), samples(kind, 1)
+    costs = count_costs(host, ALL, x)
+    forward, specs, grown = costs.flops.forward, slot_specs(host), 0
+    for slot, segment in enumerate(host.segments):
+        x, flops = by_shapes(segment, x)
+        assert costs.flops.segment_R[slot] == flops
+        if slot == len(specs):
+            continue
+        for number, blueprint in enumerate(ALL):
+            for gated in (False, True):
+                if blueprint.obstacle(specs[slot]):
+                    assert forward.seed_KS[number, slot] == costs.params.seed_KS[number, slot] == 0
+                    continue
+                grown += 1
+                module = seed_module(blueprint, specs[slot], gated=gated)
+                extra = forward.gate_S[slot] if gated else 0
+                assert forward.seed_KS[number, slot] + extra == by_shapes(module, x)[1]
+                extra = costs.params.gate_S[slot] if gated else 0
+                assert costs.params.seed_KS[number, slot] + extra == sum(p.numel() for p in module.parameters())
+    assert forward.host == costs.flops.segment_R.sum() > 0
+    assert costs.params.host == sum(parameter.numel() for parameter in host.parameters())
+    assert grown >= 2 * 6 * len(specs)
+
+
+def test_known_numbers():
+    """conv_light on 8x8 of 4 channels: 2 * 64 * 4 * 4 * (9 + 1); a first block 2 * 64 * 4 * 9."""
+    costs = count_costs(HOSTS["cnn"](), (BLUEPRINTS["conv_light"](),), samples("cnn", 1))
+    assert costs.flops.forward.seed_KS[0, 0] == 20480
+    assert costs.flops.segment_R[0] == 4608
+
+
+def test_counting_leaves_the_random_stream_where_it_was():
+    host = HOSTS["mlp"]()
+    before = torch.get_rng_state()
+    count_costs(host, ALL, samples("mlp", 1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_layer_that_nobody_here_knows_is_counted_too():
+    """No formula is asked for: a host from outside the package may hold anything that the library knows."""
+    layer = nn.ConvTranspose1d(3, 5, 4)
+    assert count_flops(layer, torch.randn(1, 3, 7))[1] == 2 * 7 * 3 * 5 * 4
+
+
+def test_a_seed_costs_from_germination_on_and_its_gate_with_it():
+    costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
+    state = empty(2, 3)
+    state.stage[0], state.blueprint[0] = (Stage.GERMINATED, Stage.PRUNED, Stage.FOSSILIZED), (3, 3, 4)
+    state.blend[0, 2] = Blend.GATE
+    for price in (costs.params, costs.flops.forward):
+        wanted = [price.seed_KS[3, 0], 0, price.seed_KS[4, 2] + price.gate_S[2]]
+        assert price.of(state).tolist() == [wanted, [0, 0, 0]]
+    committed = costs.committed(np.array([[-1, -1, 4], [-1, -1, -1]]), state.blend)
+    assert committed["params"].tolist() == [costs.params.host + costs.params.of(state)[0, 2], costs.params.host]
+    assert np.isnan(committed["latency"]).all()
+
+
+# ---- what the fused program does
+
+
+def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=False):
+    """One grown host, its roles, and its costs."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    host = HOSTS[kind]()
+    specs = slot_specs(host)
+    usable = [one for one in ALL if one.plantable and not any(one.obstacle(spec) for spec in specs)]
+    if learning:  # linear maps, whose backward the library counts right; it does not that of grouped convolutions
+        usable = [LoraConfig(), MLPSeedConfig()]
+    costs = count_costs(host, usable, samples(kind, 1))
+    network = GrowingNetwork([host], usable, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig(), incubation=incubation)
+    shape = (1, len(specs))
+    there = rng.random(shape) < 0.8
+    behind, learns = there & (rng.random(shape) < 0.4), rng.random(shape) < 0.7
+    roles = Roles(
+        blueprint=np.where(there, rng.integers(len(usable), size=shape), -1),
+        blend=rng.integers(len(Blend), size=shape),
+        alpha=np.where(behind, 0.0, rng.choice([0.5, 1.0], shape)).astype(np.float32),
+        behind=behind,
+        open=there & ~behind & (rng.random(shape) < 0.5),
+        learns=there & (learns | behind),
+        fossil=np.zeros(shape, bool),
+    )
+    for slot in np.flatnonzero(there[0]):
+        generator = torch.Generator().manual_seed(int(slot))
+        blend = Blend(int(roles.blend[0, slot]))
+        network.plant(0, int(slot), int(roles.blueprint[0, slot]), generator, blend)
+    network.arrange(roles)
+    return network, roles, costs, rng
+
+
+@each_host
+@pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
+def test_measuring_counts_what_the_branching_forward_computes(kind, incubation):
+    shared = 0
+    for seed in range(4):
+        network, roles, costs, rng = network_of(kind, seed, incubation)
+        alpha_VMS = np.where(rng.random((7, *roles.alpha.shape)) < 0.5, roles.alpha, 0.0).astype(np.float32)
+        network.train(False)
+        done = program_flops(lambda: network.variants(samples(kind, 5), alpha_VMS))  # noqa: B023
+        counted = costs.flops.measuring(roles, incubation, alpha_VMS)
+        assert 5 * counted[0] == done
+        shared += 7 * costs.flops.measuring(roles, incubation, alpha_VMS[:1])[0] > counted[0]
+    assert shared == 4
+
+
+def test_training_counts_what_forward_and_backward_compute():
+    for seed in range(8):
+        network, roles, costs, _ = network_of("transformer", seed, learning=True)
+        network.train()
+        x, y = samples("transformer", 5), torch.randint(WORDS, (1, 5, CONTEXT))
+        done = program_flops(lambda: network.backward(x, y))  # noqa: B023
+        assert 5 * costs.flops.training(roles, Incubation.straight_through)[0] == done
+
+
+def test_training_counts_the_shadow_pass_of_a_closed_loop():
+    """But for its ends: the features where it starts need no gradient; and both factors of attention need one, as told above."""
+    shadows = 0
+    for seed in range(8):
+        network, roles, costs, _ = network_of("transformer", seed, Incubation.closed_loop, learning=True)
+        network.train()
+        x, y = samples("transformer", 5), torch.randint(WORDS, (1, 5, CONTEXT))
+        done = program_flops(lambda: network.backward(x, y))  # noqa: B023
+        off = 0
+        if network.shadow is not None:
+            shadows += 1
+            first = int(np.argmax(roles.behind[0]))
+            segments = list(network.host.module.segments)[first + 1 :]
+            attentions = sum("Attention" in type(layer).__name__ for segment in segments for layer in segment.modules())
+            off += attentions * 4 * CONTEXT**2 * 8
+            if isinstance(network.blueprints[roles.blueprint[0, first]], LoraConfig):  # a layer norm needs the gradient
+                off -= 2 * CONTEXT * 8 * 8
+            if roles.blend[0, first] == Blend.GATE:
+                off -= 2 * 8 * 8
+        assert 5 * (costs.flops.training(roles, Incubation.closed_loop)[0] + off) == done
+    assert shadows >= 4
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16), hosts=st.integers(1, 5), variants=st.integers(1, 6))
+def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
+    rng, costs = np.random.default_rng(seed), count_costs(HOSTS["cnn"](), (LoraConfig(), *ALL[:4]), samples("cnn", 1))
+    shape = (hosts, 3)
+    behind, learns, is_open = (rng.random(shape) < 0.5 for _ in range(3))
+    roles = Roles(
+        blueprint=rng.integers(-1, 5, size=shape),
+        blend=rng.integers(3, size=shape),
+        alpha=rng.random(shape, np.float32),
+        behind=behind,
+        open=is_open,
+        learns=learns,
+        fossil=np.zeros(shape, bool),
+    )
+    alpha_VNS = rng.choice([0.0, 0.5, 1.0], (variants, *shape)).astype(np.float32)
+    for incubation in Incubation:
+        training_N = costs.flops.training(roles, incubation)
+        measuring_N = costs.flops.measuring(roles, incubation, alpha_VNS)
+        for host in range(hosts):
+            rows = slice(host, host + 1)
+            assert costs.flops.training(roles.of(rows), incubation) == training_N[rows]
+            assert costs.flops.measuring(roles.of(rows), incubation, alpha_VNS[:, rows]) == measuring_N[rows]
+            # By brute force: every distinct path up to a slot is walked once.
+            inside_S = (roles.blueprint[host] >= 0) & ~(behind[host] & (incubation is Incubation.closed_loop))
+            seed_S = costs.flops.forward.at(roles.blueprint, roles.blend)[host] * inside_S
+            paths = [{tuple(path[:slot]) for path in (alpha_VNS[:, host] * inside_S).tolist()} for slot in range(4)]
+            total = sum(len(path) * flops for path, flops in zip(paths, costs.flops.segment_R.tolist(), strict=True))
+            for slot, flops in enumerate(seed_S.tolist()):
+                for path in paths[slot]:
+                    alphas = {longer[slot] for longer in paths[slot + 1] if longer[:slot] == path}
+                    forks = len(paths[slot]) > 1 or len(alphas) > 1
+                    total += flops * bool(alphas - {0.0} or behind[host, slot] or not forks)
+            assert measuring_N[host] == total
+
+
+def test_the_meter_adds_up_and_starts_anew():
+    costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
+    meter, roles = Meter(costs.flops, Incubation.straight_through), no_seeds(2, 3)
+    meter.start(2)
+    meter.train(roles, 10)
+    meter.train(roles, 10)
+    meter.measure(roles, np.zeros((3, 2, 3), np.float32), 7)
+    assert meter.training_N.tolist() == [60 * costs.flops.forward.host] * 2
+    assert meter.measuring_N.tolist() == [7 * costs.flops.forward.host] * 2
+    meter.start(1)
+    assert meter.training_N.tolist() == meter.measuring_N.tolist() == [0.0]

@@ -1,0 +1,264 @@
+"""Born as nothing, able to learn, fused as alone: one table over all blueprints, layouts and many widths."""
+
+import pytest
+import torch
+from torch import nn
+
+from esper.config import GROUPS
+from esper.fusion.fuse import Fleet
+from esper.fusion.layout import Layout, members_first, side_by_side
+from esper.hosts.base import SlotSpec
+from esper.seeds.blueprints.attention import AttentionConfig, FlexAttentionConfig, by_flex, by_mask
+from esper.seeds.blueprints.base import BlueprintConfig, num_groups
+from esper.seeds.blueprints.cnn import BottleneckConfig, ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
+from esper.seeds.blueprints.dense import LoraConfig, LoraLargeConfig, MLPSeedConfig, MLPSmallSeedConfig
+from esper.seeds.blueprints.plain import NoopConfig, NormConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS, check_blueprints
+
+TABLE: dict[str, BlueprintConfig] = {
+    **{name: kind() for name, kind in BLUEPRINTS.items() if kind is not NoopConfig},
+    "conv_light_5": ConvLightConfig(kernel=5),
+    "conv_light_1": ConvLightConfig(kernel=1),
+    "depthwise_5": DepthwiseConfig(kernel=5),
+    "conv_heavy_5": ConvHeavyConfig(kernel=5),
+    "bottleneck_5": BottleneckConfig(kernel=5, reduction=2),
+    "attention_1": AttentionConfig(heads=1, reduction=1),
+    "lora_3": LoraConfig(rank=3),
+    "mlp_1": MLPSeedConfig(expansion=1),
+    "flex_attention_1": FlexAttentionConfig(heads=1, window=2),
+}
+WIDTHS = [1, 2, 3, 5, 7, 12, 16, 17, 32, 33, 48]
+SHAPES = {Layout.IMAGES: (5, 4), Layout.VECTORS: (), Layout.SEQUENCES: (6,)}
+"""What a sample's features are, besides the channels."""
+
+
+def samples(slot: SlotSpec, count: int) -> torch.Tensor:
+    """Random features `[count, ...]` of one member in the layout of a slot."""
+    more, c = SHAPES[slot.layout], slot.channels
+    return torch.randn(count, *more, c) if slot.layout is Layout.SEQUENCES else torch.randn(count, c, *more)
+
+
+def samples_of(x: torch.Tensor, members: int) -> torch.Tensor:
+    """Undoes `side_by_side`: `[M, B, ...]`."""
+    return x.unflatten(0, (members, -1)) if members_first(x) else x.unflatten(1, (members, -1)).transpose(0, 1)
+
+
+SLOTS = [SlotSpec("r0c0", width, layout) for layout in Layout for width in WIDTHS]
+CASES = [(name, slot) for name, one in TABLE.items() for slot in SLOTS if one.obstacle(slot) is None]
+each_case = pytest.mark.parametrize(("name", "slot"), CASES, ids=[f"{n}-{s.layout}-{s.channels}" for n, s in CASES])
+
+
+def branch_of(name: str, slot: SlotSpec) -> nn.Module:
+    torch.manual_seed(slot.channels)
+    return TABLE[name].branch(slot)
+
+
+def last_affine(branch: nn.Module) -> nn.Module:
+    return [module for module in branch.modules() if list(module.parameters(recurse=False))][-1]
+
+
+def test_the_table_is_the_group_and_every_layout_has_seeds():
+    assert GROUPS["blueprint"] is BLUEPRINTS
+    grows = {layout: {name for name, slot in CASES if slot.layout is layout} & set(BLUEPRINTS) for layout in Layout}
+    convs = {"conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck"}
+    assert grows[Layout.IMAGES] == {"norm", "attention", *convs}
+    assert grows[Layout.VECTORS] == {"norm", "lora", "lora_large", "mlp_small", "mlp"}
+    assert grows[Layout.SEQUENCES] == {"norm", "lora", "lora_large", "attention", "mlp_small", "mlp", "flex_attention"}
+    odd = {(slot.layout, name) for name, slot in CASES if slot.channels % 2}
+    assert odd >= {(layout, name) for layout in Layout for name in grows[layout] - {"attention", "flex_attention"}}
+
+
+@each_case
+def test_is_born_as_the_identity_bit_for_bit_and_its_first_gradient_is_not_zero(name, slot):
+    branch, h = branch_of(name, slot), 3 * samples(slot, 8)
+    delta = branch(h)
+    assert delta.shape == h.shape
+    assert not delta.any()
+    assert (h + delta).equal(h)
+    (delta * torch.randn_like(h)).sum().backward()
+    last = last_affine(branch)
+    assert not any(parameter.any() for parameter in last.parameters())
+    assert all(torch.count_nonzero(parameter.grad) > 0 for parameter in last.parameters())
+
+
+@each_case
+def test_is_as_large_as_its_formula_says(name, slot):
+    branch = branch_of(name, slot)
+    assert sum(parameter.numel() for parameter in branch.parameters()) == TABLE[name].num_parameters(slot)
+    assert not list(branch.buffers())
+
+
+@each_case
+def test_every_parameter_learns_once_the_last_map_has_moved(name, slot):
+    """No parameter is cut off: after one step of the last map all of them have a gradient."""
+    branch = branch_of(name, slot)
+    with torch.no_grad():
+        for parameter in last_affine(branch).parameters():
+            parameter.add_(torch.randn_like(parameter))
+    (branch(samples(slot, 16)) * torch.randn_like(samples(slot, 16))).sum().backward()
+    constant = slot.channels == 1 and slot.layout is not Layout.IMAGES  # a layer norm of one number is its bias
+    dead = [key for key, parameter in branch.named_parameters() if not parameter.grad.any()]
+    assert not dead or constant
+
+
+@pytest.mark.parametrize(("name", "slot"), [(n, s) for n, s in CASES if s.channels == 12])
+def test_learns_a_map_it_can_express(name, slot):
+    """A few steps towards what a branch of its kind with other weights computes lower the error: nothing blocks the gradient."""
+    branch, x = branch_of(name, slot), 3 * samples(slot, 32) + 1
+    with torch.no_grad():
+        teacher = TABLE[name].branch(slot)
+        for parameter in last_affine(teacher).parameters():
+            parameter.add_(torch.randn_like(parameter))
+        wanted = teacher(x)
+    optimiser = torch.optim.Adam(branch.parameters(), 0.02)
+    errors = []
+    for _ in range(40):
+        error = (branch(x) - wanted).square().mean()
+        optimiser.zero_grad()
+        error.backward()
+        optimiser.step()
+        errors.append(error.item())
+    assert errors[-1] < 0.8 * errors[0]
+
+
+@pytest.mark.parametrize("members", [1, 3, 8])
+@pytest.mark.parametrize(("name", "slot"), [(n, s) for n, s in CASES if s.channels in (3, 12)])
+def test_fused_branches_are_branches_one_by_one(float64, name, slot, members):
+    branches = [TABLE[name].branch(slot) for _ in range(members)]
+    with torch.no_grad():
+        for branch in branches:
+            for parameter in branch.parameters():
+                parameter.normal_()
+    fleet = Fleet(branches)
+    x_MB = torch.stack([samples(slot, 4) for _ in branches])
+    x = side_by_side(x_MB).requires_grad_()
+    xs = [part.clone().requires_grad_() for part in x_MB]
+    y, wanted = fleet.bind()(x), [branch(part) for branch, part in zip(branches, xs, strict=True)]
+    assert torch.allclose(samples_of(y, members), torch.stack(wanted), atol=1e-10)
+    pull = torch.randn_like(torch.stack(wanted))
+    y.backward(side_by_side(pull))
+    torch.autograd.backward(wanted, list(pull))
+    assert torch.allclose(samples_of(x.grad, members), torch.stack([part.grad for part in xs]), atol=1e-9)
+    gradient = torch.stack([torch.cat([p.grad.flatten() for p in branch.parameters()]) for branch in branches])
+    assert torch.allclose(fleet.flat.grad, gradient, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_channel_attention_is_never_shut_for_good(seed):
+    """With one hidden unit and features behind a ReLU, half of all draws would be shut by another ReLU."""
+    slot = SlotSpec("r0c0", 3)
+    torch.manual_seed(seed)
+    branch = AttentionConfig().branch(slot)
+    with torch.no_grad():
+        for parameter in last_affine(branch).parameters():
+            parameter.add_(1.0)
+    branch(samples(slot, 16).relu()).square().sum().backward()
+    assert all(parameter.grad.abs().max() > 1e-4 for parameter in branch.parameters())
+
+
+@pytest.mark.parametrize("name", ["attention", "flex_attention", "flex_attention_1"])
+def test_no_position_sees_a_later_one_nor_beyond_its_window(name):
+    slot = SlotSpec("r0c0", 12, Layout.SEQUENCES)
+    branch = branch_of(name, slot)
+    with torch.no_grad():
+        for parameter in branch.parameters():
+            parameter.normal_(std=0.3)
+    x = torch.randn(1, 40, 12)
+    other = x.clone()
+    other[0, 20] = torch.randn(12)
+    with torch.no_grad():
+        changed = (branch(x) - branch(other)).abs().sum(2)[0] > 1e-6
+    window = getattr(TABLE[name], "window", 40)
+    assert changed.nonzero()[:, 0].tolist() == list(range(20, min(40, 20 + window)))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("positions", "window"), [(16, 5), (1, 3), (130, 16), (7, 100)])
+def test_the_window_by_flex_attention_equals_the_window_by_mask(positions, window):
+    q, k, v = torch.randn(3, 2, 4, positions, 16)
+    assert torch.allclose(by_flex(q, k, v, window), by_mask(q, k, v, window), atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex_attention has a backward on GPUs only")
+def test_the_window_by_flex_attention_has_the_same_gradient_on_a_gpu():
+    grads = []
+    qkv = torch.randn(3, 2, 4, 130, 16, device="cuda")
+    for attend in (by_flex, by_mask):
+        leaf = qkv.clone().requires_grad_()
+        attend(*leaf, 16).square().sum().backward()
+        grads.append(leaf.grad)
+    assert torch.allclose(*grads, atol=2e-2)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (15, 1), (16, 1), (17, 1), (32, 2), (33, 1), (48, 3), (64, 4), (80, 5)])
+def test_groups_divide_the_channels(channels, groups):
+    assert num_groups(channels) == groups
+
+
+# ---- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "rule"),
+    [
+        *[
+            (kind, {"kernel": kernel}, rf"blueprint\.{name}\.kernel must be odd and at least 1, got {kernel}")
+            for kernel in (0, -1, 2, 4)
+            for name, kind in [
+                ("conv_light", ConvLightConfig),
+                ("depthwise", DepthwiseConfig),
+                ("conv_heavy", ConvHeavyConfig),
+                ("bottleneck", BottleneckConfig),
+            ]
+        ],
+        (BottleneckConfig, {"reduction": 0}, r"blueprint\.bottleneck\.reduction must be at least 1"),
+        (AttentionConfig, {"reduction": 0}, r"blueprint\.attention\.reduction must be at least 1"),
+        (AttentionConfig, {"heads": 0}, r"blueprint\.attention\.heads must be at least 1"),
+        (FlexAttentionConfig, {"heads": 0}, r"blueprint\.flex_attention\.heads must be at least 1"),
+        (FlexAttentionConfig, {"window": 0}, r"blueprint\.flex_attention\.window must be at least 1"),
+        (LoraConfig, {"rank": 0}, r"blueprint\.lora\.rank must be at least 1"),
+        (LoraLargeConfig, {"rank": 0}, r"blueprint\.lora_large\.rank must be at least 1"),
+        (MLPSeedConfig, {"expansion": 0}, r"blueprint\.mlp\.expansion must be at least 1"),
+        (MLPSmallSeedConfig, {"expansion": 0}, r"blueprint\.mlp_small\.expansion must be at least 1"),
+    ],
+)
+def test_each_rule_of_the_configs_fires(kind, fields, rule):
+    with pytest.raises(ValueError, match=rule):
+        kind(**fields)
+
+
+def test_a_blueprint_that_is_not_finished_says_what_it_lacks():
+    slot = SlotSpec("r0c0", 2)
+    with pytest.raises(TypeError, match=r"define branch\(slot\)"):
+        BlueprintConfig().branch(slot)
+    with pytest.raises(TypeError, match=r"define num_parameters\(slot\)"):
+        BlueprintConfig().num_parameters(slot)
+    with pytest.raises(ValueError, match="it grows in no layout"):
+        check_blueprints({"mine": BlueprintConfig()}, [slot], "task=digits")
+
+
+def test_a_blueprint_that_suits_not_every_slot_is_refused_with_those_that_do():
+    images, words = [SlotSpec("r0c0", 3)], [SlotSpec("r0c0", 8), SlotSpec("r1c0", 8, Layout.SEQUENCES)]
+    check_blueprints({"norm": NormConfig(), "conv_light": ConvLightConfig()}, images, "task=digits")
+    check_blueprints({"norm": NormConfig(), "attention": AttentionConfig()}, words, "task=mine")
+    message = (
+        r"blueprint=lora cannot grow in the hosts of task=digits: it grows in vectors, sequences, and r0c0 holds images; "
+        r"choose from blueprint=\[norm,attention,conv_small,conv_light,conv_heavy,depthwise,bottleneck\]"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_blueprints({"norm": NormConfig(), "lora": LoraConfig()}, images, "task=digits")
+    with pytest.raises(ValueError, match=r"blueprint=conv_light .* r1c0 holds sequences; choose .*=\[norm,attention\]"):
+        check_blueprints({"conv_light": ConvLightConfig()}, words, "task=mine")
+    narrow = [SlotSpec("r0c0", 6, Layout.SEQUENCES)]
+    with pytest.raises(ValueError, match=r"blueprint\.attention\.heads=4 does not divide the width 6 of r0c0"):
+        check_blueprints({"attention": AttentionConfig()}, narrow, "task=mine")
+
+
+def test_noop_changes_nothing_and_alone_it_is_no_choice():
+    slot = SlotSpec("r0c0", 3)
+    x = samples(slot, 2)
+    assert not NoopConfig().branch(slot)(x).any()
+    assert NoopConfig().num_parameters(slot) == 0
+    check_blueprints({"noop": NoopConfig(), "norm": NormConfig()}, [slot], "task=digits")
+    with pytest.raises(ValueError, match=r"blueprint=\[noop\] offers nothing that can be planted: choose from blueprint=\[norm,"):
+        check_blueprints({"noop": NoopConfig()}, [slot], "task=digits")

@@ -1,0 +1,84 @@
+"""A blueprint that raises an error ends the run with one sentence, and nothing is lost by it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.cli.overrides import check
+from esper.config import register
+from esper.seeds.blueprints.plain import NormBranch
+from esper.seeds.errors import SeedError
+from esper.telemetry.writers import read_records
+from esper.training.trainer import Trainer, find_checkpoint
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["hosts=2", "steps=6", "updates=3", "agent=random", "agent.wait_weight=0.2", "telemetry=quiet", "blueprint=[norm]"]
+WORDS += ["task.batch_size=32", "task.epoch_samples=64", "devices=[cpu]"]
+register()
+
+
+def untimed(folder):
+    records = read_records(folder / "metrics.jsonl")
+    return [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in records]
+
+
+def test_what_was_learnt_before_is_saved_and_the_mended_run_is_the_same(tmp_path, monkeypatch):
+    config, whole, broken = check(WORDS), tmp_path / "whole", tmp_path / "broken"
+    forward, calls = NormBranch.forward, []
+
+    def counts(self, x):
+        calls.append(len(calls))
+        return forward(self, x)
+
+    def fails(self, x):
+        if len(calls) >= limit:
+            raise ZeroDivisionError("no mean of nothing")
+        return counts(self, x)
+
+    monkeypatch.setattr(NormBranch, "forward", counts)
+    Trainer(config, whole).run()
+    limit = 2 * len(calls) // 3
+    calls.clear()
+    monkeypatch.setattr(NormBranch, "forward", fails)
+    with pytest.raises(
+        SeedError, match=r"blueprint NormConfig failed in slot \w+ of (all )?hosts[01, ]* with ZeroDivisionError: no mean"
+    ):
+        Trainer(config, broken).run()
+    done = int(find_checkpoint(str(broken), "x").stem.removeprefix("checkpoint_"))
+    assert 0 < done < 3, "in mid-run"
+    assert len(untimed(broken)) == done
+    monkeypatch.setattr(NormBranch, "forward", forward)
+    Trainer(config, broken).run()
+    np.testing.assert_equal(untimed(broken), untimed(whole))
+
+
+def test_the_command_shows_where_it_failed_and_how_to_go_on(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "nn.SiLU()" in block]
+    lost = "\n\nclass Lost(nn.Module):\n    def forward(self, x):\n        raise KeyError('lost')\n"
+    code = code.replace("nn.SiLU()", "Lost()").replace("\nGROUPS[", f"{lost}\nGROUPS[", 1)
+    (tmp_path / "my_growth.py").write_text(code)
+    words = ["task=mine", "blueprint=[swish]", "hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2"]
+    done = subprocess.run(
+        [sys.executable, "my_growth.py", *words, "devices=[cpu]", "hydra.run.dir=here"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    *trace, last = done.stderr.strip().splitlines()
+    assert any("my_growth.py" in entry and "in forward" in entry for entry in trace)
+    assert re.fullmatch(
+        r"esper: blueprint Swish\w* failed in slot \w+ of all hosts with KeyError: 'lost'; all updates before it are saved, "
+        r"and once the blueprint is mended .*: python -m esper.train resume=\S+here",
+        last,
+    )

@@ -1,0 +1,114 @@
+"""What a run writes down of costs, how it keeps measured latency, and that writing down changes nothing."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from esper.checkpoint import load
+from esper.cli.overrides import check
+from esper.config import register
+from esper.evaluate import Evaluation, _short, main, parse
+from esper.measure.latency import Latency
+from esper.telemetry.writers import read_records
+from esper.training.trainer import Trainer, find_checkpoint
+from tests.training.test_trainer import config, newest, same, untimed
+
+register()
+WAIT = ["hosts=2", "steps=3", "agent=wait", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=40"]
+TIMED = "reward.rent_unit=latency"
+
+
+def latency_of(env, host):
+    shape = env.costs.params.seed_KS.shape
+    zero = np.zeros(shape)
+    return Latency(host=host, seed_KS=zero, gate_S=zero[0], seed_error_KS=zero, gate_error_S=zero[0], device="test")
+
+
+def test_a_run_says_what_its_hosts_and_seeds_cost(tmp_path):
+    trainer = Trainer(check([*WAIT, "updates=1"]), tmp_path)
+    trainer.run()
+    (record,) = read_records(tmp_path / "metrics.jsonl")
+    host, params = trainer.env.costs.flops.forward.host, trainer.env.host_params
+    assert record["host/training_flops"] == 3 * 256 * 3 * host
+    assert record["host/measuring_flops"] == 4 * 40 * host
+    assert (record["host/flops_committed"], record["host/parameters_committed"]) == (host, params)
+    assert "host/latency_committed" not in record
+    costs = json.loads((tmp_path / "costs.json").read_text())
+    assert costs["host"] == {"params": params, "flops": host, "latency": None}
+    assert set(costs["seeds"]) == set(trainer.env.layout.blueprint_names)
+    assert costs["latency_measured"] is None
+
+
+def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(tmp_path, monkeypatch):
+    trainer = Trainer(check([*WAIT, "updates=1", TIMED]), tmp_path)
+    monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: latency_of(trainer.env, 2.5e-5))
+    trainer.run()
+    monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured again"))
+    assert load(find_checkpoint(str(tmp_path), "resume"))["latency"]["host"] == 2.5e-5
+    longer = Trainer(check([*WAIT, "updates=2", TIMED]), tmp_path)
+    longer.run()
+    assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2
+    costs = json.loads((tmp_path / "costs.json").read_text())
+    assert costs["host"]["latency"] == costs["latency_measured"]["host"] == 2.5e-5
+    judged = Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]))
+    judged.env.reset()
+    assert judged.env.latency.host == 2.5e-5
+    with pytest.raises(BaseException, match="measured again"):  # other hosts, other numbers
+        Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]), ["task.host.base_channels=3"]).env.reset()
+
+
+def test_the_evaluation_shows_flops_and_keeps_them_host_by_host(tmp_path, capsys):
+    trainer = Trainer(check([*WAIT, "updates=1"]), tmp_path)
+    trainer.run()
+    main([f"checkpoint={tmp_path}", "hosts=2", "controllers=[policy]"])
+    host = trainer.env.costs.flops.forward.host
+    shown = capsys.readouterr().out
+    assert "FLOPs" in shown
+    assert " 7.07k " in shown
+    assert " 16.3M " in shown
+    assert (host, 3 * 256 * 3 * host) == (7072, 16293888)
+    kept = json.loads((tmp_path / "evaluation_000001_episode0.json").read_text())
+    assert kept["hosts"]["wait"]["flops"] == [host] * 2
+    assert kept["rows"][0]["training_flops"] == 3 * 256 * 3 * host
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1k"),
+        (7072, "7.07k"),
+        (1.629e7, "16.3M"),
+        (2e9, "2G"),
+        (3e12, "3T"),
+        (4e15, "4P"),
+        (4e19, "4e+04P"),
+    ],
+)
+def test_large_numbers_are_short(value, shown):
+    assert _short(value) == shown
+
+
+# ---- telemetry changes nothing
+
+
+def test_whatever_is_written_down_the_weights_are_the_same(tmp_path):
+    """All of it, with every detail and every anomaly, against nothing at all."""
+    loud = ["telemetry=full", "telemetry.detail_every=1", "telemetry.anomalies.kl=1e-9", "telemetry.anomalies.min_steps=1"]
+    still = ["telemetry=quiet", "telemetry.jsonl=false"]
+    runs = {}
+    for name, words in (("loud", loud), ("still", still)):
+        trainer = Trainer(config("updates=2", *words), tmp_path / name)
+        trainer.run()
+        hosts = [row.clone() for shard in trainer.env.pool.shards for row in shard.network.rows().values()]
+        runs[name] = newest(tmp_path / name)["agent"], hosts
+    assert (tmp_path / "loud" / "events.jsonl").exists()
+    assert (tmp_path / "loud" / "tensorboard").exists()
+    assert {path.name for path in (tmp_path / "still").iterdir()} == {"checkpoints"}
+    assert same(*(run[0] for run in runs.values()))
+    assert same(*(run[1] for run in runs.values()))
+    assert any("policy/entropy_share_op" in record for record in untimed(tmp_path / "loud"))
+    assert not any(math.isnan(value) for record in untimed(tmp_path / "loud") for value in record.values())
