@@ -127,7 +127,7 @@ class Config:
             )
 
 
-BLOCK_SWEEPER = "hydra_plugins.esper_blocks.BlockSweeper"
+BLOCK_SWEEPER = "hydra_plugins.esper_sweeps.BlockSweeper"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class BlocksConfig:
     """File in which is written what is asked and how it will be judged; the experiment keeps a copy, and its report shows it."""
 
 
-TUNE_SWEEPER = "hydra_plugins.esper_tuning.TuneSweeper"
+TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
 
 
 @dataclass(kw_only=True, slots=True)

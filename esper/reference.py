@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import WORLD
 from esper.config import CONF, GROUPS, MANY, SWEEPS, UNTRAINED, Config
-from esper.evaluate import EvaluateConfig
+from esper.lab.evaluation import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.measure.plans import member_docs

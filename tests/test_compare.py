@@ -15,8 +15,8 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import GROUPS, ConfigError, register
-from esper.evaluate import Choice, EvaluateConfig, Evaluation
 from esper.lab.design import design
+from esper.lab.evaluation import Choice, EvaluateConfig, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import Judging, Reached, judge, judge_all, judged_file
 from esper.reward.modes import MinimalConfig

@@ -7,7 +7,8 @@ import pytest
 
 from esper.cli.overrides import check
 from esper.config import ConfigError, register
-from esper.evaluate import Evaluation, Outcome, main, parse, summarise
+from esper.evaluate import main, parse
+from esper.lab.evaluation import Evaluation, Outcome, summarise
 from esper.task.instances import Split
 from esper.training.trainer import Trainer, find_checkpoint
 

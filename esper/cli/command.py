@@ -11,9 +11,8 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 
 from esper.checkpoint import CheckpointError, DiskError
 from esper.cli.help import help_text
-from esper.cli.overrides import check, check_folder, check_sweep
+from esper.cli.overrides import check, check_folder, check_sweep, quoted
 from esper.config import ALIASES, GROUPS, SWEEPS, Config, ConfigError, did_you_mean, ready, register
-from esper.lab.design import quoted
 from esper.task.data import TaskError
 
 FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)

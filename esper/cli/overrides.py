@@ -20,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.utils import get_class
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -27,20 +28,16 @@ from yaml import YAMLError
 from esper.cli.help import in_words
 from esper.config import (
     ALIASES,
-    BLOCK_SWEEPER,
     CONF,
     GROUPS,
     MANY,
     SWEEPS,
-    TUNE_SWEEPER,
     Config,
     ConfigError,
     did_you_mean,
     typed,
     unknown_key,
 )
-from esper.lab.design import design
-from esper.lab.search_space import search_space
 from esper.training.config_io import to_plain
 
 # What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
@@ -52,6 +49,13 @@ def hydra_at_conf() -> Generator[ConfigLoader]:
     """Hydra, started without a command, looking at our YAML folder."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
+
+
+def quoted(value: str) -> str:
+    """A value as Hydra reads it back unchanged, whatever is in it."""
+    # Backslashes stand for themselves, except before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def check(words: list[str], *, config_name: str = "config") -> Config:
@@ -111,15 +115,13 @@ def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config
             params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
         except _COMPOSING as error:
             raise ConfigError(_first_fault(loader, _one_value_each(loader, words), config_name, error)) from error
-        if str(sweeper.get("_target_")) in (BLOCK_SWEEPER, TUNE_SWEEPER):
+        target = str(sweeper.get("_target_"))
+        if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
+            del asked["_target_"]
             common = [word for word in words if not word.startswith("hydra.")]
-            if asked.pop("_target_") == BLOCK_SWEEPER:
-                jobs = [list(cell.words) for cell in design(**asked, common=common).firsts()]
-            else:
-                jobs = search_space(**asked, common=common).looks()
-            return [_job(loader, job, config_name) for job in jobs]
-        if not str(sweeper.get("_target_")).endswith("BasicSweeper"):
+            return [_job(loader, job, config_name) for job in preview(asked, common)]
+        if not target.endswith("BasicSweeper"):
             return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
         return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *words])]

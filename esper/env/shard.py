@@ -20,6 +20,7 @@ from esper.env.member_data import MemberData
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
 from esper.lifecycle.roles import Fossils, Incubation
+from esper.measure.counterfactuals import Measurement
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
 from esper.task.base import Task
@@ -84,20 +85,6 @@ class TrainReport:
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
     seed_norm_MS: npt.NDArray[np.float32]
     """The same of each seed, NaN where none learnt, infinite where its gradient was not finite."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """What validation showed, for each variant of the alphas."""
-
-    accuracy_VM: npt.NDArray[np.float32]
-    """[pp]"""
-    loss_VM: npt.NDArray[np.float32]
-    """[nats]"""
-    error_VM: npt.NDArray[np.float32]
-    """Standard error of the accuracy difference to variant 0, from samples paired with themselves [pp]."""
-    covariance_VVM: npt.NDArray[np.float64]
-    """Covariance of the accuracies, which are of the same samples [pp^2]: the error of any contrast follows from it."""
 
 
 class Shard:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Measurement, Shard, TrainReport, find_device
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
 from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles, no_seeds
 from esper.measure.costs import Meter
+from esper.measure.counterfactuals import Measurement
 from esper.measure.sensor import SAMPLES, SPOTS, PotentialSensor
 from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from esper.checkpoint import CheckpointError, Checkpoints, load, update_of, write_whole
+from esper.cli.overrides import quoted
 from esper.config import CHECKPOINTS, ConfigError
 from esper.seeding import stream
 
@@ -168,13 +169,6 @@ def design(
     return Design(
         arms=table, seeds=drawn[:blocks], policy_seeds=drawn[blocks:], order=order, common=list(common), plan=_plan(plan)
     )
-
-
-def quoted(value: str) -> str:
-    """A value as Hydra reads it back unchanged, whatever is in it."""
-    # Backslashes stand for themselves, except before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
-    return f"'{escaped}'"
 
 
 def fingerprint(plan: str) -> str:

@@ -15,7 +15,7 @@ from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import GROUPS, ConfigError, register
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.evaluate import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
+from esper.lab.evaluation import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
 from esper.lab.runs import OUTCOMES, RIVALS, Run, records_of
 
 Rows = dict[str, dict[str, list[float]]]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.shard import Measurement
 from esper.lifecycle.stages import TAKES_PART, SlotState, Stage
 from esper.measure import attribution
 from esper.measure.plans import Plan, coalitions
@@ -73,6 +72,20 @@ class Settings:
     """Those of them that are kept for good."""
     orders: tuple[Sequence[tuple[int, ...]], ...]
     """Of each host, the orders that its Shapley values come from; empty where they are exact, or not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What validation showed, for each variant of the alphas."""
+
+    accuracy_VM: npt.NDArray[np.float32]
+    """[pp]"""
+    loss_VM: npt.NDArray[np.float32]
+    """[nats]"""
+    error_VM: npt.NDArray[np.float32]
+    """Standard error of the accuracy difference to variant 0, from samples paired with themselves [pp]."""
+    covariance_VVM: npt.NDArray[np.float64]
+    """Covariance of the accuracies, which are of the same samples [pp^2]: the error of any contrast follows from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

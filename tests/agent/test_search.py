@@ -14,7 +14,8 @@ from esper.agent.search import EPISODE, BestOfRandom, BestOfRandomConfig
 from esper.cli.overrides import check
 from esper.config import Config, register
 from esper.env.actions import HeadsConfig, Observation, Op
-from esper.evaluate import Evaluation, parse
+from esper.evaluate import parse
+from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.writers import read_records
 from esper.training.episode import play

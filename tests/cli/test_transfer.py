@@ -10,7 +10,8 @@ import pytest
 from esper.cli.overrides import check, check_over
 from esper.cli.transfer import Transfer, changes, is_of_world, moved
 from esper.config import Config, ConfigError, register
-from esper.evaluate import Evaluation, main, parse
+from esper.evaluate import main, parse
+from esper.lab.evaluation import Evaluation
 from esper.training.config_io import from_plain, to_plain
 from esper.training.trainer import Trainer
 

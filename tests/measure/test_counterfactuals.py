@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from esper.env.actions import Op
-from esper.env.shard import Measurement
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import Stage
-from esper.measure.counterfactuals import CounterfactualsConfig, settings, worth
+from esper.measure.counterfactuals import CounterfactualsConfig, Measurement, settings, worth
 from esper.measure.plans import Plan
 from esper.reward.modes import ShapedConfig
 

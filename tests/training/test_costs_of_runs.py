@@ -9,7 +9,8 @@ import pytest
 from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.config import register
-from esper.evaluate import Evaluation, _short, main, parse
+from esper.evaluate import _short, main, parse
+from esper.lab.evaluation import Evaluation
 from esper.measure.latency import Latency
 from esper.telemetry.writers import read_records
 from esper.training.trainer import Trainer, find_checkpoint

@@ -17,7 +17,8 @@ from esper.agent.ppo.learner import PPO
 from esper.checkpoint import DiskError, load
 from esper.cli.overrides import check
 from esper.config import CHECKPOINTS, ConfigError, register
-from esper.evaluate import Evaluation, parse
+from esper.evaluate import parse
+from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.writers import read_events, read_records
 from esper.training.config_io import difference, from_plain, resumed, to_plain

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
@@ -23,16 +22,13 @@ from omegaconf import DictConfig, open_dict
 class RayConfig:
     """Chosen by hydra/launcher=esper_ray."""
 
-    _target_: str = "hydra_plugins.esper_ray.RayLauncher"
+    _target_: str = "hydra_plugins.esper_sweeps.RayLauncher"
     address: str | None = None
     """Of the cluster, as ray.init knows it; null starts one on this machine, which ends with the command."""
     cpus: int = 1
     """Cores for each run, 1 or more. Ray runs as many at a time as there are cores for."""
     gpus: float = 0.0
     """GPUs for each run, 0 or more; 0.5 lets two runs share one."""
-
-
-ConfigStore.instance().store(group="hydra/launcher", name="esper_ray", node=RayConfig)
 
 
 class RayLauncher(Launcher):

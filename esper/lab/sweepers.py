@@ -1,23 +1,49 @@
-"""Hydra's side of a tuning: hands the runs of each trial to the launcher, and asks what to try next.
+"""Hydra sweepers of experiments: `sweep=ab` runs arms times blocks, `sweep=tune` proposes trials against a baseline.
 
-It is our own because hydra-optuna-sweeper takes what one run returns for the objective, and here that is a difference between
-runs of several seeds; it also wants an Optuna below 3.
+Hydra finds them through `hydra_plugins/esper_sweeps`. They are our own because Hydra's basic sweeper knows no blocks, and
+hydra-optuna-sweeper takes the return value of one run as the objective, where ours is a paired difference over several seeds; it
+also requires Optuna below 3.
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import open_dict
 
 from esper.cli.command import in_one_sentence
 from esper.config import ConfigError, typed
+from esper.lab.design import design
 from esper.lab.launch import CellSweeper
 from esper.lab.search_space import search_space
 from esper.lab.tuning import FILE, Tuning
 
 
+class BlockSweeper(CellSweeper):
+    """Runs arms times blocks; see `esper.lab.design.design` for its arguments."""
+
+    @staticmethod
+    def preview(asked: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
+        """Overrides of one run of every arm, so that all arms are checked before the first run starts."""
+        return [list(cell.words) for cell in design(**asked, common=common).firsts()]
+
+    def sweep(self, arguments: list[str]) -> Any:
+        with in_one_sentence():
+            planned = design(**self.asked, common=arguments)
+            planned.save(self.folder)
+            self.save_config()
+            results = self.run_cells(f"{len(planned.arms)} arms x {len(planned.seeds)} blocks", planned.cells)
+        print(f"compare them with: python -m esper.compare {self.folder}")
+        return [results]
+
+
 class TuneSweeper(CellSweeper):
-    """Runs trials against a baseline; see `esper.config.TuneConfig` for what it is told."""
+    """Runs trials against a baseline; see `esper.config.TuneConfig` for its arguments."""
+
+    @staticmethod
+    def preview(asked: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
+        """Overrides of the baseline, and of every tuned key at the ends of its range."""
+        return search_space(**asked, common=common).looks()
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
