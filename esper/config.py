@@ -23,7 +23,13 @@ from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.replay import ReplayConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.agent.search import BestOfRandomConfig
+from esper.buffer.base import BufferConfig
+from esper.buffer.on_policy import RolloutConfig
+from esper.buffer.window import WindowConfig
 from esper.env.actions import TEMPOS
+from esper.env.base import EnvConfig
+from esper.env.growth_env import GrowthConfig
+from esper.env.sandbox import SandboxConfig
 from esper.env.shard import DeviceConfig, find_device
 from esper.env.shard_pool import largest_shard
 from esper.governor.base import GovernorConfig
@@ -74,6 +80,10 @@ class Config:
     """Folder of an earlier run to go on with, or null for a new one."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     """What is measured with seeds switched off, beyond leave-one-out."""
+    env: EnvConfig = MISSING
+    """What the controller acts in; chosen by the `env` group."""
+    buffer: BufferConfig = MISSING
+    """Which rollouts a learner learns from; chosen by the `buffer` group."""
     task: TaskConfig = MISSING
     """What the hosts learn; chosen by the `task` group."""
     slots: SlotsConfig = MISSING
@@ -105,19 +115,11 @@ class Config:
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
                 f"raise hosts to at least {len(self.devices)}, or name fewer devices"
             )
-        if isinstance(self.agent, PPOConfig) and self.agent.minibatches > self.hosts:
-            raise ValueError(
-                f"agent.minibatches={self.agent.minibatches} exceeds hosts={self.hosts}, and a minibatch is made of whole hosts: "
-                f"set agent.minibatches to at most {self.hosts}"
-            )
-        if isinstance(self.agent, PPOConfig) and self.hosts % self.agent.twins:
-            raise ValueError(
-                f"hosts={self.hosts} is no multiple of agent.twins={self.agent.twins}, and twins come together: "
-                f"set hosts to {-(-self.hosts // self.agent.twins) * self.agent.twins}, or agent.twins=1 agent.baseline=critic"
-            )
-        self.reward.check_run(hosts=self.hosts, twins=self.agent.twins if isinstance(self.agent, PPOConfig) else 1)
+        self.reward.check_run(hosts=self.hosts, twins=self.agent.num_twins)
         incubates = self.slots.incubation != Incubation.none
-        self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, incubates=incubates)
+        self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
+        self.agent.check_buffer(self.buffer, option("buffer", self.buffer))
+        self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
         if needed > self.steps:
             warnings.warn(
@@ -176,6 +178,8 @@ SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
 
 
 GROUPS: dict[str, dict[str, type]] = {
+    "env": {"growth": GrowthConfig, "sandbox": SandboxConfig},
+    "buffer": {"rollout": RolloutConfig, "window": WindowConfig},
     "task": TASKS,
     "slots": {
         "one_seed": OneSeedConfig,
@@ -208,8 +212,11 @@ GROUPS: dict[str, dict[str, type]] = {
 }
 """Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
 
-UNTRAINED = ("heuristic", "greedy_potential", "random", "wait", "periodic")
-"""Agents that need neither training nor to be told what to do."""
+
+def standalone_agents() -> tuple[str, ...]:
+    """Return the agents that act without training and without further keys: the baselines of every evaluation."""
+    return tuple(name for name, config in GROUPS["agent"].items() if config.standalone)
+
 
 MANY = ("blueprint", "devices")
 """Groups of which several options are chosen at a time, as in devices=[cuda:0,cuda:1]."""

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import WORLD
-from esper.config import CONF, GROUPS, MANY, SWEEPS, UNTRAINED, Config
+from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
 from esper.lab.evaluation import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
@@ -43,7 +43,10 @@ def page() -> str:
         lines += _section(f"### `sweep={name}`", node)
     lines += ["## Other commands", "", "Typed as `key=value`; `--help` shows them too.", ""]
     lines += _section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
-    lines += [f"Agents that need no training: {_ticked(UNTRAINED)}. Keys of a run that may be another's: {_ticked(WORLD)}.", ""]
+    lines += [
+        f"Agents that need no training: {_ticked(standalone_agents())}. Keys of a run that may be another's: {_ticked(WORLD)}.",
+        "",
+    ]
     lines += _section("### `python -m esper.compare FOLDER...`", CompareConfig)
     lines += ["| outcome | unit | meaning | margin | better |", "|---|---|---|---|---|"]
     lines += [

@@ -21,7 +21,8 @@ def main(cfg: DictConfig) -> None:
     """Trains a controller that watches host networks train, and grows them."""
     from esper.lab.tuning import judge_tuned
     from esper.seeds.errors import SeedError
-    from esper.training.trainer import Stopped, Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
+    from esper.training.interrupt import Stopped
+    from esper.training.trainer import Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     place = find_place(HydraConfig.get())

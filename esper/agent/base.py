@@ -5,12 +5,13 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from esper.buffer.base import Buffer, BufferConfig, Forfeit
+from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
 from esper.env.features import Yardstick
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
@@ -18,31 +19,13 @@ from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-State = dict[str, Tensor]
-"""What a controller remembers from step to step: tensors `[N, ...]` by name; empty where it remembers nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """What a controller decided for N hosts."""
-
-    action: IntArray
-    """[N, H], legal; heads that do not matter for the chosen operation are 0."""
-    state: State
-    """What it remembers for the next step."""
-    log_prob: FloatArray | None = None
-    """[N], natural logarithm of the probability of the whole action; None for a controller that does not learn."""
-    value: FloatArray | None = None
-    """[N], expected discounted return [reward]; None for a controller that does not learn."""
-    head_log_prob: FloatArray | None = None
-    """[N, H], what each head adds to `log_prob`; None for a controller that does not learn head by head."""
 
 
 class Controller(Protocol):
-    """Decides what is done to every host."""
+    """Decides what happens to every host."""
 
     def start(self, num_hosts: int) -> State:
-        """What is remembered before the first step."""
+        """Return the recurrent state before the first step."""
         ...
 
     def act(
@@ -54,26 +37,53 @@ class Controller(Protocol):
         uniform: npt.NDArray[np.float64],
         greedy: bool = False,
     ) -> Decision:
-        """Decides for N hosts. All chance comes from `uniform`: what host i does depends on row i of the arguments only.
+        """Decide for N hosts. All randomness comes from `uniform`: the action of host i depends only on row i of the arguments.
 
         Args:
-            is_init: `[N]`, does this step start a (sub-)episode?
-            uniform: `[N, H]` independent numbers in [0, 1), one a head.
-            greedy: take the most probable values instead of drawn ones.
+            is_init: `[N]`, True where this step starts a (sub-)episode.
+            uniform: `[N, H]` independent numbers in [0, 1), one per head.
+            greedy: take the most probable values instead of sampling.
         """
         ...
 
 
 @runtime_checkable
 class Learner(Controller, Protocol):
-    """A controller that becomes another from update to update, and whose checkpoint says what it has become."""
+    """A controller that learns from transitions, once per update.
+
+    Inherit from it to get defaults for everything but `learn` and the state.
+    """
+
+    stats: Any = None
+    """Statistics of the newest update, for the anomaly rules that know them; None if there are none."""
+
+    def begin(self, update: int) -> None:
+        """Prepare for the episode from which update number `update` (from 0) learns."""
+
+    def observe(self, transition: Transition) -> None:
+        """Take in one step of every host."""
+
+    def learn(self, progress: float) -> dict[str, float]:
+        """Learn from the transitions since `begin`.
+
+        Args:
+            progress: share of the run that is over, in [0, 1).
+
+        Returns:
+            Metrics by tag, such as `policy/kl`. Tags outside `docs/metrics.md` start with `agent/`.
+        """
+        ...
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return rows of name and text for the summary at the end of a run."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """Return what a checkpoint holds of the learner: tensors and primitives."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Becomes what `state_dict` described."""
+        """Restore what `state_dict` returned."""
         ...
 
 
@@ -81,6 +91,14 @@ class Learner(Controller, Protocol):
 class AgentConfig:
     """A controller."""
 
+    greedy: ClassVar[bool] = False
+    """True if the most probable actions differ from sampled ones, so that an evaluation can ask for either."""
+    standalone: ClassVar[bool] = False
+    """True if the controller acts without training and without further keys: a baseline for every evaluation."""
+    buffered: ClassVar[bool] = False
+    """True if it learns from a buffer."""
+    one_episode: ClassVar[bool] = False
+    """True if every update replays the same episode, so that returns of different updates compare."""
     gamma: float = 1.0
     """Discount per step, in [0, 1]. Higher looks further ahead, and the returns get noisier. The reward's shaping uses it too."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
@@ -92,27 +110,47 @@ class AgentConfig:
         if self.gamma < 0.9:
             warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, and growth pays later: 1 is the default", stacklevel=2)
 
-    def build(self, spec: EnvSpec, *, seed: int) -> Controller:
-        """The controller.
+    @property
+    def num_twins(self) -> int:
+        """Hosts that share instance, initial weights and data order; 1 for no twins."""
+        return 1
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> Controller:
+        """Return the controller.
 
         Args:
-            spec: sizes and names of what it sees and does.
-            seed: root seed of the run.
+            spec: sizes and names of observations and actions.
+            seed: root seed of the policy.
+            buffer: where a learner stores transitions; None if it will only act.
         """
-        raise TypeError(f"{type(self).__name__} does not say what it builds: define build(spec, seed=...)")
+        raise TypeError(f"{type(self).__name__} does not define build(spec, *, seed, buffer)")
 
     def acting(self) -> "AgentConfig":
-        """The same controller where it only acts: without what nothing but learning asks of a run."""
+        """Return the config of the same controller for acting only, without the requirements of learning."""
         return self
 
-    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
-        """Raises ValueError where the controller is asked for what cannot be in such a run.
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
+        """Raise ValueError if the controller does not fit the run.
 
         Args:
-            blueprints: names of those that are offered.
+            blueprints: names of the blueprints offered.
             steps: T, host epochs of an episode.
-            incubates: are seeds blended in on a ramp, whose tempo can be chosen?
+            hosts: N.
+            incubates: True if seeds are blended in on a ramp, whose tempo can be chosen.
         """
+
+    def check_buffer(self, buffer: BufferConfig, name: str) -> None:
+        """Raise ValueError if the buffer does not fit the controller.
+
+        Args:
+            buffer: config of the buffer.
+            name: its option, as typed.
+        """
+        if not self.buffered and (buffer.reuses or buffer.forfeit is not Forfeit.none):
+            raise ValueError(f"buffer={name} has no effect: this agent learns from no buffer; leave the buffer's keys out")
+
+    def check_evaluation(self, *, seed: int, episode: int) -> None:
+        """Raise ValueError if the controller cannot act on the held-out hosts of this seed and episode."""
 
     def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
         """The same for what only the hosts, and files beside the config, can say.

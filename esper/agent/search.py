@@ -4,19 +4,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, State, check_offered, check_slot, check_time
+from esper.agent.base import AgentConfig, BoolArray, FloatArray, Learner, check_offered, check_slot, check_time
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.schedule import ActionConfig, Written
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op
 from esper.seeding import stream
 
-EPISODE = 0
-"""Every schedule is tried on the hosts of this episode: what differs between two returns is the schedule."""
 BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
 """What else is drawn for a seed, where the config leaves it free."""
 
@@ -26,6 +26,7 @@ class BestOfRandomConfig(AgentConfig):
     """Tries one schedule an update, each on the same hosts, and plays the one of the highest mean return so far. The first is to
     do nothing; the others germinate seeds at random times in random slots, which advance and are kept as soon as they may."""
 
+    one_episode: ClassVar[bool] = True
     most: int = 0
     """Most seeds in a schedule, at least 0; 0 means one for each slot in use. Their number is drawn from 1 on."""
     latest: int | None = None
@@ -39,30 +40,18 @@ class BestOfRandomConfig(AgentConfig):
         if self.latest is not None and self.latest < 0:
             raise ValueError(f"agent.latest must be at least 0, got {self.latest}: it counts host epochs from the start")
 
-    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
             check_time(f"agent.latest={self.latest}", self.latest, steps)
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "BestOfRandom":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "BestOfRandom":
         return BestOfRandom(self, spec, seed=seed)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchStats:
-    """What a try came to."""
+class BestOfRandom(Learner):
+    """See `BestOfRandomConfig`. Between `begin` and `learn` it plays the next schedule, otherwise the best one so far.
 
-    best_return: float | None
-    """Mean return of the best schedule so far [reward]."""
-    improved: bool
-    """Is it the one that was just tried?"""
-    seeds: int
-    """Seeds that the schedule just tried germinates."""
-
-
-class BestOfRandom:
-    """See `BestOfRandomConfig`. It plays the best schedule; `candidate` is what is tried next, and `learn` judges it.
-
-    A schedule is known by the root seed and its number, so that a search goes on exactly with what its checkpoint holds.
+    A schedule is known by the root seed and its number, so that a search resumes exactly from what its checkpoint holds.
     """
 
     def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
@@ -71,11 +60,15 @@ class BestOfRandom:
         self.best_return: float | None = None
         self._best: list[ActionConfig] = []
         self._player, self._trial = Written([], spec), list[ActionConfig]()
+        self._return_N: FloatArray | None = None
+        """Returns of the schedule being tried; None outside of an update."""
+        self._undrawn = False
+        """True until the first observation of newborn hosts says which slots and blueprints a schedule can use."""
 
-    # ---- playing
+    # ---- acting
 
     def start(self, num_hosts: int) -> State:
-        """What the best schedule remembers."""
+        """Return the initial state of the schedule that is played."""
         return self._player.start(num_hosts)
 
     def act(
@@ -88,37 +81,47 @@ class BestOfRandom:
         greedy: bool = False,
     ) -> Decision:
         """See `Controller`. Before the first try, it waits."""
+        if self._undrawn:
+            self._undrawn, self._trial = False, self._draw(observation) if self.tried else []
+            self._player = Written(self._trial, self.spec)
+            state = self._player.start(len(is_init))
         return self._player.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
 
     # ---- searching
 
-    def candidate(self, first: Observation) -> Written:
-        """The next schedule to try.
+    def begin(self, update: int) -> None:
+        """Try another schedule in the next episode."""
+        self._return_N, self._undrawn = np.zeros(self.spec.num_hosts, np.float32), True
 
-        Args:
-            first: of newborn hosts, which says what may be planted where.
-        """
-        self._trial = self._draw(first) if self.tried else []
-        return Written(self._trial, self.spec)
+    def observe(self, transition: Transition) -> None:
+        """Add up returns."""
+        assert self._return_N is not None, "call begin() first"
+        self._return_N += transition.reward_N
 
-    def learn(self, return_N: FloatArray) -> SearchStats:
-        """Keeps what was tried last where no other did better; of equals the earlier stays."""
-        mean = float(return_N.mean(dtype=np.float64))
+    def learn(self, progress: float) -> dict[str, float]:
+        """Keep the schedule just tried if its mean return is the highest; of equals the earlier stays."""
+        assert self._return_N is not None, "call begin() first"
+        mean = float(self._return_N.mean(dtype=np.float64))
         improved = bool(np.isfinite(mean)) and (self.best_return is None or mean > self.best_return)
         if improved:
-            self.best_return = mean
-            self._play(self._trial)
-        self.tried += 1
+            self.best_return, self._best = mean, self._trial
+        self._play(self._best)
+        self.tried, self._return_N = self.tried + 1, None
         seeds = sum(action.op == "germinate" for action in self._trial)
-        return SearchStats(best_return=self.best_return, improved=improved, seeds=seeds)
+        best = float("nan") if self.best_return is None else self.best_return
+        return {"search/best_return": best, "search/improved": float(improved), "search/seeds": float(seeds)}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the best schedule as it is typed on the command line."""
+        return [("best schedule", f"agent.actions={self.overrides()}")]
 
     @property
     def best(self) -> list[ActionConfig]:
         """The best schedule so far; it would be written as `agent.actions`, see `ScheduleConfig`."""
         return list(self._best)
 
-    def words(self) -> str:
-        """The best schedule as it is written on the command line."""
+    def overrides(self) -> str:
+        """Return the best schedule as the value of `agent.actions` on the command line."""
         actions = [", ".join(f"{name}: {value}" for name, value in action.plain().items()) for action in self._best]
         return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
 

@@ -6,14 +6,14 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.buffer.transition import Decision
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 Array = npt.NDArray[Any]
@@ -58,28 +58,6 @@ class Seen:
     def __getitem__(self, index: Any) -> "Seen":
         """The same index into the leading dimensions of every tensor."""
         return Seen(**{name: tensor[index] for name, tensor in self.tensors().items()})
-
-
-class Forfeit(StrEnum):
-    """What a roll-back takes from a host, beside the penalty."""
-
-    none = "none"
-    """Nothing: what was paid before the fault was measured before it."""
-    prefix = "prefix"
-    """All that its sub-episode was paid before, of which the roll-back may leave nothing."""
-
-
-class Decided(Protocol):
-    """What a controller decided: as much of it as a rollout keeps."""
-
-    @property
-    def action(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def log_prob(self) -> npt.NDArray[np.float32] | None: ...
-    @property
-    def value(self) -> npt.NDArray[np.float32] | None: ...
-    @property
-    def head_log_prob(self) -> npt.NDArray[np.float32] | None: ...
 
 
 def folded(values_TN: Tensor, chunk: int) -> Tensor:
@@ -139,7 +117,7 @@ class Rollout:
     def add(
         self,
         observation: Observation,
-        decision: Decided,
+        decision: Decision,
         *,
         reward: Array,
         terminated: Array,
@@ -239,6 +217,19 @@ class Rollout:
         part.chunks = self.num_steps // chunk
         part.num_steps, part.num_hosts, part.length = chunk, part.chunks * self.num_hosts, chunk
         return part
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the rollout holds, as tensors and numbers."""
+        plain = {name: value for name, value in vars(self).items() if name != "seen"}
+        return plain | {"seen": self.seen.tensors()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> "Rollout":
+        """Return the rollout that `state_dict` described."""
+        rollout = Rollout.__new__(Rollout)
+        for name, value in state.items():
+            setattr(rollout, name, Seen(**value) if name == "seen" else value)
+        return rollout
 
     def origin(self, step: int, row: int) -> tuple[int, int]:
         """The step and the host that a step of a row was, before it was folded."""

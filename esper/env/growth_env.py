@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from esper.env import observation as obs
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execute, legal_slots, legal_values, parameters_legal
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, execute, legal_slots, legal_values, parameters_legal
+from esper.env.base import EnvConfig, EnvParts, Hparam, observation_space
+from esper.env.episode import Episode
 from esper.env.guard import Guard
 from esper.env.host_sampler import HostSampler
 from esper.env.shard import DeviceConfig, TrainReport
@@ -26,7 +28,7 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gradient_ratio
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import EMPTY, Stage
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, count_costs
 from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
@@ -44,6 +46,31 @@ Array = npt.NDArray[Any]
 PROBE_EVERY = 2
 """Host epochs from one measurement of growth potential to the next, the first of which comes with the first. Fewer: fresher, and
 dearer for hosts as small as those of `digits`, see benchmarks/README.md."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GrowthConfig(EnvConfig):
+    """Host networks that train, watched and grown by the controller."""
+
+    def build(self, parts: EnvParts) -> "GrowthEnv":
+        task = parts.task.build()
+        return GrowthEnv(
+            task=task,
+            slots=parts.slots,
+            gates=parts.gates,
+            heads=parts.heads,
+            blueprints=parts.blueprints,
+            reward=(parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma),
+            governor=parts.governor.build(num_classes=task.data.num_classes),
+            devices=parts.devices,
+            num_hosts=parts.num_hosts,
+            num_steps=parts.num_steps,
+            seed=parts.seed,
+            split=parts.split,
+            twins=parts.num_twins,
+            test_at_end=parts.test_at_end,
+            counterfactuals=parts.counterfactuals,
+        )
 
 
 class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
@@ -119,7 +146,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self._legal_values = legal_values(num_hosts, len(blueprints), self.heads, slots)
         self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints.values()])
         self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
-        self.single_observation_space = _observation_space(self.layout)
+        self.single_observation_space = observation_space(self.layout)
         self.action_space = batch_space(self.single_action_space, num_hosts)
         self.observation_space = batch_space(self.single_observation_space, num_hosts)
         self.signals: StepSignals | None = None
@@ -197,7 +224,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N, "worth": seen}
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
@@ -211,6 +238,39 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+
+    # ---- what the trainer asks besides
+
+    def record(self) -> Episode:
+        """Return an empty record of the episode that starts now."""
+        return Episode(
+            return_N=np.zeros(self.num_envs, np.float32),
+            first_accuracy_N=self.accuracy_NH[:, 0].copy(),
+            blueprints=self.layout.blueprint_names,
+            kept_NS=np.full((self.num_envs, self.layout.num_slots), EMPTY),
+            blend_NS=np.zeros((self.num_envs, self.layout.num_slots), np.int64),
+            costs=self.costs,
+            samples=self.sampler.samples_per_epoch,
+            modes=self.reward.groups,
+        )
+
+    def prepare(self, state: dict[str, Any] | None = None) -> None:
+        """Measure latency where the reward needs it, or restore the measurement: no two measurements agree."""
+        latency = (state or {}).get("latency")
+        self.time_inference(Latency.from_state(latency) if latency else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measured latency. Hosts and random streams are known by their names."""
+        return {"latency": self.latency.state_dict() if self.latency else None}
+
+    def hparams(self) -> dict[str, Hparam]:
+        """Return the fingerprint of the data."""
+        return {"data": self.task.data.fingerprint()}
+
+    def costs_table(self) -> dict[str, Any]:
+        """Return the costs of hosts and seeds, and how latency was measured."""
+        names = (self.layout.blueprint_names, self.layout.slot_names)
+        return self.costs.table(*names) | {"latency_measured": self.latency.table(*names) if self.latency else None}
 
     def time_inference(self, known: Latency | None = None) -> None:
         """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
@@ -335,34 +395,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
 
-def _observation_space(spec: EnvSpec) -> spaces.Dict:
-    """The space of one host's observation, by the names of `Observation`."""
-    slots, blueprints = spec.num_slots, len(spec.blueprint_names)
-    return spaces.Dict(
-        {
-            "features": spaces.Box(-np.inf, np.inf, (len(spec.feature_names),), np.float32),
-            "slots": spaces.Box(-np.inf, np.inf, (slots, len(spec.slot_feature_names)), np.float32),
-            "blueprints": spaces.MultiDiscrete(np.full(slots, blueprints + 1, dtype=np.int64)),
-            "legal_slots": spaces.MultiBinary([len(Op), slots]),
-            "legal_values": spaces.MultiBinary(sum(spec.head_sizes[Head.BLUEPRINT :])),
-        }
-    )
-
-
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
     """Observations of the marked hosts, one dict each, None for the others `[N]`: the form that Gymnasium's wrappers expect."""
     single = np.full(len(which_N), None, dtype=object)
     for host in np.flatnonzero(which_N):
         single[host] = {name: array[host] for name, array in arrays.items()}
     return single
-
-
-def as_observation(arrays: Mapping[str, Array]) -> Observation:
-    """The observation that `reset` and `step` return as a dict of arrays, typed."""
-    return Observation(
-        features=arrays["features"].astype(np.float32, copy=False),
-        slots=arrays["slots"].astype(np.float32, copy=False),
-        blueprints=arrays["blueprints"].astype(np.int64, copy=False),
-        legal_slots=arrays["legal_slots"].astype(np.bool_),
-        legal_values=arrays["legal_values"].astype(np.bool_),
-    )

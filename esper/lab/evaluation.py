@@ -22,14 +22,15 @@ from esper.agent.scripted.replay import Replay, ReplayConfig, Topology, read, to
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load
 from esper.cli.transfer import changes, moved
-from esper.config import GROUPS, UNTRAINED, Config, ConfigError, did_you_mean, option
+from esper.config import GROUPS, Config, ConfigError, did_you_mean, option, standalone_agents
 from esper.env.actions import EnvSpec
+from esper.env.episode import Episode
 from esper.env.growth_env import GrowthEnv
 from esper.measure.latency import Latency
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
-from esper.training.episode import Episode, play
+from esper.training.play import play
 from esper.training.trainer import build_env, find_checkpoint
 
 POLICIES = ("policy", "policy_greedy")
@@ -63,7 +64,7 @@ class EvaluateConfig:
             raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
         if self.episode < 0:
             raise ValueError(f"episode must be at least 0, got {self.episode}")
-        known = [*POLICIES, STATIC, *UNTRAINED]
+        known = [*POLICIES, STATIC, *standalone_agents()]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
             raise ValueError(
@@ -153,7 +154,7 @@ class Evaluation:
     def names(self) -> list[str]:
         """Who is compared; `wait` is always among them."""
         policies = POLICIES if isinstance(self.config.agent, PPOConfig) else ("policy",)
-        return list(dict.fromkeys([*(self.given.controllers or (*policies, *UNTRAINED)), "wait"]))
+        return list(dict.fromkeys([*(self.given.controllers or (*policies, *standalone_agents())), "wait"]))
 
     def controller(self, name: str) -> Controller:
         """A controller by name; a policy is the one of the checkpoint."""

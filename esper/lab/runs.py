@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, load, update_of
-from esper.config import CHECKPOINTS, UNTRAINED, ConfigError, did_you_mean
+from esper.config import CHECKPOINTS, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
 from esper.telemetry.writers import read_records
 from esper.training.config_io import flat
@@ -118,7 +118,7 @@ class CompareConfig:
             raise ValueError(f"figures={self.figures} is no kind of file to draw: choose out of {', '.join(FIGURES)}")
         if self.figures and not self.plots:
             raise ValueError(f"figures={self.figures} writes figures, which plots=false leaves out: leave out one of the two")
-        known = [*RIVALS, *UNTRAINED]
+        known = [*RIVALS, *standalone_agents()]
         for name in self.rivals:
             if name not in known:
                 raise ValueError(f"rivals={name} is not known: choose out of {', '.join(known)}{did_you_mean(name, known)}")

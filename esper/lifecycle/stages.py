@@ -15,6 +15,10 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 
+EMPTY = -1
+"""Blueprint index of a slot without a seed."""
+
+
 class Stage(IntEnum):
     """Where a slot stands."""
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from esper.buffer.transition import Transition
 from esper.env.actions import RELEVANT, VALUES, EnvSpec, Head, Op
-from esper.training.episode import Transition
 
 
 class DecisionLog:

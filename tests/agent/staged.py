@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from esper.agent.base import AgentConfig, Decision, State
+from esper.agent.base import AgentConfig
+from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, slot_table
 from tests.agent.toy_worlds import blank, make_spec

@@ -21,8 +21,9 @@ from esper.agent.ppo.config import PPOConfig
 from esper.agent.ppo.gae import Baseline
 from esper.agent.ppo.learner import PPO
 from esper.agent.scripted.base import RandomConfig
+from esper.env.sandbox_rules import SandboxRules
 from tests.behaviour.oracle import Oracle
-from tests.behaviour.sandbox import Puzzle, Sandbox, play
+from tests.behaviour.sandbox import Sandbox, play
 
 JUDGED, JUDGING_SEED = 20_000, 9_999
 
@@ -32,7 +33,7 @@ class Judge:
 
     def __init__(self, oracle: Oracle, hosts: int = JUDGED) -> None:
         self.value = oracle.value
-        self.env = Sandbox(oracle.puzzle, num_hosts=hosts, seed=JUDGING_SEED)
+        self.env = Sandbox(oracle.rules, num_hosts=hosts, seed=JUDGING_SEED)
         self.best_N = self.returns(oracle)
 
     def returns(self, controller: Controller, *, greedy: bool = True) -> np.ndarray:
@@ -44,7 +45,9 @@ class Judge:
         return 1 + float(behind_N.mean()), float(behind_N.std() / len(behind_N) ** 0.5)
 
 
-def learn(puzzle: Puzzle, *, seed: int, hosts: int, updates: int, twins: int = 2, baseline: Baseline = Baseline.twins) -> PPO:
+def learn(
+    puzzle: SandboxRules, *, seed: int, hosts: int, updates: int, twins: int = 2, baseline: Baseline = Baseline.twins
+) -> PPO:
     """PPO with the default config; without twins, against the critic."""
     env = Sandbox(puzzle, num_hosts=hosts, seed=seed, twins=twins)
     agent = PPOConfig(twins=twins, baseline=baseline if twins > 1 else Baseline.critic).build(env.spec, seed=seed)
@@ -63,10 +66,10 @@ def main() -> None:
     parser.add_argument("--baseline", type=Baseline, choices=list(Baseline), default=Baseline.twins)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    puzzle = Puzzle()
+    puzzle = SandboxRules()
     oracle = Oracle(puzzle)
     judge = Judge(oracle)
-    blind = Oracle(Puzzle(candour=1 / puzzle.worth_QSK.shape[1])).value
+    blind = Oracle(SandboxRules(light_accuracy=1 / puzzle.worth_QSK.shape[1])).value
     chance, _ = judge.share(RandomConfig().build(judge.env.spec, seed=0), greedy=False)
     print(
         f"optimum {oracle.value:.3f} a host; without a look at the lights {blind / oracle.value:.3f} of it, chance {chance:.3f}"

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import numpy as np
 
-from esper.agent.base import Decision, State
+from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
@@ -15,7 +15,7 @@ from esper.lifecycle.slots import OneSeedConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.digits import DigitsConfig
-from esper.training.episode import play
+from esper.training.play import play
 
 
 class Listener:

@@ -13,23 +13,25 @@ from esper.agent.ppo.distribution import segments
 from esper.agent.ppo.gae import Baseline
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.env.actions import Head, Op, parameters_legal
+from esper.env.sandbox_optimum import every_action
+from esper.env.sandbox_rules import SLOT_FEATURES, SandboxRules
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import OneSeedConfig
 from esper.lifecycle.stages import SlotState
 from tests.behaviour.learned_share import Judge, learn
-from tests.behaviour.oracle import Oracle, every_action
-from tests.behaviour.sandbox import SLOT_FEATURES, Puzzle, Sandbox, play
+from tests.behaviour.oracle import Oracle
+from tests.behaviour.sandbox import Sandbox, play
 
-PUZZLE = Puzzle()
+PUZZLE = SandboxRules()
 
 
-def small_puzzle() -> Puzzle:
+def small_puzzle() -> SandboxRules:
     """Two slots, one blueprint, three kinds."""
-    return Puzzle(worth_QSK=np.array([[[1.0], [0.2]], [[0.0], [0.7]], [[0.0], [0.0]]]), rent_K=(0.1,))
+    return SandboxRules(worth_QSK=np.array([[[1.0], [0.2]], [[0.0], [0.7]], [[0.0], [0.0]]]), rent_K=(0.1,))
 
 
-def by_hand(puzzle: Puzzle) -> float:
+def by_hand(puzzle: SandboxRules) -> float:
     """The optimal value by the definition: every action and every thing that may be seen, one host, beliefs that sum to 1."""
     actions = every_action(puzzle)
 
@@ -41,7 +43,7 @@ def by_hand(puzzle: Puzzle) -> float:
             if not puzzle.legal(state)[0, action[Head.OP], action[Head.SLOT]]:
                 continue
             after = puzzle.grow(state, action[None])
-            value = float(belief_Q @ puzzle.pay(after, last=time + 1 == puzzle.num_steps)[0])
+            value = float(belief_Q @ puzzle.reward(after, last=time + 1 == puzzle.num_steps)[0])
             shown_SQ = np.where(after.measured[0, :, None], puzzle.worth_of(after)[0], 0.0)
             for shown_S in np.unique(shown_SQ[:, belief_Q > 0], axis=1).T:
                 told_Q = belief_Q * (shown_SQ == shown_S[:, None]).all(axis=0)
@@ -67,11 +69,11 @@ AT_ONCE = OneSeedConfig(min_prune_age=1, embargo=0, incubation=Incubation.none)
 
 
 @pytest.mark.parametrize(
-    ("steps", "candour", "slots"),
+    ("steps", "light_accuracy", "slots"),
     [(4, 0.5, AT_ONCE), (4, 0.8, AT_ONCE), (5, 0.8, OneSeedConfig(min_prune_age=1, embargo=1))],
 )
-def test_the_optimum_is_that_of_the_definition(steps: int, candour: float, slots: OneSeedConfig) -> None:
-    puzzle = replace(small_puzzle(), num_steps=steps, candour=candour, slots=slots)
+def test_the_optimum_is_that_of_the_definition(steps: int, light_accuracy: float, slots: OneSeedConfig) -> None:
+    puzzle = replace(small_puzzle(), num_steps=steps, light_accuracy=light_accuracy, slots=slots)
     value = by_hand(puzzle)
     assert value > 0.05, "there is something to win"
     assert Oracle(puzzle).value == pytest.approx(value, abs=1e-9)
@@ -92,7 +94,7 @@ def test_the_best_controller_is_paid_its_value() -> None:
 
 
 def test_knowing_more_is_worth_more() -> None:
-    values = [Oracle(replace(PUZZLE, candour=candour)).value for candour in (1 / 3, 0.5, 0.7, 0.9)]
+    values = [Oracle(replace(PUZZLE, light_accuracy=light_accuracy)).value for light_accuracy in (1 / 3, 0.5, 0.7, 0.9)]
     assert values == sorted(values)
     assert values[0] < 0.75 * values[2], "whoever does not look at the lights is far from the optimum"
     assert values[-1] < Oracle(PUZZLE).informed_value
@@ -183,8 +185,8 @@ def test_twins_are_one_kind_in_one_light_and_other_hosts_are_not() -> None:
 @pytest.mark.parametrize("twins", [1, 2, 4], ids=["critic", "default", "fours"])
 def test_ppo_comes_close_to_the_optimum_and_it_is_the_lights_that_it_reads(twins: int) -> None:
     """In seconds, for which the puzzle is shorter and no host is barren; learned_share.py has the whole of it."""
-    short = Puzzle(num_steps=5, worth_QSK=PUZZLE.worth_QSK[:3], candour=0.8, slots=AT_ONCE)
-    oracle, blind = Oracle(short), Oracle(replace(short, candour=1 / 3))
+    short = SandboxRules(num_steps=5, worth_QSK=PUZZLE.worth_QSK[:3], light_accuracy=0.8, slots=AT_ONCE)
+    oracle, blind = Oracle(short), Oracle(replace(short, light_accuracy=1 / 3))
     assert blind.value < 0.7 * oracle.value
     agent = learn(short, seed=0, hosts=64, updates=40, twins=twins)
     share, error = Judge(oracle, hosts=4000).share(agent)
@@ -202,7 +204,7 @@ def test_a_learner_that_is_saved_between_updates_goes_on_bit_for_bit() -> None:
             agent.update(play(env, agent, episode=episode), progress=episode / 4, generator=generator)
         return agent
 
-    spec = PUZZLE.spec(8)
+    spec = PUZZLE.layout(8)
     whole = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(4))
     first = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(2))
     second = PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=99)

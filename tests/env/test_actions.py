@@ -11,7 +11,7 @@ from esper.agent.scripted.heuristic import HeuristicConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import ALPHA_TARGETS, PARAMETER_HEADS, PINNED, STYLES, TEMPOS, VALUES, Head, HeadsConfig, Op, legal_values
-from esper.env.growth_env import as_observation
+from esper.env.base import as_observation
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, StrictConfig, gradient_ratio
 from esper.lifecycle.ramps import Curve
@@ -19,7 +19,7 @@ from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.lifecycle.slots import EveryBlockConfig, Isolation
 from esper.lifecycle.stages import LIVE, OCCUPIED, TAKES_PART, Stage
 from esper.seeding import torch_stream
-from esper.training.episode import play
+from esper.training.play import play
 
 FREE = HeadsConfig(**{head.name.lower(): "free" for head in VALUES})
 BY_ITSELF = ["training", "blending", "holding"]

@@ -10,12 +10,12 @@ import torch
 
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.env.actions import Op
-from esper.env.growth_env import as_observation
+from esper.env.base import as_observation
 from esper.env.observation import best_potential, log_potential, potential_seen
 from esper.seeds.blueprints.base import Init
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
-from esper.training.episode import play
+from esper.training.play import play
 
 
 def column(env, name):

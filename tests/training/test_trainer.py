@@ -22,7 +22,8 @@ from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.writers import read_events, read_records
 from esper.training.config_io import difference, from_plain, resumed, to_plain
-from esper.training.trainer import Stopped, Trainer, build_env, find_checkpoint
+from esper.training.interrupt import Stopped
+from esper.training.trainer import Trainer, build_env, find_checkpoint
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))

@@ -11,7 +11,7 @@ from esper.agent.base import AgentConfig
 from esper.agent.ppo.gae import Baseline
 from esper.agent.ppo.learner import PPO
 from esper.agent.ppo.losses import Surrogate
-from esper.buffer.rollout import Forfeit
+from esper.buffer.base import Forfeit
 from esper.env.actions import EnvSpec
 
 

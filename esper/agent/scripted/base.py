@@ -4,13 +4,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
+from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray
 from esper.agent.ppo.distribution import segments
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op
 
 UniformArray = npt.NDArray[np.float64]
@@ -93,7 +95,9 @@ class Scripted:
 class WaitConfig(AgentConfig):
     """Never does anything: what the hosts reach by themselves."""
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "Wait":
+    standalone: ClassVar[bool] = True
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Wait":
         return Wait(spec)
 
 
@@ -108,6 +112,7 @@ class Wait(Scripted):
 class RandomConfig(AgentConfig):
     """Draws among the legal operations, then among the legal slots and values, all alike but for waiting."""
 
+    standalone: ClassVar[bool] = True
     wait_weight: float = 1.0
     """Weight of waiting, where every other legal operation has 1; at least 0. Higher acts more rarely; 0 acts whenever it may."""
 
@@ -116,7 +121,7 @@ class RandomConfig(AgentConfig):
         if not 0 <= self.wait_weight < float("inf"):
             raise ValueError(f"agent.wait_weight must be finite and at least 0, got {self.wait_weight}: 1 is like any other")
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "Random":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Random":
         return Random(self, spec)
 
 

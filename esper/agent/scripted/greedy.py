@@ -3,15 +3,18 @@
 # N hosts, S slots, K blueprints, H heads
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State, seen_as_one
+from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, seen_as_one
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, most_urgent, slot_features, step_number
 from esper.agent.scripted.heuristic import POINTS
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import potential_seen
 
@@ -23,6 +26,7 @@ ERROR_POINTS = seen_as_one("contribution_error")
 class GreedyPotentialConfig(AgentConfig):
     """Plants the seed of the largest growth potential, lets it advance, and keeps it if its contribution is above its error."""
 
+    standalone: ClassVar[bool] = True
     at: int = 3
     """Plants after this many host epochs at the earliest, at least 1: before any training the last slot has always the
     largest potential. Higher: clearer what the host lacks, and less time for the seed."""
@@ -44,7 +48,7 @@ class GreedyPotentialConfig(AgentConfig):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"agent.{name} must be finite and at least 0, got {getattr(self, name)}")
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "GreedyPotential":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "GreedyPotential":
         return GreedyPotential(self, spec)
 
 

@@ -3,14 +3,17 @@
 # N hosts, S slots, O operations, H heads, K blueprints
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State, seen_as_one
+from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, seen_as_one
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, features, most_urgent, slot_features, step_number
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 LOOKBACK = 3
@@ -26,6 +29,7 @@ assert seen_as_one(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 class HeuristicConfig(AgentConfig):
     """Looks after every seed, the most urgent thing first: prune, fossilise, advance, germinate, wait."""
 
+    standalone: ClassVar[bool] = True
     patience: int = 2
     """Germinates after this many host epochs even without a plateau, at least 0. Higher leaves hosts alone for longer."""
     plateau: float = 0.5
@@ -40,7 +44,7 @@ class HeuristicConfig(AgentConfig):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"agent.{name} must be finite and at least 0, got {getattr(self, name)}")
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "Heuristic":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Heuristic":
         return Heuristic(self, spec)
 
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from esper.agent.base import AgentConfig, IntArray, check_offered, check_time
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
+from esper.buffer.base import Buffer
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 
@@ -18,6 +20,7 @@ from esper.env.actions import EnvSpec, Head, Observation, Op
 class PeriodicConfig(AgentConfig):
     """Plants a seed in the next free slot every so many host epochs; seeds are moved on and kept as soon as that is legal."""
 
+    standalone: ClassVar[bool] = True
     first: int = 0
     """Plants its first seed after this many host epochs, at least 0."""
     every: int = 5
@@ -32,18 +35,18 @@ class PeriodicConfig(AgentConfig):
         if self.every < 1:
             raise ValueError(f"agent.every must be at least 1, got {self.every}: 1 plants in every host epoch")
 
-    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         check_time(f"agent.first={self.first}", self.first, steps)
         if self.blueprint is not None:
             check_offered(f"agent.blueprint={self.blueprint}", self.blueprint, blueprints)
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "Periodic":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Periodic":
         """The controller.
 
         Raises:
             ValueError: there is no such blueprint, or the first time never comes.
         """
-        self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps)
+        self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps, hosts=spec.num_hosts)
         return Periodic(self, spec)
 
 

@@ -12,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Decision, IntArray, State, check_offered
+from esper.agent.base import AgentConfig, BoolArray, IntArray, check_offered
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, most_urgent
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op
 from esper.lifecycle.roles import Blend
+from esper.lifecycle.stages import EMPTY
 
 Topology = list[dict[str, str]]
 """The seeds that a host kept, in the order of its slots: `{"slot": "r0c1", "blueprint": "conv_light", "blend": "add"}`."""
-EMPTY = -1
-"""Stands for a slot without a fossil."""
 
 
 def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Topology]:
@@ -98,6 +99,15 @@ class ReplayConfig(AgentConfig):
     of: str = "policy"
     """Whose topologies: the name of a controller in that evaluation."""
 
+    def check_evaluation(self, *, seed: int, episode: int) -> None:
+        record = read(self.topology, self.of)
+        for key, recorded, here in (("seed", record.seed, seed), ("episode", record.episode, episode)):
+            if recorded not in (None, here):
+                raise ValueError(
+                    f"agent.topology={self.topology} belongs to hosts of {key}={recorded}, and these are of {key}={here}: "
+                    f"{'evaluate with' if key == 'episode' else 'train with'} {key}={recorded}"
+                )
+
     def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
         known = read(self.topology, self.of).topologies
         where = f"agent.topology={self.topology}"
@@ -117,7 +127,7 @@ class ReplayConfig(AgentConfig):
                     "agent.heads.style=free"
                 )
 
-    def build(self, spec: EnvSpec, *, seed: int) -> "Replay":
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Replay":
         """The controller.
 
         Raises:

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.agent.base import AgentConfig, BoolArray, Controller, Decision, IntArray, State, check_offered, check_slot, check_time
+from esper.agent.base import AgentConfig, BoolArray, Controller, IntArray, check_offered, check_slot, check_time
 from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op
 
 OPS = {op.name.lower(): op for op in Op if op is not Op.WAIT}
@@ -130,7 +132,7 @@ class ScheduleConfig(AgentConfig):
             return [("{}={} in agent.actions", action) for action in self.actions]
         return [("agent.{}={}", ActionConfig(at=self.at, slot=self.slot, blueprint=self.blueprint))]
 
-    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         for words, action in self.planned:
             if action.blueprint is not None:
                 check_offered(words.format("blueprint", action.blueprint), action.blueprint, blueprints)
@@ -149,14 +151,14 @@ class ScheduleConfig(AgentConfig):
                 use = ", ".join(f"{number} ({name})" for number, name in enumerate(slots) if in_use[number])
                 raise ValueError(f"{named} is not in use: there are {use}")
 
-    def build(self, spec: EnvSpec, *, seed: int) -> Controller:
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> Controller:
         """The controller.
 
         Raises:
             ValueError: there is no such slot or blueprint, or the time never comes.
         """
         everywhere = np.ones(spec.num_slots, dtype=np.bool_)
-        self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps)
+        self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps, hosts=spec.num_hosts)
         self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
         if self.actions:
             return Written(self.actions, spec, by_hand=self.by_hand)

@@ -17,11 +17,11 @@ from esper.agent.scripted.replay import EMPTY, Replay, ReplayConfig, Topology, r
 from esper.cli.overrides import check
 from esper.config import register
 from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Observation, Op, parameters_legal
+from esper.env.episode import Episode, Transition, play
 from esper.governor.base import Cause, Verdict
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
-from esper.training.episode import Episode, Transition, play
 from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, see
 from tests.agent.toy_worlds import random_observation

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.base import Decision, State
 from esper.agent.scripted.greedy import GreedyPotentialConfig
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, log_potential, slot_table
 from tests.agent.toy_worlds import blank, make_spec

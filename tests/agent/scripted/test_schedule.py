@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.scripted.schedule import OPS, ActionConfig, ScheduleConfig, Written
+from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import register
 from esper.env.actions import PARAMETER_HEADS, PINNED, STYLES, TEMPOS, Head, HeadsConfig, Op
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
-from esper.training.episode import Transition, play
+from esper.training.play import play
 from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, decide, ops, see
 from tests.agent.toy_worlds import random_observation

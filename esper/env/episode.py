@@ -1,41 +1,23 @@
-"""One episode of all hosts under a controller: what both training and evaluation do."""
+"""The record of an episode of growing hosts: returns, events, costs, and metrics."""
 
-# N hosts, S slots, T steps, H heads
+# N hosts, S slots
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.agent.base import Controller, Decision
-from esper.agent.scripted.replay import EMPTY
-from esper.env.actions import Head, Observation, Op
-from esper.env.growth_env import GrowthEnv, as_observation
+from esper.env.actions import Op
 from esper.governor.base import Cause
-from esper.lifecycle.stages import LIVE, Stage
+from esper.lifecycle.stages import EMPTY, LIVE, Stage
+from esper.measure.costs import Costs
 from esper.measure.counterfactuals import Worth
 from esper.reward.audit import Audit, Auditor
 from esper.reward.signals import StepSignals
-from esper.seeding import stream
 
 FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One step of N hosts, as the controller lived it."""
-
-    observation: Observation
-    decision: Decision
-    reward_N: FloatArray
-    terminated_N: npt.NDArray[np.bool_]
-    is_init_N: npt.NDArray[np.bool_]
-    """Did a (sub-)episode start with this step?"""
-    signals: StepSignals
-    """What it is paid for."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,7 +29,7 @@ class Episode:
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
     """Which hosts are paid by which mode; empty where all are paid alike."""
     audit: Audit | None = None
-    """Whether what was paid is what was meant; known at the end."""
+    """Reward-hacking checks; None before the end."""
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     """Mean over hosts of what each term paid [pp]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -77,6 +59,9 @@ class Episode:
     """What seeds were worth in the last step."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
+    costs: Costs | None = None
+    """Costs of hosts and seeds."""
+    auditor: Auditor = field(default_factory=Auditor)
     instance: list[str] = field(default_factory=lambda: list[str]())
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Blueprint of the fossil in each slot at the end, -1 where there is none."""
@@ -91,6 +76,47 @@ class Episode:
     """FLOPs that validating it took, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
     """Accuracy of what was committed, on the test part [pp], where the environment measures it."""
+
+    def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
+        """Take in one step."""
+        signals: StepSignals = info["signals"]
+        self.return_N += reward_N
+        for name, paid_N in info["components"].items():
+            self.terms[name] = self.terms.get(name, 0.0) + float(paid_N.mean())
+        self.ops += np.bincount(signals.op_N, minlength=len(Op))
+        live = signals.before.within(*LIVE)
+        self.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
+        self.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
+        self.causes += np.bincount(info["cause"], minlength=len(Cause))
+        self.suspect += int(info["suspect"].sum())
+        self.vetoed += int(info["vetoed"].sum())
+        self.retired = int(info["retired"].sum())
+        # A host that was rolled back has the fossils of its last healthy step again.
+        healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
+        kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
+        self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
+        self.blend_NS = np.where(healthy_N1, after.blend, self.blend_NS)
+        self.signals, self.worth = signals, info["worth"]
+        self.auditor.see(signals, info["components"])
+
+    def close(self, info: Mapping[str, Any]) -> None:
+        """Take in the info of the last step, after `add`."""
+        assert self.costs is not None
+        final = info["final_info"]
+        self.audit = self.auditor.report(self.return_N, info["signals"].committed_accuracy_N, self.modes)
+        self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
+        self.training_flops_N, self.measuring_flops_N = final["training_flops"], final["measuring_flops"]
+        self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return rows of name and text for the summary at the end of a run."""
+        metrics = self.metrics()
+        assert self.signals is not None
+        return [
+            ("return", f"{metrics['policy/return']:.1f} points a host in the last update"),
+            ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
+            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} on hosts of {self.signals.host_params}"),
+        ]
 
     @property
     def params_N(self) -> npt.NDArray[np.int64]:
@@ -162,88 +188,3 @@ def _mean(values_N: FloatArray) -> float:
     """Mean over what could be measured; NaN where there is nothing."""
     finite = values_N[np.isfinite(values_N)]
     return float(finite.mean()) if len(finite) else float("nan")
-
-
-def play(
-    env: GrowthEnv,
-    controller: Controller,
-    *,
-    greedy: bool = False,
-    record: Callable[[Transition], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Episode:
-    """Runs the episode that the environment stands at the start of, to its end.
-
-    The noise of the controller's choices comes from a stream for each host, so that a host's actions do not depend on how many
-    others there are.
-
-    Args:
-        greedy: take the most probable actions instead of drawn ones.
-        record: called with every transition.
-        progress: called with the steps done and T, before the first step too.
-    """
-    begun = time.perf_counter()
-    num_hosts, num_steps = env.num_envs, env.num_steps
-    names = ((env.root, "action", env.split, env.episode, host) for host in range(num_hosts))
-    uniform_TNH = np.stack([stream(*name).random((num_steps, len(Head))) for name in names], axis=1)
-    none_NS = np.full((num_hosts, env.layout.num_slots), EMPTY)
-    episode = Episode(
-        return_N=np.zeros(num_hosts, np.float32),
-        first_accuracy_N=env.accuracy_NH[:, 0].copy(),
-        blueprints=env.layout.blueprint_names,
-        kept_NS=none_NS,
-        blend_NS=np.zeros_like(none_NS),
-        modes=env.reward.groups,
-    )
-    auditor = Auditor()
-    observation, state = as_observation(env.observation()), controller.start(num_hosts)
-    is_init_N = np.ones(num_hosts, dtype=np.bool_)
-    info: dict[str, Any] = {}
-    for step in range(num_steps):
-        if progress:
-            progress(step, num_steps)
-        asked = time.perf_counter()
-        decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
-        episode.act_seconds += time.perf_counter() - asked
-        arrays, reward_N, terminated_N, _, info = env.step(decision.action)
-        if record:
-            record(Transition(observation, decision, reward_N, terminated_N, is_init_N, info["signals"]))
-        _count(episode, info, reward_N)
-        auditor.see(info["signals"], info["components"])
-        observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
-    episode.audit = auditor.report(episode.return_N, info["signals"].committed_accuracy_N, episode.modes)
-    _close(episode, env, info["final_info"])
-    episode.seconds = time.perf_counter() - begun
-    if progress:
-        progress(num_steps, num_steps)
-    return episode
-
-
-def _close(episode: Episode, env: GrowthEnv, final: dict[str, Any]) -> None:
-    """What the environment says at the end."""
-    episode.instance, episode.test_accuracy_N = final["instance"], final.get("test_accuracy")
-    episode.training_flops_N, episode.measuring_flops_N = final["training_flops"], final["measuring_flops"]
-    episode.committed = env.costs.committed(episode.kept_NS, episode.blend_NS)
-    episode.samples = env.sampler.samples_per_epoch
-
-
-def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None:
-    """Adds a step to the episode."""
-    signals: StepSignals = info["signals"]
-    episode.return_N += reward_N
-    for name, paid_N in info["components"].items():
-        episode.terms[name] = episode.terms.get(name, 0.0) + float(paid_N.mean())
-    episode.ops += np.bincount(signals.op_N, minlength=len(Op))
-    live = signals.before.within(*LIVE)
-    episode.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
-    episode.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
-    episode.causes += np.bincount(info["cause"], minlength=len(Cause))
-    episode.suspect += int(info["suspect"].sum())
-    episode.vetoed += int(info["vetoed"].sum())
-    episode.retired = int(info["retired"].sum())
-    # A host that was rolled back has the fossils of its last healthy step again.
-    healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
-    kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
-    episode.kept_NS = np.where(healthy_N1, kept_NS, episode.kept_NS)
-    episode.blend_NS = np.where(healthy_N1, after.blend, episode.blend_NS)
-    episode.signals, episode.worth = signals, info["worth"]

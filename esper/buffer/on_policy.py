@@ -1,0 +1,59 @@
+"""The on-policy buffer: one rollout, learned from once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from esper.buffer.base import BufferConfig, Forfeit
+from esper.buffer.rollout import Rollout
+from esper.buffer.transition import Transition
+from esper.env.actions import EnvSpec
+
+
+@dataclass(kw_only=True, slots=True)
+class RolloutConfig(BufferConfig):
+    """Keeps the newest rollout only: the policy learns from each rollout in one update."""
+
+    def build(self) -> "RolloutBuffer":
+        return RolloutBuffer(self)
+
+
+class RolloutBuffer:
+    """See `RolloutConfig`."""
+
+    def __init__(self, config: BufferConfig) -> None:
+        self.config = config
+        self.current: Rollout | None = None
+
+    def begin(self, spec: EnvSpec) -> None:
+        """Start a new rollout."""
+        self.current = Rollout(spec)
+
+    def add(self, transition: Transition) -> None:
+        """Append one step of every host."""
+        assert self.current is not None, "call begin() first"
+        self.current.add(
+            transition.observation,
+            transition.decision,
+            reward=transition.reward_N,
+            terminated=transition.terminated_N,
+            is_init=transition.is_init_N,
+        )
+        if self.config.forfeit is Forfeit.prefix:
+            self.current.forfeit(transition.rolled_back_N)
+
+    def ready(self) -> bool:
+        """Return True if the rollout is complete."""
+        return self.current is not None and self.current.full
+
+    def rollouts(self) -> Sequence[Rollout]:
+        """Return the rollout."""
+        assert self.current is not None, "call begin() first"
+        return [self.current]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: a rollout does not outlive its update."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore nothing."""

@@ -1,0 +1,257 @@
+"""The sandbox: a growth problem without networks, a thousand times faster than training hosts, whose optimum is known.
+
+Seeds live by the real lifecycle, legality and actions; only training is replaced by a table. Every host has a hidden kind, which
+determines the worth of a seed of each blueprint in each slot. In every step one slot of each host lights up, most often the one
+that pays. A seed that is blended in shows its contribution, without noise, and pays it in proportion to alpha; every seed costs
+rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes the best expected return.
+"""
+
+# K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, legal_values, parameters_legal
+from esper.env.base import Array, EnvConfig, EnvParts, Hparam, observation_space
+from esper.env.sandbox_optimum import optimal_value
+from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import Stage
+from esper.reward.audit import Audit
+from esper.seeding import stream
+from esper.task.instances import Split
+
+LONGEST = 24
+"""Host epochs up to which the optimum is computed within some ten seconds."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SandboxConfig(EnvConfig):
+    """An exactly solvable world without host training, for work on controllers: three slots, two blueprints, four kinds."""
+
+    ignores: ClassVar[tuple[str, ...]] = (
+        *("task", "host", "blueprint", "devices", "reward", "reward_mode", "governor", "counterfactuals"),
+    )
+    light_accuracy: float = 0.7
+    """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
+    keep_bonus: float = 4.0
+    """Multiple of its worth that a fossilized seed pays at the end, at least 0. Higher: committing matters more."""
+    rent_scale: float = 1.0
+    """Factor on the rent of all seeds, at least 0. Higher: fewer seeds pay for themselves."""
+
+    def __post_init__(self) -> None:
+        if not 1 / 3 <= self.light_accuracy <= 1:
+            raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 says nothing")
+        for name in ("keep_bonus", "rent_scale"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"env.{name} must be finite and at least 0, got {getattr(self, name)}")
+
+    def rules(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> SandboxRules:
+        """Return the rules of the game."""
+        plain = SandboxRules()
+        return SandboxRules(
+            num_steps=steps,
+            light_accuracy=self.light_accuracy,
+            keep_bonus=self.keep_bonus,
+            rent_K=tuple(self.rent_scale * rent for rent in plain.rent_K),
+            slots=slots,
+            gates=gates,
+            heads=heads,
+        )
+
+    def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
+        self.rules(slots=slots, gates=gates, heads=heads, steps=steps).check()
+        if steps > LONGEST:
+            raise ValueError(f"steps={steps} is too long for the optimum of env=sandbox: set steps to at most {LONGEST}")
+
+    def build(self, parts: EnvParts) -> "SandboxEnv":
+        rules = self.rules(slots=parts.slots, gates=parts.gates, heads=parts.heads, steps=parts.num_steps)
+        return SandboxEnv(rules, num_hosts=parts.num_hosts, seed=parts.seed, split=parts.split, num_twins=parts.num_twins)
+
+
+@dataclass(kw_only=True, slots=True)
+class SandboxEpisode:
+    """The record of an episode in the sandbox."""
+
+    return_N: npt.NDArray[np.float32]
+    instance: list[str]
+    """Kind of each host."""
+    optimum: float
+    """Expected return of the best controller."""
+    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
+    fossilized: int = 0
+    seconds: float = 0.0
+    act_seconds: float = 0.0
+    audit: Audit | None = None
+
+    def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
+        """Take in one step."""
+        self.return_N += reward_N
+        self.ops += np.bincount(info["op"], minlength=len(Op))
+        self.fossilized += int(info["fossilized"].sum())
+
+    def close(self, info: Mapping[str, Any]) -> None:
+        """Do nothing: the sandbox measures nothing at the end."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics by tag."""
+        hosts, steps = len(self.return_N), int(self.ops.sum())
+        mean = float(self.return_N.mean())
+        values = {
+            "policy/return": mean,
+            "sandbox/optimum": self.optimum,
+            "sandbox/share_of_optimum": mean / self.optimum if self.optimum > 0 else float("nan"),
+            "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
+            "host/seeds_fossilized": self.fossilized / hosts,
+            "time/rollout_seconds": self.seconds,
+            "time/act_seconds": self.act_seconds,
+            "time/host_epochs_per_second": steps / self.seconds,
+        }
+        values |= {f"action/{op.name.lower()}": self.ops[op] / steps for op in Op}
+        return {tag: float(value) for tag, value in values.items()}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return rows of name and text for the summary at the end of a run."""
+        metrics = self.metrics()
+        share = f"{metrics['sandbox/share_of_optimum']:.1%} of the optimum, {self.optimum:.3f}"
+        return [("return", f"{metrics['policy/return']:.3f} points per host in the last update, {share}")]
+
+
+class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+    """N hosts in lockstep. The last step of an episode returns the first observation of the next, as in `GrowthEnv`."""
+
+    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium declares it so)
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": [],
+    }
+
+    def __init__(
+        self,
+        rules: SandboxRules,
+        *,
+        num_hosts: int,
+        seed: int = 0,
+        split: Split = Split.TRAINING,
+        num_twins: int = 1,
+        optimum: float | None = None,
+    ) -> None:
+        """Make the environment.
+
+        Args:
+            num_twins: hosts, side by side, of one kind and with the same lights.
+            optimum: expected return of the best controller; computed if not given.
+        """
+        self.rules, self.root, self.split, self.num_twins, self.episode = rules, seed, split, num_twins, -1
+        self.num_envs, self.num_steps = num_hosts, rules.num_steps
+        self.layout: EnvSpec = rules.layout(num_hosts)
+        self._optimum = optimum
+        self._legal_values = legal_values(num_hosts, len(rules.rent_K), rules.heads, rules.slots)
+        self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
+        self.single_observation_space = observation_space(self.layout)
+        self.action_space = batch_space(self.single_action_space, num_hosts)
+        self.observation_space = batch_space(self.single_observation_space, num_hosts)
+
+    @property
+    def optimum(self) -> float:
+        """Expected return of the best controller, computed when first asked for."""
+        if self._optimum is None:
+            self._optimum = optimal_value(self.rules)
+        return self._optimum
+
+    # ---- Gymnasium's interface
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Draw new hosts; each is known by root seed, split, episode and host (or group of twins), whatever their number."""
+        if isinstance(seed, list):
+            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one per host")
+        if seed is not None:
+            self.root, self.episode = int(seed), -1
+        wanted = (options or {}).get("episode")
+        self.episode = self.episode + 1 if wanted is None else int(wanted)
+        rules = self.rules
+        split = () if self.split is Split.TRAINING else (self.split,)
+        names = ((*split, self.episode, host // self.num_twins) for host in range(self.num_envs))
+        uniform_NT = np.stack([stream(self.root, "sandbox_host", *name).random(rules.num_steps + 1) for name in names])
+        self.kind_N = (uniform_NT[:, 0] * len(rules.worth_QSK)).astype(np.int64)
+        cdf_N1S = rules.light_QS.cumsum(axis=1)[self.kind_N][:, None]
+        self.light_NT = (cdf_N1S[:, :, :-1] <= uniform_NT[:, 1:, None]).sum(axis=2)
+        self.time, self.state = 0, lifecycle.empty(self.num_envs, self.layout.num_slots)
+        return self.observation(), {}
+
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
+        """Act, grow, pay, observe. An illegal action has no effect."""
+        if self.episode < 0:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        action_NH, host_N, rules = np.asarray(actions, dtype=np.int64), np.arange(self.num_envs), self.rules
+        allowed_N = rules.legal(self.state)[host_N, action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
+        allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
+        self.op_N = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
+        before = self.state
+        self.state = rules.grow(before, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1))
+        worth_NS = rules.worth_of(self.state)[host_N, :, self.kind_N]
+        self.state = replace(self.state, contribution=np.where(self.state.measured, worth_NS, 0.0).astype(np.float32))
+        self.time += 1
+        last = self.time == rules.num_steps
+        reward_N = rules.reward(self.state, last=last)[host_N, self.kind_N].astype(np.float32)
+        kept_NS = self.state.within(Stage.FOSSILIZED) & ~before.within(Stage.FOSSILIZED)
+        info: dict[str, Any] = {"op": self.op_N, "fossilized": kept_NS.sum(axis=1)}
+        terminated_N = np.full(self.num_envs, last)
+        observation = self.reset()[0] if last else self.observation()
+        return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
+
+    # ---- what the trainer asks besides
+
+    def observation(self) -> dict[str, Array]:
+        """Return the current observation of every host, by the names of `Observation`."""
+        state, rules = self.state, self.rules
+        light_NS = np.eye(self.layout.num_slots)[self.light_NT[:, self.time]]
+        columns = [
+            light_NS,
+            *(state.stage == stage for stage in Stage),
+            state.alpha,
+            state.stage_age / rules.num_steps,
+            state.contribution / CONTRIBUTION_UNIT,
+            state.measured,
+        ]
+        return {
+            "features": np.full((self.num_envs, 1), 1 - self.time / rules.num_steps, np.float32),
+            "slots": np.stack(columns, axis=2).astype(np.float32),
+            "blueprints": np.where(state.blueprint < 0, len(rules.rent_K), state.blueprint),
+            "legal_slots": rules.legal(state).astype(np.int8),
+            "legal_values": self._legal_values.astype(np.int8),
+        }
+
+    def record(self) -> SandboxEpisode:
+        """Return an empty record of the episode that starts now."""
+        kinds = [f"kind {kind}" for kind in self.kind_N.tolist()]
+        return SandboxEpisode(return_N=np.zeros(self.num_envs, np.float32), instance=kinds, optimum=self.optimum)
+
+    def prepare(self, state: dict[str, Any] | None = None) -> None:
+        """Restore or compute the optimum."""
+        self._optimum = (state or {}).get("optimum", self._optimum)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimum, so that a resumed run need not compute it again."""
+        return {"optimum": self.optimum}
+
+    def hparams(self) -> dict[str, Hparam]:
+        """Return nothing: the rules are in the config."""
+        return {}
+
+    def costs_table(self) -> dict[str, Any]:
+        """Return nothing: seeds cost what the rules say."""
+        return {}

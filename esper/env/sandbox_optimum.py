@@ -1,0 +1,143 @@
+"""The best that can be done in the sandbox, by dynamic programming over everything that may come to be known of a host.
+
+What a controller knows of a host is the configuration of its slots, how often each slot lit up, and which kinds are still
+possible after the contributions it saw. All three are finite. Values are kept times the probability of what is known, so that
+they add up without ever dividing by it (Smallwood, Sondik 1973: a value is linear in the unnormalised belief).
+"""
+
+# C configurations of a host's slots, A actions, Q kinds, M sets of kinds still possible, L counts of lights, S slots, H heads
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.env.actions import PINNED, RELEVANT, Head, Op
+from esper.env.sandbox_rules import Array, SandboxRules
+from esper.lifecycle import operations as lifecycle
+from esper.lifecycle.stages import SlotState, Stage
+
+Ints = npt.NDArray[np.int64]
+UNREAD = (
+    "accuracy",
+    "accuracy_start",
+    "contribution",
+    "contribution_error",
+    "gradient_ratio",
+    "gradient_norm",
+    "velocity",
+    "fresh",
+)
+"""Arrays of a configuration that no rule reads."""
+
+
+def every_action(rules: SandboxRules) -> Ints:
+    """`[A, H]`: every action that may be legal; heads without effect are 0."""
+    _, slots, blueprints = rules.worth_QSK.shape
+    rows = [(op, slot, blueprint) for op, slot, blueprint in product(Op, range(slots), range(blueprints))]
+    action_AH = np.zeros((len(rows), len(Head)), dtype=np.int64)
+    action_AH[:, : Head.BLUEPRINT + 1] = rows
+    for head, value in PINNED.items():
+        action_AH[:, head] = value
+    return np.unique(action_AH * RELEVANT[action_AH[:, Head.OP]], axis=0)
+
+
+def distinct(state: SlotState) -> tuple[SlotState, Ints]:
+    """The different configurations, and which of them each row is."""
+    read = {name: array for name, array in state.arrays().items() if name not in UNREAD}
+    read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # nothing hangs on it there
+    _, first_C, which = np.unique(np.concatenate(list(read.values()), axis=1), axis=0, return_index=True, return_inverse=True)
+    return SlotState(**{name: array[first_C] for name, array in state.arrays().items()}), which.reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What there is to know before a step, and what is best."""
+
+    state: SlotState
+    """C configurations."""
+    next_CA: Ints
+    """The configuration that each action leads to; -1 where it is not legal."""
+    counts_LS: Ints
+    best_CML: npt.NDArray[np.int64]
+    """The best action."""
+
+
+class Optimum:
+    """The optimal value of a rules, and the controller that reaches it."""
+
+    def __init__(self, rules: SandboxRules) -> None:
+        self.rules, self.action_AH = rules, every_action(rules)
+        kinds, slots, _ = rules.worth_QSK.shape
+        self.member_MQ = np.array(list(product((False, True), repeat=kinds)))[:, ::-1]
+        """Set m holds kind q where bit q of m is 1."""
+        states, nexts = self._reach()
+        counts = [_counts(time + 1, slots) for time in range(rules.num_steps)]
+        self.steps: list[Step] = []
+        following = np.zeros((len(states[-1].stage), 2**kinds, 0))
+        for time in reversed(range(rules.num_steps)):
+            after = counts[time + 1] if time + 1 < rules.num_steps else None
+            gain_CML = self._gain(states[time + 1], counts[time], after, following)
+            value_ACML = np.where(nexts[time].T[:, :, None, None] >= 0, gain_CML[nexts[time].T], -np.inf)
+            following, best_CML = value_ACML.max(axis=0), value_ACML.argmax(axis=0)
+            step = Step(state=states[time], next_CA=nexts[time], counts_LS=counts[time], best_CML=best_CML)
+            self.steps.insert(0, step)
+        first_M = following[0].sum(axis=1)
+        self.value = float(first_M[-1])
+        """Expected return of the best controller."""
+        self.informed_value = float(sum(first_M[1 << kind] for kind in range(kinds)))
+        """The same where the kind is told beforehand."""
+
+    def _reach(self) -> tuple[list[SlotState], list[Ints]]:
+        """Configurations before each step and after the last, from an empty host on, and where each action leads."""
+        rules, action_AH = self.rules, self.action_AH
+        states, nexts = [lifecycle.empty(1, rules.worth_QSK.shape[1])], []
+        for _ in range(rules.num_steps):
+            state = states[-1]
+            legal_CA = rules.legal(state)[:, action_AH[:, Head.OP], action_AH[:, Head.SLOT]]
+            config, action = np.nonzero(legal_CA)
+            rows = SlotState(**{name: array[config] for name, array in state.arrays().items()})
+            following, which = distinct(rules.grow(rows, action_AH[action]))
+            next_CA = np.full(legal_CA.shape, -1, dtype=np.int64)
+            next_CA[config, action] = which
+            states.append(following)
+            nexts.append(next_CA)
+        return states, nexts
+
+    def _gain(self, state: SlotState, counts_LS: Ints, after_LS: Ints | None, following: Array) -> Array:
+        """`[C, M, L]`: what a step that led here pays and what is to come, times the probability of what is known."""
+        rules = self.rules
+        kinds = len(rules.worth_QSK)
+        weight_QL = np.exp(np.log(np.maximum(rules.light_QS, 1e-300)) @ counts_LS.T) / kinds
+        gain_CML = np.einsum(
+            "cq,mq,ql->cml", rules.reward(state, last=after_LS is None), self.member_MQ, weight_QL, optimize=True
+        )
+        if after_LS is None:
+            return gain_CML
+        index = {tuple(row): place for place, row in enumerate(after_LS.tolist())}
+        lit_LS = [[index[tuple(row)] for row in (counts + np.eye(len(counts), dtype=int)).tolist()] for counts in counts_LS]
+        to_come_CML = following[:, :, np.array(lit_LS)].sum(axis=3)
+        told_CMQ = self._told(state)
+        for config in range(len(state.stage)):
+            for told_M in np.unique(told_CMQ[config], axis=1).T:  # what one of the kinds would have shown
+                gain_CML[config] += to_come_CML[config, told_M] * (told_M > 0)[:, None]
+        return gain_CML
+
+    def _told(self, state: SlotState) -> Ints:
+        """`[C, M, Q]`: the kinds that remain of a set when a host of kind q shows the contributions of its seeds."""
+        kinds = len(self.rules.worth_QSK)
+        shown_CSQ = np.where(state.measured[:, :, None], self.rules.worth_of(state), 0.0)
+        alike_CQQ = (shown_CSQ[:, :, :, None] == shown_CSQ[:, :, None, :]).all(axis=1)
+        bits_CQ = alike_CQQ @ (1 << np.arange(kinds))
+        return np.arange(2**kinds)[None, :, None] & bits_CQ[:, None, :]
+
+
+def _counts(total: int, slots: int) -> Ints:
+    """`[L, S]`: every way to spread so many lights over the slots."""
+    return np.array([row for row in product(range(total + 1), repeat=slots) if sum(row) == total])
+
+
+def optimal_value(rules: SandboxRules) -> float:
+    """Return the expected return of the best controller under these rules."""
+    return Optimum(rules).value

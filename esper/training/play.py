@@ -1,0 +1,66 @@
+"""Runs one episode of all hosts under a controller, in training and in evaluation."""
+
+# N hosts, T steps, H heads
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from esper.agent.base import Controller
+from esper.buffer.transition import Transition
+from esper.env.actions import Head
+from esper.env.base import Environment, EpisodeRecord, as_observation
+from esper.seeding import stream
+
+
+def play(
+    env: Environment,
+    controller: Controller,
+    *,
+    greedy: bool = False,
+    record: Callable[[Transition], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EpisodeRecord:
+    """Run the episode that the environment stands at the start of, to its end.
+
+    Each host draws its actions from a random stream of its own, so that they do not depend on the number of hosts.
+
+    Args:
+        greedy: take the most probable actions instead of sampling.
+        record: called with every transition.
+        progress: called with the steps done and T, before the first step too.
+    """
+    begun = time.perf_counter()
+    num_hosts, num_steps = env.num_envs, env.num_steps
+    names = ((env.root, "action", env.split, env.episode, host) for host in range(num_hosts))
+    uniform_TNH = np.stack([stream(*name).random((num_steps, len(Head))) for name in names], axis=1)
+    episode, no_host_N = env.record(), np.zeros(num_hosts, dtype=np.bool_)
+    observation, state = as_observation(env.observation()), controller.start(num_hosts)
+    is_init_N = np.ones(num_hosts, dtype=np.bool_)
+    for step in range(num_steps):
+        if progress:
+            progress(step, num_steps)
+        asked = time.perf_counter()
+        decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
+        episode.act_seconds += time.perf_counter() - asked
+        arrays, reward_N, terminated_N, _, info = env.step(decision.action)
+        if record:
+            transition = Transition(
+                observation=observation,
+                decision=decision,
+                reward_N=reward_N,
+                terminated_N=terminated_N,
+                is_init_N=is_init_N,
+                rolled_back_N=info.get("rolled_back", no_host_N),
+                signals=info.get("signals"),
+            )
+            record(transition)
+        episode.add(info, reward_N)
+        if step + 1 == num_steps:
+            episode.close(info)
+        observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
+    episode.seconds = time.perf_counter() - begun
+    if progress:
+        progress(num_steps, num_steps)
+    return episode
