@@ -22,8 +22,11 @@ from typing import Any, cast
 
 import torch
 
-FORMAT = 1
-"""Version of the file format. It goes up when older files can no longer be read."""
+FORMAT = 2
+"""Version of the file format. It goes up when older files can no longer be read.
+
+1: until November 2026, with configs that have no groups `env`, `buffer` and `host`.
+"""
 
 _HEADER = re.compile(rb"esper checkpoint ([0-9]{4}) ([0-9a-f]{64}) ([0-9]{16})\n")
 _HEADER_BYTES = len(b"esper checkpoint 0001 \n") + 64 + 1 + 16
@@ -34,6 +37,10 @@ _PRIMITIVES = (bool, int, float, str, bytes, type(None))
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
+
+
+class FormatError(CheckpointError):
+    """A checkpoint was written by another version of this program."""
 
 
 class DiskError(OSError):
@@ -155,6 +162,8 @@ class Checkpoints:
         for path in reversed(paths):
             try:
                 _verified(path)
+            except FormatError:
+                raise
             except CheckpointError as error:
                 warnings.warn(f"{error}; looking at the checkpoint before it", stacklevel=2)
             else:
@@ -244,8 +253,8 @@ def _verified(path: Path) -> bytes:
         raise CheckpointError(f"{path} is not a checkpoint of this program, or its start is damaged: use another one")
     version, digest, length = int(match[1]), match[2].decode(), int(match[3])
     if version != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {version} and this program reads format {FORMAT}: use the program that wrote it"
+        raise FormatError(
+            f"{path} has format {version} and this version of Esper reads format {FORMAT}: use the version that wrote it"
         )
     if len(content) != length:
         kind = "truncated" if len(content) < length else "too long"

@@ -35,6 +35,7 @@ from esper.config import (
     Config,
     ConfigError,
     did_you_mean,
+    option,
     typed,
     unknown_key,
 )
@@ -180,7 +181,11 @@ def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
         cfg = compose(config_name, overrides=words)
     except _COMPOSING as error:
         raise ConfigError(_first_fault(loader, words, config_name, error)) from error
-    return typed(cfg)
+    config = typed(cfg)
+    for word in words:
+        if re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] in config.env.ignores:
+            raise ConfigError(f"{word} has no effect with env={option('env', config.env)}: leave it out")
+    return config
 
 
 def _parsed(loader: ConfigLoader, word: str) -> Override:

@@ -39,6 +39,9 @@ WORDS: dict[str, tuple[str, ...]] = {
 """What may stand for `<head>`, `<part>` and `<quarter>` in a tag."""
 
 METRICS: tuple[Metric, ...] = (
+    _row("sandbox/optimum", "points", "Expected return of the best controller; env=sandbox."),
+    _row("sandbox/share_of_optimum", "1", "Mean return as a share of it; env=sandbox.", "share of optimum"),
+    _row("agent/*", "1", "A metric of a learner from outside, under the name that the learner gives it."),
     _row("host/accuracy", "pp", "Validation accuracy at the end of the episode, mean over hosts.", "accuracy"),
     _row("host/accuracy_gain", "pp", "Accuracy at the end of the episode less that at its start, mean over hosts."),
     _row("host/loss", "nat", "Validation loss at the end of the episode, mean over hosts."),

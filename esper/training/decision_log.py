@@ -49,9 +49,10 @@ class DecisionLog:
         if RELEVANT[op, Head.BLUEPRINT]:
             record["blueprint"] = self._layout.blueprint_names[action[Head.BLUEPRINT]]
         record |= {head.name.lower(): list(values)[action[head]] for head, values in VALUES.items() if RELEVANT[op, head]}
-        record |= {"refused": bool(signals.op_N[host] != op), "accuracy": round(float(signals.accuracy_before_N[host]), 4)}
-        if op is not Op.GERMINATE and signals.before.measured[host, slot]:
-            record["contribution"] = round(float(signals.before.contribution[host, slot]), 4)
+        if signals is not None:
+            record |= {"refused": bool(signals.op_N[host] != op), "accuracy": round(float(signals.accuracy_before_N[host]), 4)}
+            if op is not Op.GERMINATE and signals.before.measured[host, slot]:
+                record["contribution"] = round(float(signals.before.contribution[host, slot]), 4)
         record["reward"] = round(float(step.reward_N[host]), 4)
         if decision.log_prob is not None:
             record["probability"] = round(float(np.exp(decision.log_prob[host])), 6)

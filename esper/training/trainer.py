@@ -210,10 +210,11 @@ class Trainer:
     def title(self) -> str:
         """Return one line on what runs."""
         config, choices = self.config, to_plain(self.config)["choices"]
-        return (
-            f"{choices['agent']} on {choices['task']}: {config.updates} updates of {config.hosts} hosts x {config.steps} epochs, "
-            f"reward {choices['reward']}, seed {config.seed}"
-        )
+        world, reward = choices["env"], ""
+        if "task" not in config.env.ignores:
+            world, reward = choices["task"], f"reward {choices['reward']}, "
+        updates = f"{config.updates} update{'s' * (config.updates != 1)}"
+        return f"{choices['agent']} on {world}: {updates} of {config.hosts} hosts x {config.steps} epochs, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
         """Return what distinguishes this run from others."""

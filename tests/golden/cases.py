@@ -6,7 +6,7 @@ TRAIN: dict[str, str] = {
     "default": "updates=3",
     "two_shards": f"{SMALL} devices.auto.members_per_shard=2",
     "strict": f"{SMALL} gates=strict governor=strict steps=16 updates=1",
-    "minibatches": f"{SMALL} agent.minibatches=2 agent.surrogate=per_head agent.forfeit=prefix seed=3",
+    "minibatches": f"{SMALL} agent.minibatches=2 agent.surrogate=per_head buffer.forfeit=prefix seed=3",
     "chunks": f"{SMALL} agent.chunk=4 agent.baseline=critic agent.twins=1",
     "ppo_mlp": f"{SMALL} agent=ppo_mlp",
     "best_of_random": f"{SMALL} agent=best_of_random",

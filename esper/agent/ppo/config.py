@@ -11,7 +11,7 @@ from esper.agent.base import AgentConfig
 from esper.agent.ppo.gae import Baseline
 from esper.agent.ppo.learner import PPO
 from esper.agent.ppo.losses import Surrogate
-from esper.buffer.base import Forfeit
+from esper.buffer.base import Buffer, BufferConfig
 from esper.env.actions import EnvSpec
 
 
@@ -19,6 +19,8 @@ from esper.env.actions import EnvSpec
 class PPOConfig(AgentConfig):
     """A recurrent policy that learns by PPO."""
 
+    greedy: ClassVar[bool] = True
+    buffered: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     """Does it remember?"""
     lam: float = 0.95
@@ -55,8 +57,6 @@ class PPOConfig(AgentConfig):
     worth from a host's luck, and leave fewer different hosts in a rollout."""
     baseline: Baseline = Baseline.twins
     """What advantages are measured against."""
-    forfeit: Forfeit = Forfeit.none
-    """What a roll-back takes from the host's rewards before anything is learned from them, beside the penalty."""
     advantage_floor: float = 0.1
     """Advantages are divided by their deviation, but by no less than this [reward], above 0. Higher damps uneventful rollouts."""
     popart_step: float = 0.05
@@ -112,13 +112,38 @@ class PPOConfig(AgentConfig):
         config.chunk = 0
         return config
 
-    def check_run(self, *, blueprints: Sequence[str], steps: int, incubates: bool = True) -> None:
+    @property
+    def num_twins(self) -> int:
+        return self.twins
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.chunk and steps % self.chunk:
             divisors = ", ".join(str(number) for number in range(1, steps + 1) if steps % number == 0)
             raise ValueError(f"agent.chunk={self.chunk} does not divide steps={steps}: choose one of {divisors}, or 0")
+        if self.minibatches > hosts:
+            raise ValueError(
+                f"agent.minibatches={self.minibatches} exceeds hosts={hosts}, and a minibatch consists of whole hosts: "
+                f"set agent.minibatches to at most {hosts}"
+            )
+        if hosts % self.twins:
+            raise ValueError(
+                f"hosts={hosts} is no multiple of agent.twins={self.twins}, and twins come together: "
+                f"set hosts to {-(-hosts // self.twins) * self.twins}, or agent.twins=1 agent.baseline=critic"
+            )
 
-    def build(self, spec: EnvSpec, *, seed: int) -> PPO:
-        return PPO(self, spec, seed=seed)
+    def check_buffer(self, buffer: BufferConfig, name: str) -> None:
+        if not buffer.reuses:
+            return
+        for key, value, needed in (
+            ("baseline", self.baseline, Baseline.critic),
+            ("chunk", self.chunk, 0),
+            ("surrogate", self.surrogate, Surrogate.joint),
+        ):
+            if value != needed:
+                raise ValueError(f"buffer={name} needs agent.{key}={needed}, got {value}: set agent.{key}={needed}")
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> PPO:
+        return PPO(self, spec, seed=seed, buffer=buffer)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 # T steps, N hosts, H heads, S slots, M rows of a minibatch
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import BoolArray, Decision, FloatArray, State
+from esper.agent.base import BoolArray, Decision, FloatArray, Learner, State
 from esper.agent.ppo.diagnostics import Diagnostics, Look, diagnose, gradient_norms, look, parts_of
 from esper.agent.ppo.distribution import free_parameters
 from esper.agent.ppo.gae import against, gae, returns_to_go
@@ -22,7 +23,9 @@ from esper.agent.ppo.nonfinite import first_sick, sentence
 from esper.agent.ppo.objective import RATIO_TOLERANCE, check_replay, chunk_starts, losses
 from esper.agent.ppo.popart import Moments, PopArt, discounted_sums
 from esper.agent.ppo.targets import NEEDED, Targets, contributions
+from esper.buffer.base import Buffer
 from esper.buffer.rollout import Rollout, Seen
+from esper.buffer.transition import Transition
 from esper.env.actions import EnvSpec, Observation
 from esper.seeding import torch_stream
 
@@ -86,11 +89,15 @@ class UpdateStats:
         return plain | self.diagnostics.metrics()
 
 
-class PPO:
+class PPO(Learner):
     """A recurrent policy and its critic, and how they learn."""
 
-    def __init__(self, config: "PPOConfig", spec: EnvSpec, *, seed: int) -> None:
-        self.config, self.spec = config, spec
+    def __init__(self, config: "PPOConfig", spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> None:
+        self.config, self.spec, self.seed, self.buffer = config, spec, seed, buffer
+        self.stats: UpdateStats | None = None
+        """Statistics of the newest update."""
+        self._number = 0
+        """Number of the update under way, which names its random stream."""
         if config.aux_coef and (missing := [name for name in NEEDED if name not in spec.slot_feature_names]):
             raise ValueError(f"agent.aux_coef={config.aux_coef} needs slots that show {', '.join(missing)}: set agent.aux_coef=0")
         self.network = PolicyNetwork(
@@ -170,7 +177,29 @@ class PPO:
 
     # ---- learning
 
-    def update(self, rollout: Rollout, *, progress: float, generator: torch.Generator) -> UpdateStats:
+    def begin(self, update: int) -> None:
+        """Start a new rollout."""
+        assert self.buffer is not None, "a policy without a buffer can only act"
+        self._number = update
+        self.buffer.begin(self.spec)
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of every host."""
+        assert self.buffer is not None
+        self.buffer.add(transition)
+
+    def learn(self, progress: float) -> dict[str, float]:
+        """Learn from the rollouts of the buffer; see `update`."""
+        assert self.buffer is not None
+        assert self.buffer.ready()
+        generator = torch_stream(self.seed, "minibatches", self._number)
+        newest, *earlier = self.buffer.rollouts()
+        self.stats = self.update(newest, progress=progress, generator=generator, earlier=earlier)
+        return {f"policy/{name}": value for name, value in self.stats.metrics().items()}
+
+    def update(
+        self, rollout: Rollout, *, progress: float, generator: torch.Generator, earlier: Sequence[Rollout] = ()
+    ) -> UpdateStats:
         """Learns from a full rollout of this very policy.
 
         Args:
