@@ -253,9 +253,7 @@ def _verified(path: Path) -> bytes:
         raise CheckpointError(f"{path} is not a checkpoint of this program, or its start is damaged: use another one")
     version, digest, length = int(match[1]), match[2].decode(), int(match[3])
     if version != FORMAT:
-        raise FormatError(
-            f"{path} has format {version} and this version of Esper reads format {FORMAT}: use the version that wrote it"
-        )
+        raise FormatError(f"{path} has format {version} and this Esper reads format {FORMAT}: use the version that wrote it")
     if len(content) != length:
         kind = "truncated" if len(content) < length else "too long"
         raise CheckpointError(f"{path} is {kind} ({len(content)} of {length} bytes): use the checkpoint before it")

@@ -169,12 +169,14 @@ def test_flipped_bits_are_refused(folder: Path) -> None:
 
 
 def test_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
     path = Checkpoints(folder).save({}, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError) as error:
         load(path)
-    assert_one_sentence(error, path.name, "format 2", "format 1")
+    assert_one_sentence(error, path.name, "format 1", "format 2")
+    with pytest.raises(CheckpointError, match="has format 1 and this Esper reads format 2"):  # and is not called damaged
+        Checkpoints(folder).latest()
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_a_malicious_pickle_is_not_executed(tmp_path: Path, wrap: str) -> None:
         content = checkpoint.encode({"w": Bomb(mark)})
     else:
         raw = pickle.dumps({"w": Bomb(mark)}, protocol=2)
-        content = f"esper checkpoint 0001 {hashlib.sha256(raw).hexdigest()} {len(raw):016d}\n".encode() + raw
+        content = f"esper checkpoint 0002 {hashlib.sha256(raw).hexdigest()} {len(raw):016d}\n".encode() + raw
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         load(path)

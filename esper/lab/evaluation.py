@@ -26,7 +26,6 @@ from esper.config import GROUPS, Config, ConfigError, did_you_mean, option, stan
 from esper.env.actions import EnvSpec
 from esper.env.episode import Episode
 from esper.env.growth_env import GrowthEnv
-from esper.measure.latency import Latency
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
@@ -127,8 +126,8 @@ class Evaluation:
         self._agent_state: dict[str, Any] = state["agent"]
         self._check()
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=given.hosts, test_at_end=True)
-        if state.get("latency") and not words:  # paid as in training; other hosts are measured anew
-            self.env.time_inference(Latency.from_state(state["latency"]))
+        if not words:  # paid as in training; other hosts are measured anew
+            self.env.prepare(state["env"])
         for name in {*self.names} & {*POLICIES}:
             self.controller(name)  # one that cannot act here says so before anything else takes its time
 

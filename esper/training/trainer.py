@@ -214,7 +214,8 @@ class Trainer:
         if "task" not in config.env.ignores:
             world, reward = choices["task"], f"reward {choices['reward']}, "
         updates = f"{config.updates} update{'s' * (config.updates != 1)}"
-        return f"{choices['agent']} on {world}: {updates} of {config.hosts} hosts x {config.steps} epochs, {reward}seed {config.seed}"
+        size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
+        return f"{choices['agent']} on {world}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
         """Return what distinguishes this run from others."""

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
-from esper.agent.search import EPISODE, BestOfRandom, BestOfRandomConfig
+from esper.agent.search import BestOfRandom, BestOfRandomConfig
+from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config, register
 from esper.env.actions import HeadsConfig, Observation, Op
@@ -35,12 +36,36 @@ def newborn(slots: list[int], *, free: bool = False) -> Observation:
     return observation
 
 
+def attempt(search: BestOfRandom, first: Observation) -> list[ActionConfig]:
+    """Begins an update, and returns the schedule that it tries."""
+    search.begin(search.tried)
+    search.act(first, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
+    return search._trial
+
+
+def pay(search: BestOfRandom, *reward: float) -> dict[str, float]:
+    """Ends the update, with these rewards of each host."""
+    observation = newborn([0])
+    decision = search.act(observation, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
+    nowhere_N = np.zeros(4, np.bool_)
+    search.observe(
+        Transition(
+            observation=observation,
+            decision=decision,
+            reward_N=np.resize(np.array(reward, np.float32), 4),
+            terminated_N=nowhere_N,
+            is_init_N=nowhere_N,
+            rolled_back_N=nowhere_N,
+        )
+    )
+    return search.learn(0.0)
+
+
 def drawn(search: BestOfRandom, tries: int, first: Observation) -> list[list[ActionConfig]]:
     schedules: list[list[ActionConfig]] = []
     for _ in range(tries):
-        search.candidate(first)
-        schedules.append(search._trial)
-        search.learn(np.zeros(4, np.float32))
+        schedules.append(attempt(search, first))
+        pay(search, 0.0)
     return schedules
 
 
@@ -119,10 +144,8 @@ def test_the_highest_mean_return_is_kept_the_earliest_of_equals(returns: list[fl
     search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
     tried: list[list[ActionConfig]] = []
     for mean in returns:
-        search.candidate(first)
-        tried.append(search._trial)
-        stats = search.learn(np.array([mean - 1, mean + 1], np.float32))
-        assert stats.seeds == len(search._trial) // 2
+        tried.append(attempt(search, first))
+        assert pay(search, mean - 1, mean + 1)["search/seeds"] == len(tried[-1]) // 2
     sound = [mean for mean in returns if np.isfinite(mean)]
     assert search.best_return == (max(sound) if sound else None)
     assert search.best == (tried[returns.index(max(sound))] if sound else [])
@@ -131,12 +154,12 @@ def test_the_highest_mean_return_is_kept_the_earliest_of_equals(returns: list[fl
 def test_a_search_that_goes_on_still_knows_what_there_is_to_beat() -> None:
     search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
     for paid in (0.0, 2.0):
-        search.candidate(first)
-        search.learn(np.full(4, paid, np.float32))
+        attempt(search, first)
+        pay(search, paid)
     later = BestOfRandomConfig().build(SPEC, seed=0)
     later.load_state_dict(search.state_dict())
-    later.candidate(first)
-    assert not later.learn(np.ones(4, np.float32)).improved
+    attempt(later, first)
+    assert not pay(later, 1.0)["search/improved"]
     assert later.best == search.best
     assert later.state_dict() == search.state_dict() | {"tried": 3}
 
@@ -150,11 +173,11 @@ def test_it_plays_the_best_and_waits_before_the_first_try() -> None:
 
     assert acts() == [Op.WAIT, 0, 0]
     for paid in (0.0, 1.0, 0.5):
-        search.candidate(first)
-        search.learn(np.full(4, paid, np.float32))
+        attempt(search, first)
+        pay(search, paid)
     (plant, _), schedule = search.best, search.best
     assert acts() == [Op.GERMINATE, plant.slot, SPEC.blueprint_names.index(plant.blueprint or "")]
-    assert search.words().startswith(f"[{{at: 0, op: germinate, slot: {plant.slot}, blueprint: {plant.blueprint}}}, ")
+    assert search.overrides().startswith(f"[{{at: 0, op: germinate, slot: {plant.slot}, blueprint: {plant.blueprint}}}, ")
     assert search.best == schedule
 
 
@@ -196,9 +219,9 @@ def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_of_them_is_kept(
     assert len(set(paid)) > 1
     np.testing.assert_allclose(best, np.maximum.accumulate(paid), rtol=1e-6)
     env = build_env(config(), split=Split.TRAINING)
-    env.reset(options={"episode": EPISODE})
+    env.reset(options={"episode": 0})
     assert search.best, "a seed helps"
-    written = check([*HOSTS, "agent=schedule", f"agent.actions={search.words()}"])
+    written = check([*HOSTS, "agent=schedule", f"agent.actions={search.overrides()}"])
     again = play(env, written.agent.build(env.layout, seed=0))
     env.close()
     assert float(again.return_N.mean(dtype=np.float64)) == search.best_return

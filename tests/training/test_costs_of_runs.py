@@ -47,7 +47,7 @@ def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(t
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: latency_of(trainer.env, 2.5e-5))
     trainer.run()
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured again"))
-    assert load(find_checkpoint(str(tmp_path), "resume"))["latency"]["host"] == 2.5e-5
+    assert load(find_checkpoint(str(tmp_path), "resume"))["env"]["latency"]["host"] == 2.5e-5
     longer = Trainer(check([*WAIT, "updates=2", TIMED]), tmp_path)
     longer.run()
     assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2

@@ -118,7 +118,9 @@ def test_an_anomaly_is_told_once_and_brings_details_also_over_a_resume(tmp_path)
 def collected(trainer):
     """A rollout as the trainer makes it, without anything to look at."""
     silent = SimpleNamespace(step=lambda step, steps: None)
-    return trainer.collect(silent, threading.Event())
+    episode = trainer.collect(silent, threading.Event())
+    (rollout,) = trainer.buffer.rollouts()
+    return rollout, episode
 
 
 def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, monkeypatch):
@@ -152,13 +154,13 @@ def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, mo
     as_anew = [(decision.state["h"][host] == anew.state["h"][host]).all().item() for host in range(8)]
     assert as_anew == [host == SICK for host in range(8)]
     assert decision.value[SICK] == anew.value[SICK]
-    assert trainer.learn(rollout, episode)["policy/first_ratio_error"] < 1e-5
+    assert trainer.learn(episode)["policy/first_ratio_error"] < 1e-5
 
 
 def test_a_rollback_takes_what_was_paid_before_where_it_is_asked_to(tmp_path, monkeypatch):
     paid = []
     for forfeit in ("none", "prefix"):
-        trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000", f"agent.forfeit={forfeit}"), tmp_path / forfeit)
+        trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000", f"buffer.forfeit={forfeit}"), tmp_path / forfeit)
         step, taken = trainer.env.step, []
 
         def spoiled(action, trainer=trainer, step=step, taken=taken):
