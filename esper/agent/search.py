@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, State, check_offered, check_slot, check_time
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.schedule import ActionConfig, Written
-from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op
+from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
 from esper.seeding import stream
 
 EPISODE = 0

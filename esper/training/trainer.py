@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from esper.agent.base import Learner
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.agent.search import EPISODE, BestOfRandom
 from esper.buffer.rollout import Forfeit, Rollout
 from esper.checkpoint import Checkpoints

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import Checkpoints

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from esper.agent.base import Decision, State
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.distribution import segments
-from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
-from esper.env.actions import Head, Op, parameters_legal
+from esper.env.actions import Head, Op, parameters_legal, segments
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import OneSeedConfig

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, FloatArray, IntArray, State
-from esper.agent.ppo.distribution import segments
-from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op
+from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op, segments
 
 UniformArray = npt.NDArray[np.float64]
 

@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, Decision, IntArray, State, check_offered
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, most_urgent
-from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op
+from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.roles import Blend
 
 Topology = list[dict[str, str]]
