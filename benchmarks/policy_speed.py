@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "behaviour"))
 
 from sandbox import Puzzle, Sandbox, play
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPOConfig
 from esper.env.actions import Observation
 
 UPDATE = PPOConfig(target_kl=1e9, twins=1, baseline=Baseline.critic)

@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from esper.agent.base import AgentConfig
-from esper.agent.ppo.config import PPOConfig, PPOMLPConfig
+from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import HeuristicConfig

@@ -106,7 +106,7 @@ BAD: list[tuple[str, str]] = [
     ("agent.minibatches=0", "agent.minibatches"),
     ("agent.chunk=-1", "agent.chunk"),
     ("agent.chunk=6", "agent.chunk=6 does not divide steps=20: choose one of 1, 2, 4, 5, 10, 20, or 0"),
-    ("agent=ppo_mlp agent.aux_coef=-1", "agent.aux_coef"),
+    ("agent=ppo_mlp agent.value_coef=-1", "agent.value_coef"),
     ("agent.clip=1", "agent.clip"),
     ("agent.lam=1.1", "agent.lam"),
     ("agent.popart_step=-1", "agent.popart_step"),

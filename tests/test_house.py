@@ -29,6 +29,8 @@ LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
+LONG = {"agent/ppo/ppo.py": "one algorithm: its config, how it acts and how it learns"}
+"""Files that may be longer than `MAX_LINES`, and why."""
 
 
 def room(path: Path) -> str:
@@ -75,7 +77,7 @@ def test_nothing_is_imported_in_a_circle() -> None:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_no_file_and_no_function_is_too_long(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.splitlines()) <= MAX_LINES or name(path) in LONG
     long = [
         f"{node.name}, {(node.end_lineno or 0) - node.lineno + 1} lines"
         for node in ast.walk(ast.parse(text))
@@ -90,3 +92,7 @@ def test_no_drawer_for_odds_and_ends() -> None:
 
 def test_the_package_itself_is_light() -> None:
     assert {target.partition(".")[0] for target in imported(ESPER / "__init__.py")} <= {"warnings", "importlib"}
+
+
+def test_every_long_file_is_still_long() -> None:
+    assert not [path for path in LONG if len((ESPER / path).read_text().splitlines()) <= MAX_LINES]

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, Learner, check_offered, check_slot, check_time
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.schedule import ActionConfig, Written
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op
+from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
 from esper.seeding import stream
 
 BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)

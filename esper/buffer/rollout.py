@@ -4,7 +4,7 @@
 # R recurrent units, L steps of a chunk, C chunks of a row
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -230,6 +230,23 @@ class Rollout:
         for name, value in state.items():
             setattr(rollout, name, Seen(**value) if name == "seen" else value)
         return rollout
+
+    @staticmethod
+    def joined(rollouts: Sequence["Rollout"]) -> "Rollout":
+        """Return one rollout with the hosts of several, side by side, in their order."""
+        first, *others = rollouts
+        if not others:
+            return first
+        whole = copy.copy(first)
+        for name, value in vars(first).items():
+            if isinstance(value, Tensor):
+                setattr(whole, name, torch.cat([getattr(rollout, name) for rollout in rollouts], dim=1 if value.dim() > 1 else 0))
+        seen = [rollout.seen.tensors() for rollout in rollouts]
+        whole.seen = Seen(**{name: torch.cat([tensors[name] for tensors in seen], dim=1) for name in seen[0]})
+        states = [rollout.initial_state for rollout in rollouts]
+        whole.initial_state = {name: torch.cat([state[name] for state in states]) for name in first.initial_state}
+        whole.num_hosts = sum(rollout.num_hosts for rollout in rollouts)
+        return whole
 
     def origin(self, step: int, row: int) -> tuple[int, int]:
         """The step and the host that a step of a row was, before it was folded."""

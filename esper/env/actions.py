@@ -35,6 +35,7 @@ __all__ = [
     "legal_slots",
     "legal_values",
     "parameters_legal",
+    "segments",
 ]
 
 BoolArray = npt.NDArray[np.bool_]
@@ -263,6 +264,16 @@ def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotSt
 def _meant(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt.NDArray[Any]:
     """What the chosen values of a head mean `[N]`."""
     return np.array([read(value) for value in VALUES[head].values()])[action_NH[:, head]]
+
+
+def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
+    """Return the place of each parameter head's values on the axis V."""
+    places: dict[Head, slice] = {}
+    start = 0
+    for head in PARAMETER_HEADS:
+        places[head] = slice(start, start + head_sizes[head])
+        start += head_sizes[head]
+    return places
 
 
 def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> BoolArray:

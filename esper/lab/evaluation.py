@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from esper.agent.base import Controller, Learner
-from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.replay import Replay, ReplayConfig, Topology, read, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from esper.agent.ppo.diagnostics import HEADS
-from esper.agent.ppo.learner import UpdateStats
+from esper.agent.ppo.diagnostics import HEADS, UpdateStats
 from esper.env.actions import Head
 from esper.reward.audit import Audit
 

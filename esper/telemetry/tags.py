@@ -33,7 +33,7 @@ def _row(tag: str, unit: str, meaning: str, label: str = "", *, detail: bool = F
 
 WORDS: dict[str, tuple[str, ...]] = {
     "head": ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
-    "part": ("encoder", "core", "heads", "critic", "foresight"),
+    "part": ("encoder", "core", "heads", "critic"),
     "quarter": ("lowest", "low", "high", "highest"),
 }
 """What may stand for `<head>`, `<part>` and `<quarter>` in a tag."""
@@ -112,14 +112,6 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row("policy/grad_norm", "1", "Norm of the gradient before clipping, mean over minibatches."),
     _row("policy/grad_clipped", "fraction", "Minibatches whose gradient was longer than agent.max_grad_norm; 1 is saturation."),
-    _row(
-        "policy/contribution_loss", "1", "Half the squared error of predicted contributions, in units of 10 pp; agent.aux_coef."
-    ),
-    _row(
-        "policy/contribution_r2",
-        "1",
-        "R^2 of the contributions predicted while acting: 1 is perfect, 0 no better than their mean in the rollout.",
-    ),
     _row("policy/learning_rate", "1", "Learning rate of this update."),
     _row("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
     _row("policy/minibatches_skipped", "count", "Minibatches of this update left out, since the policy had gone far enough."),

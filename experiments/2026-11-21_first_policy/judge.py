@@ -13,8 +13,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from esper.training.episode import Episode, play
 
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import Checkpoints
@@ -23,7 +24,6 @@ from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
 from esper.telemetry.writers import read_records
 from esper.training.config_io import from_plain
-from esper.training.episode import Episode, play
 from esper.training.trainer import build_env, find_checkpoint
 
 FIXED = "conv_heavy in r0c0"

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.env.actions import Op
 from tests.agent.toy_worlds import blank, make_spec, random_rollout
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op, legal_values

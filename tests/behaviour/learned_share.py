@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from esper.agent.base import Controller
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.agent.scripted.base import RandomConfig
 from esper.env.sandbox_rules import SandboxRules
 from tests.behaviour.oracle import Oracle

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.distribution import segments
-from esper.agent.ppo.gae import Baseline
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
-from esper.env.actions import Head, Op, parameters_legal
+from esper.env.actions import Head, Op, parameters_legal, segments
 from esper.env.sandbox_optimum import every_action
 from esper.env.sandbox_rules import SLOT_FEATURES, SandboxRules
 from esper.lifecycle import operations as lifecycle

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from esper.agent.ppo.config import PPOConfig
+from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.heuristic import HeuristicConfig
 from esper.agent.scripted.schedule import ScheduleConfig

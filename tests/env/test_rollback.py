@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.gae import gae
+from esper.agent.ppo.advantages import gae
 from esper.env.actions import Op
 from esper.governor.base import Cause
 from esper.governor.off import NoGovernorConfig

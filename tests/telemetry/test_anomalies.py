@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from esper.agent.ppo.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats
-from esper.agent.ppo.learner import UpdateStats
+from esper.agent.ppo.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats, UpdateStats
 from esper.env.actions import Head
 from esper.reward.audit import Audit
 from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Kind, Watch, find
@@ -142,7 +141,7 @@ def test_each_anomaly_says_what_it_means_and_what_to_try(
 
 
 def test_remedies_name_knobs_that_exist() -> None:
-    from esper.agent.ppo.config import PPOConfig
+    from esper.agent.ppo.ppo import PPOConfig
     from esper.reward.modes import MODES
 
     for _, _, _, make, _, beyond in CASES:

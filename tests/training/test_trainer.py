@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO
 from esper.checkpoint import DiskError, load
 from esper.cli.overrides import check
 from esper.config import CHECKPOINTS, ConfigError, register
@@ -267,7 +267,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
     "words",
     [
         ["agent=ppo_mlp"],
-        ["agent.chunk=3", "agent.surrogate=per_head", "agent.aux_coef=0.1", "agent.reward_scaling=true", "agent.wait_bias=-1"],
+        ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
     ],
     ids=["mlp", "options"],
 )

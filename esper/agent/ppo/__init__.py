@@ -1,1 +1,1 @@
-"""A recurrent PPO policy with masked, factored actions."""
+"""PPO: a recurrent policy with masked, factored actions."""

@@ -1,4 +1,4 @@
-"""What remembers, or does not: the part of the policy between what it sees and what it does."""
+"""The core of the policy network, between encoder and heads: recurrent or feed-forward."""
 
 # T steps, N hosts, R units
 
@@ -11,34 +11,34 @@ from esper.agent.base import State
 
 
 class Recurrent(nn.LSTM):
-    """An LSTM whose state starts at zero with every episode."""
+    """An LSTM whose state is zeroed at the start of every episode."""
 
     def __init__(self, size: int) -> None:
-        """R inputs and R units."""
+        """Create R inputs and R units."""
         super().__init__(size, size)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """Orthogonal weights; biases are zero, but for 1 on the forget gate."""
+        """Set orthogonal weights and zero biases, except for 1 on the forget gate."""
         for name, parameter in self.named_parameters():
             if name.startswith("weight"):
                 nn.init.orthogonal_(parameter, generator=generator)
             else:
                 nn.init.zeros_(parameter)
-        # Two biases are added to each gate; the forget gate is the second of four, and shall have 1 in total.
+        # Each gate adds two biases; those of the forget gate, the second of four, sum to 1.
         self.get_parameter("bias_ih_l0")[self.hidden_size : 2 * self.hidden_size] = 1.0
 
     def start(self, num_hosts: int) -> State:
-        """State before the first step: zeros `[N, R]`."""
+        """Return the state before the first step: zeros `[N, R]`."""
         return {name: torch.zeros(num_hosts, self.hidden_size) for name in ("h", "c")}
 
     def unroll(self, input_TNR: Tensor, state: State, is_init_TN: Tensor) -> tuple[Tensor, State]:
-        """T steps in order, fused over stretches of time within which no host starts an episode.
+        """Run T steps in order, in one call per run of steps within which no host starts an episode.
 
         Args:
-            input_TNR: what comes in.
-            state: before the first step.
-            is_init_TN: where an episode starts, the state is zeroed before the step.
+            input_TNR: inputs.
+            state: state before the first step.
+            is_init_TN: true where an episode starts; the state is zeroed before that step.
 
         Returns:
             Outputs `[T, N, R]`, and the state after the last step.
@@ -55,16 +55,16 @@ class Recurrent(nn.LSTM):
 
 
 class FeedForward(nn.Sequential):
-    """Two layers that see this step alone, with as many weights as the LSTM they stand in for, 8 R^2, and outputs in (-1, 1)."""
+    """Two layers without memory, with as many weights as the LSTM they replace, 8 R^2, and outputs in (-1, 1)."""
 
     def __init__(self, size: int) -> None:
-        """R inputs and R outputs."""
+        """Create R inputs and R outputs."""
         super().__init__(nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size), nn.Tanh())
 
     def start(self, num_hosts: int) -> State:
-        """Nothing is remembered."""
+        """Return an empty state."""
         return {}
 
     def unroll(self, input_TNR: Tensor, state: State, is_init_TN: Tensor) -> tuple[Tensor, State]:
-        """As of `Recurrent`, but each step for itself."""
+        """Run T independent steps; see `Recurrent.unroll`."""
         return self(input_TNR), {}

@@ -1,6 +1,6 @@
-"""What an update did to the policy and what the critic knew, in numbers: pure functions, and two passes that learn nothing."""
+"""Statistics of an update: what it did to the policy, and how well the critic predicted. Nothing here trains anything."""
 
-# T steps, N hosts, B = T * N decisions, H heads, R units of the core, Q quarters of predictions, t steps of one stretch
+# T steps, N hosts, B = T * N decisions, H heads, R units of the core, Q quarters of predictions, t steps without a reset
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -16,95 +16,94 @@ from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Op
 
 HEADS = {head: head.name.lower() for head in Head}
-"""Heads as metrics name them."""
+"""Action heads by their names in metrics."""
 QUARTERS = ("lowest", "low", "high", "highest")
-"""Quarters of the decisions, by what the critic predicted."""
+"""Quarters of the decisions, ordered by predicted value."""
 PARTS: dict[str, tuple[str, ...]] = {
     "encoder": ("blueprint", "slot_in", "identity", "depth", "slot_out", "mix", "norm"),
     "core": ("core",),
     "heads": ("op", "slot_key", "core_key", "slot_score", "op_key", "parameter"),
     "critic": ("value_in", "value"),
-    "foresight": ("foresight",),
 }
-"""Parts of the policy network, and what `PolicyNetwork` calls their layers."""
+"""Parts of the policy network, with the names of their layers in `PolicyNetwork`."""
 SATURATED = 0.99
-"""An output beyond this in absolute value, or a gate within 1 - this of 0 or 1, hardly passes a gradient on."""
+"""Absolute output above which a unit is saturated; a gate is saturated within 1 - this of 0 or 1."""
 DEAD = 0.01
-"""A unit whose output deviates less than this from its mean, over all steps and hosts, tells the heads nothing."""
+"""Standard deviation of its output, over all steps and hosts, below which a unit is dead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadStats:
-    """One action head over the steps that it can learn from: those at which it mattered for what was done, and had a choice."""
+    """Statistics of one action head over its learnable steps: those with a choice in a head that mattered for the action."""
 
     steps: int
-    """Number of these steps."""
+    """Number of learnable steps."""
     learnable: float
-    """Their share of all steps."""
+    """Learnable share of all steps."""
     entropy: float = float("nan")
-    """Mean entropy at these steps, given the operation and the slot, after the update [nats]."""
+    """Mean entropy, given the operation and the slot, after the update [nats]."""
     entropy_share: float = float("nan")
-    """Mean share of the largest entropy that the legal values allowed: 1 is chance, 0 has decided."""
+    """Mean share of the largest possible entropy of the legal values: 1 is uniform, 0 is deterministic."""
     ratio_max: float = float("nan")
-    """Largest change of a chosen value's probability by the update, as a factor of at least 1: up or down."""
+    """Largest change of the probability of a chosen value by the update, up or down, as a factor >= 1."""
     ratio_q95: float = float("nan")
     """95 % quantile of this factor."""
     kl: float = float("nan")
-    """Estimated divergence of the updated head from the one that acted, mean over these steps [nats]."""
+    """Estimated KL divergence of the updated head from the one that acted, mean over learnable steps [nats]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreHealth:
-    """An LSTM over a rollout, after the update."""
+    """Activations of an LSTM over a rollout, after the update."""
 
     h: float
     """Mean absolute output, below 1."""
     c: float
     """Mean absolute cell state."""
     saturated: float
-    """Share of outputs beyond 0.99 in absolute value."""
+    """Share of outputs above 0.99 in absolute value."""
     gates_saturated: float
-    """Share of input, forget and output gates that are within 0.01 of 0 or 1."""
+    """Share of input, forget and output gates within 0.01 of 0 or 1."""
     dead: float
-    """Share of units whose output hardly ever changes."""
+    """Share of units whose output hardly varies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostics:
-    """How an update went. What could not be measured is NaN, or missing in a dict."""
+    """Detailed statistics of an update. What could not be measured is NaN, or missing from a dict."""
 
     steps: int
-    """Decisions of the rollout."""
+    """Number of decisions in the rollout."""
     explained_variance_floored: float
-    """As `explained_variance`, but of a variance of no less than agent.advantage_floor squared."""
+    """Explained variance with the variance of returns floored at agent.advantage_floor squared."""
     value_slope: float
-    """Slope of returns on predicted values: 1 is calibrated, below 1 says that predictions spread too far."""
+    """Slope of returns regressed on predicted values: 1 is calibrated, below 1 the predictions spread too far."""
     value_intercept: float
-    """Return where the prediction is 0, by the same line [reward]."""
+    """Intercept of this regression [reward]."""
     value_error: dict[str, float]
-    """Mean of return less prediction in each quarter of the decisions, ordered by prediction [reward]."""
+    """Mean of return minus prediction by quarter of the decisions, ordered by prediction [reward]."""
     heads: dict[Head, HeadStats]
     ratio_max: float
-    """Largest change of a whole action's probability, as a factor of at least 1: up or down."""
+    """Largest change of the probability of a whole action, up or down, as a factor >= 1."""
     ratio_q95: float
     """95 % quantile of this factor."""
     kl_of_target: float
-    """KL after the update, in units of agent.target_kl."""
+    """KL divergence after the update, as a multiple of agent.target_kl."""
     skipped_fraction: float
-    """Share of the minibatches left out, since the policy had gone far enough."""
+    """Share of the minibatches skipped by the early stop at agent.target_kl."""
     grad_norm: dict[str, float]
-    """Norm of the gradient of each part before clipping, mean over the minibatches learned from."""
+    """Gradient norm of each part before clipping, mean over gradient steps."""
     core: CoreHealth | None
-    """None where the policy has no LSTM."""
+    """None if the policy has no LSTM."""
     germinations: int
-    """How often a blueprint was chosen where there were several."""
+    """Number of decisions that chose one of several blueprints."""
     top_blueprint: str
-    """The one chosen most often; empty where none was."""
+    """Blueprint chosen most often in them; empty if there were none."""
     top_blueprint_share: float
-    """Its share."""
+    """Its share of these decisions."""
 
     def metrics(self) -> dict[str, float]:
-        """Flat values by name, as telemetry wants them."""
+        """Return flat values by name, for telemetry."""
         plain = ("explained_variance_floored", "value_slope", "value_intercept", "ratio_max", "ratio_q95", "kl_of_target")
         values: dict[str, float] = {name: getattr(self, name) for name in plain}
         values["top_blueprint_share"] = self.top_blueprint_share
@@ -118,22 +117,64 @@ class Diagnostics:
         return values
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateStats:
+    """Statistics of one update. Means are over gradient steps."""
+
+    policy_loss: float
+    """Mean clipped surrogate loss."""
+    value_loss: float
+    """Mean loss of the critic, in its normalised scale."""
+    entropy: float
+    """Mean entropy of the policy at unforced steps [nats]."""
+    kl: float
+    """Estimated KL(policy that acted || updated policy) at unforced steps [nats]."""
+    clip_fraction: float
+    """Share of unforced steps whose ratio is outside the clipping interval, after the update."""
+    explained_variance: float
+    """Share of the variance of Monte-Carlo returns explained by the values given while acting; NaN if returns do not vary."""
+    first_ratio_error: float
+    """Largest |ln ratio| before the first gradient step; above rounding, the replay differs from the rollout."""
+    grad_norm: float
+    """Mean gradient norm before clipping."""
+    grad_clipped: float
+    """Share of gradient steps whose gradient exceeded agent.max_grad_norm."""
+    learning_rate: float
+    """Learning rate of this update."""
+    entropy_coef: float
+    """Weight of the entropy bonus in this update."""
+    minibatches_skipped: float
+    """Minibatches skipped by the early stop at agent.target_kl [count]."""
+    minibatches_nonfinite: float
+    """Minibatches dropped because of a non-finite loss or gradient [count]."""
+    forced_fraction: float
+    """Share of forced steps, at which waiting was the only legal operation; the policy learns nothing there."""
+    diagnostics: Diagnostics
+    """Detailed statistics by head and by part of the network."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return flat values by name, for telemetry."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "diagnostics"}
+        return plain | self.diagnostics.metrics()
+
+
 # ---- the critic
 
 
-def floored_explained_variance(value: Tensor, target: Tensor, *, floor: float) -> float:
-    """1 - Var(target - value) / max(Var(target), floor), with variances of the population.
+def explained_variance(value: Tensor, target: Tensor, *, floor: float = 0.0) -> float:
+    """Compute 1 - Var(target - value) / max(Var(target), floor), with population variances; NaN if the denominator is 0.
 
-    Where targets hardly vary, the plain form divides one small number by a smaller one and can be any large negative number. The
-    floor says which variance is small, in the unit of the targets squared; above it the two forms are the same.
+    1 is a perfect critic, 0 one that predicts a constant. If targets hardly vary, the ratio of two tiny variances can be any
+    large negative number; the floor, in squared units of the targets, is the variance below which they count as equal.
     """
     assert value.shape == target.shape
     target = target.double()
-    return float(1 - (target - value.double()).var(correction=0) / target.var(correction=0).clamp(min=floor))
+    spread = target.var(correction=0).clamp(min=floor)
+    return float(1 - (target - value.double()).var(correction=0) / spread) if spread > 0 else float("nan")
 
 
 def calibration(value: Tensor, target: Tensor) -> tuple[float, float]:
-    """Slope and intercept of the least-squares line of targets on values; NaN where the values do not vary."""
+    """Compute slope and intercept of targets regressed on values; NaN if the values do not vary."""
     assert value.shape == target.shape
     value, target = value.double(), target.double()
     centred = value - value.mean()
@@ -145,7 +186,7 @@ def calibration(value: Tensor, target: Tensor) -> tuple[float, float]:
 
 
 def error_by_quarter(value: Tensor, target: Tensor) -> dict[str, float]:
-    """Mean of target less value in each quarter of the entries, ordered by value. Needs four entries; fewer give nothing."""
+    """Compute the mean of target minus value in each quarter of the entries, ordered by value; empty below four entries."""
     assert value.shape == target.shape
     value, target = value.flatten(), target.flatten()
     if value.numel() < len(QUARTERS):
@@ -159,39 +200,39 @@ def error_by_quarter(value: Tensor, target: Tensor) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What a network says of a rollout, head by head."""
+class PolicyEvaluation:
+    """The outputs of a policy on the actions of a rollout."""
 
     log_prob_BH: Tensor
+    """Log-probability of each head's value."""
     entropy_BH: Tensor
+    """Entropy of each head [nats]."""
     choices_BH: Tensor
     """Number of legal values; 0 for heads that did not matter."""
     joint_TN: Tensor
     """Log-probability of whole actions."""
     core: CoreHealth | None
-    contribution_BS: Tensor | None
-    """Predicted contributions [10 pp]; None where nobody asked for them."""
+    """None if the policy has no LSTM."""
 
 
 @torch.no_grad()
-def look(network: PolicyNetwork, rollout: Rollout) -> Look:
-    """One pass of a network over a rollout, in which nothing is learned."""
+def evaluate_rollout(network: PolicyNetwork, rollout: Rollout) -> PolicyEvaluation:
+    """Run a policy over the observations of a rollout and evaluate the actions taken there."""
     state = rollout.initial_state or network.start(rollout.num_hosts)
-    with overheard(network.core) as stretches:
+    with record_calls(network.core) as calls:
         outputs, _ = network.unroll(rollout.seen, state, rollout.is_init_TN)
     distribution, action_BH = outputs.distribution, rollout.action_TNH.flatten(0, 1)
-    return Look(
+    return PolicyEvaluation(
         log_prob_BH=distribution.head_log_probs(action_BH),
         entropy_BH=distribution.head_entropies(action_BH),
         choices_BH=distribution.head_choices(action_BH),
         joint_TN=distribution.log_prob(action_BH).view(rollout.num_steps, rollout.num_hosts),
-        core=core_health(network.core, stretches) if isinstance(network.core, nn.LSTM) else None,
-        contribution_BS=outputs.contribution_BS,
+        core=core_health(network.core, calls) if isinstance(network.core, nn.LSTM) else None,
     )
 
 
 def ratio_factors(log_ratio: Tensor, mask: Tensor) -> tuple[float, float]:
-    """Largest and 95 % quantile of max(ratio, 1 / ratio) over the marked entries; NaN where none is marked."""
+    """Compute the maximum and 95 % quantile of max(ratio, 1 / ratio) over the marked entries; NaN if none is marked."""
     assert log_ratio.shape == mask.shape
     factors = log_ratio[mask].abs().double().exp()
     if not factors.numel():
@@ -199,8 +240,8 @@ def ratio_factors(log_ratio: Tensor, mask: Tensor) -> tuple[float, float]:
     return float(factors.max()), float(factors.quantile(0.95))
 
 
-def head_stats(before: Look, after: Look) -> dict[Head, HeadStats]:
-    """Every head that the policy has, before and after an update."""
+def head_stats(before: PolicyEvaluation, after: PolicyEvaluation) -> dict[Head, HeadStats]:
+    """Compute the statistics of every head from evaluations before and after an update."""
     stats: dict[Head, HeadStats] = {}
     for head in Head:
         choices_B = after.choices_BH[:, head]
@@ -224,10 +265,10 @@ def head_stats(before: Look, after: Look) -> dict[Head, HeadStats]:
 
 
 def top_blueprint(rollout: Rollout, choices_BH: Tensor, names: tuple[str, ...]) -> tuple[int, str, float]:
-    """How often a blueprint was chosen out of several, which of them most often, and its share of these choices."""
+    """Return how often one of several blueprints was chosen, the one chosen most often, and its share of these choices."""
     action_BH = rollout.action_TNH.flatten(0, 1)
-    chosen_B = (action_BH[:, Head.OP] == Op.GERMINATE) & (choices_BH[:, Head.BLUEPRINT] > 1)
-    counts = torch.bincount(action_BH[chosen_B, Head.BLUEPRINT], minlength=len(names))
+    germinated_B = (action_BH[:, Head.OP] == Op.GERMINATE) & (choices_BH[:, Head.BLUEPRINT] > 1)
+    counts = torch.bincount(action_BH[germinated_B, Head.BLUEPRINT], minlength=len(names))
     total = int(counts.sum())
     return (total, names[int(counts.argmax())], float(counts.max()) / total) if total else (0, "", float("nan"))
 
@@ -236,46 +277,46 @@ def top_blueprint(rollout: Rollout, choices_BH: Tensor, names: tuple[str, ...]) 
 
 
 def parts_of(network: PolicyNetwork) -> dict[str, list[nn.Parameter]]:
-    """The parameters of each part."""
+    """Return the parameters of each part."""
     part_of = {layer: part for part, layers in PARTS.items() for layer in layers}
     parts: dict[str, list[nn.Parameter]] = {part: [] for part in PARTS}
     for name, parameter in network.named_parameters():
         layer = name.partition(".")[0]
-        assert layer in part_of, f"say in PARTS to which part of the network {layer} belongs"
+        assert layer in part_of, f"add layer {layer} of the policy network to PARTS"
         parts[part_of[layer]].append(parameter)
     return {part: parameters for part, parameters in parts.items() if parameters}
 
 
 def gradient_norms(parts: Mapping[str, Iterable[nn.Parameter]]) -> dict[str, float]:
-    """Norm of the present gradient of each part; 0 where it has none."""
+    """Compute the norm of the present gradient of each part; 0 if it has none."""
     gradients = {part: [p.grad.flatten() for p in parameters if p.grad is not None] for part, parameters in parts.items()}
-    # They are many and small: laid end to end, a part costs one sum.
+    # Gradients are many and small: concatenated, each part costs one reduction.
     return {part: float(torch.linalg.vector_norm(torch.cat(pieces))) if pieces else 0.0 for part, pieces in gradients.items()}
 
 
-Stretch = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
-"""Of an LSTM's call: inputs `[t, N, R]`, state before them `[1, N, R]` twice, and outputs `[t, N, R]`."""
+LSTMCall = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+"""Inputs `[t, N, R]` of an LSTM's call, the state before them `[1, N, R]` twice, and its outputs `[t, N, R]`."""
 
 
 @contextmanager
-def overheard(core: nn.Module) -> Generator[list[Stretch]]:
-    """The calls of an LSTM while the context lasts: one for each stretch of time without a reset."""
-    stretches: list[Stretch] = []
+def record_calls(core: nn.Module) -> Generator[list[LSTMCall]]:
+    """Record the calls of an LSTM inside the context, one for each run of steps without a reset; nothing for other cores."""
+    calls: list[LSTMCall] = []
 
-    def hear(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(core, nn.LSTM):
-            stretches.append((*args, output[0]))
+            calls.append((*args, output[0]))
 
-    handle = core.register_forward_hook(hear)
+    handle = core.register_forward_hook(hook)
     try:
-        yield stretches
+        yield calls
     finally:
         handle.remove()
 
 
 @torch.no_grad()
-def core_health(core: nn.LSTM, stretches: list[Stretch]) -> CoreHealth:
-    """How an LSTM of one layer did. Its gates follow from inputs and outputs, for all steps at once.
+def core_health(core: nn.LSTM, calls: list[LSTMCall]) -> CoreHealth:
+    """Compute the health of a one-layer LSTM. Its gates follow from inputs and outputs, for all steps at once.
 
     i, f, g, o = gates(x_t, h_{t-1}),  c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t)   (Hochreiter, Schmidhuber 1997)
     """
@@ -286,7 +327,7 @@ def core_health(core: nn.LSTM, stretches: list[Stretch]) -> CoreHealth:
     outputs: list[Tensor] = []
     cells: list[Tensor] = []
     gates: list[Tensor] = []
-    for input_tNR, (h_1NR, c_1NR), output_tNR in stretches:
+    for input_tNR, (h_1NR, c_1NR), output_tNR in calls:
         previous_tNR = torch.cat([h_1NR, output_tNR[:-1]])
         sums = nn.functional.linear(input_tNR, weight, bias) + nn.functional.linear(previous_tNR, recurrent)
         enter, forget, new, leave = sums.chunk(4, dim=-1)
@@ -307,42 +348,44 @@ def core_health(core: nn.LSTM, stretches: list[Stretch]) -> CoreHealth:
 
 
 def diagnose(
-    before: Look,
-    after: Look,
+    before: PolicyEvaluation,
+    after: PolicyEvaluation,
     rollout: Rollout,
     *,
-    returns_TN: Tensor,
+    mc_return_TN: Tensor,
     floor: float,
     target_kl: float,
     grad_norm: dict[str, float],
     skipped_fraction: float,
     blueprint_names: tuple[str, ...],
 ) -> Diagnostics:
-    """Everything about one update.
+    """Compute the diagnostics of one update.
 
     Args:
-        before: the network that acted, on its rollout.
-        after: the updated one, on the same rollout.
-        returns_TN: what was lived from each step on [reward].
-        floor: smallest variance of returns that counts [reward^2].
-        target_kl: what `kl_of_target` is measured in [nats].
-        grad_norm: norms of the parts, as they are to be told.
-        skipped_fraction: as it is to be told.
+        before: evaluation of the policy that acted.
+        after: evaluation of the updated policy.
+        rollout: the rollout that both were evaluated on.
+        mc_return_TN: Monte-Carlo returns [reward].
+        floor: smallest variance of returns that matters [reward^2].
+        target_kl: unit of `kl_of_target` [nats].
+        grad_norm: gradient norms by part.
+        skipped_fraction: share of skipped minibatches.
+        blueprint_names: names of the blueprints in the order of their head.
     """
-    chosen_TN, log_ratio_TN = ~rollout.forced_TN, after.joint_TN - rollout.log_prob_TN
-    slope, intercept = calibration(rollout.value_TN, returns_TN)
-    ratio_max, ratio_q95 = ratio_factors(log_ratio_TN, chosen_TN)
+    unforced_TN, log_ratio_TN = ~rollout.forced_TN, after.joint_TN - rollout.log_prob_TN
+    slope, intercept = calibration(rollout.value_TN, mc_return_TN)
+    ratio_max, ratio_q95 = ratio_factors(log_ratio_TN, unforced_TN)
     germinations, top, top_share = top_blueprint(rollout, after.choices_BH, blueprint_names)
     return Diagnostics(
         steps=rollout.value_TN.numel(),
-        explained_variance_floored=floored_explained_variance(rollout.value_TN, returns_TN, floor=floor),
+        explained_variance_floored=explained_variance(rollout.value_TN, mc_return_TN, floor=floor),
         value_slope=slope,
         value_intercept=intercept,
-        value_error=error_by_quarter(rollout.value_TN, returns_TN),
+        value_error=error_by_quarter(rollout.value_TN, mc_return_TN),
         heads=head_stats(before, after),
         ratio_max=ratio_max,
         ratio_q95=ratio_q95,
-        kl_of_target=float(kl_estimate(log_ratio_TN, chosen_TN)) / target_kl,
+        kl_of_target=float(kl_estimate(log_ratio_TN, unforced_TN)) / target_kl,
         skipped_fraction=skipped_fraction,
         grad_norm=grad_norm,
         core=after.core,

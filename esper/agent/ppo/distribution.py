@@ -1,12 +1,12 @@
-"""The distribution of actions: one factor a head, masked, and conditional on the operation and the slot.
+"""The masked, factored action distribution: one factor per head, conditional on the operation and the slot.
 
     pi(a | s) = pi(o | s) * pi(slot | s, o) * product of pi_k(a_k | s, o, slot) over the parameter heads k that matter for o
 
-Heads that do not matter for the operation are not drawn: they are stored as 0 and add nothing to log-probabilities and entropies.
-A head with one legal value adds exactly 0 as well, so nothing has to be computed for it: such heads have no logits here.
+Heads that do not matter for the operation are not sampled: they are stored as 0 and add 0 to log-probabilities and entropies.
+A *held* head, with one legal value, adds exactly 0 too; a head held in all B decisions needs no logits.
 """
 
-# B decisions, O operations, S slots, H heads, V values of all parameter heads end to end, W values of one head, C actions
+# B decisions, O operations, S slots, H heads, V values of all parameter heads, concatenated, W values of one head, C actions
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,27 +17,17 @@ import torch
 from torch import Tensor
 
 from esper.agent.base import BoolArray
-from esper.env.actions import PARAMETER_HEADS, RELEVANT, Head, Op
+from esper.env.actions import RELEVANT, Head, Op, segments
 
 MASKED = -1e9
-"""Logit of what is illegal: its probability underflows to exactly 0, and unlike -inf it makes no NaN of 0 * logit."""
+"""Logit of illegal values: their probability underflows to exactly 0, and unlike -inf, 0 * logit is not NaN."""
 _RELEVANT_OH = torch.from_numpy(RELEVANT)
 assert RELEVANT[:, Head.SLOT][RELEVANT[:, Head.BLUEPRINT :].any(axis=1)].all(), "parameters are conditioned on a slot"
 
 
-def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
-    """Where the values of each parameter head lie on the axis V."""
-    places: dict[Head, slice] = {}
-    start = 0
-    for head in PARAMETER_HEADS:
-        places[head] = slice(start, start + head_sizes[head])
-        start += head_sizes[head]
-    return places
-
-
 def free_parameters(legal_slots_BOS: Tensor, legal_values_BV: Tensor, head_sizes: tuple[int, ...]) -> list[tuple[Op, Head]]:
-    """The pairs of operation and parameter head between whose values there is a choice, in at least one of B decisions."""
-    # In NumPy: of arrays this small, a sum in torch costs several times as much.
+    """Return the pairs of operation and parameter head with several legal values in at least one of B decisions."""
+    # NumPy, since reductions of small arrays are several times faster than in torch.
     legal_values: BoolArray = legal_values_BV.numpy()
     legal_O: BoolArray = np.any(legal_slots_BOS.numpy(), axis=(0, 2))
     free = [head for head, place in segments(head_sizes).items() if (legal_values[:, place].sum(axis=1) > 1).any()]
@@ -45,36 +35,36 @@ def free_parameters(legal_slots_BOS: Tensor, legal_values_BV: Tensor, head_sizes
 
 
 def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
-    """Log-probabilities over the last axis, in float32 or better. Where nothing is legal they are finite and without meaning."""
+    """Compute log-probabilities over the last axis, in float32 or better; finite but meaningless if nothing is legal."""
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return torch.log_softmax(logits.masked_fill(~legal, MASKED), dim=-1)
 
 
 def entropy_of(log_prob: Tensor) -> Tensor:
-    """Entropy of a categorical distribution over the last axis [nats]."""
+    """Compute the entropy of a categorical distribution over the last axis [nats]."""
     return -(log_prob.exp() * log_prob).sum(dim=-1)
 
 
 def inverse_cdf(log_prob_BW: Tensor, uniform_B: Tensor) -> Tensor:
-    """Draws by inversion: the first value whose cumulative probability exceeds the uniform number, never one of probability 0."""
+    """Sample by inversion: the first value with a cumulative probability above the uniform number, never one of probability 0."""
     cdf_BW = log_prob_BW.double().exp().cumsum(dim=-1)
-    # Divided by its end, the last legal value reaches exactly 1, which no number of [0, 1) does.
+    # Dividing by the last entry makes the last legal value reach exactly 1, above every number in [0, 1).
     return (cdf_BW / cdf_BW[:, -1:] <= uniform_B[:, None]).sum(dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logits:
-    """Scores before masks."""
+    """Logits before masking."""
 
     op_BO: Tensor
     slot_BOS: Tensor
     parameters: dict[tuple[Op, Head], Tensor]
-    """`[B, S, W]` for each pair that `free_parameters` names."""
+    """`[B, S, W]` for each pair in `free_parameters`."""
 
 
 class ActionDistribution:
-    """The distribution of B actions."""
+    """A distribution over the actions of B decisions."""
 
     def __init__(
         self,
@@ -86,7 +76,11 @@ class ActionDistribution:
     ) -> None:
         """
         Args:
-            free: what `free_parameters` says of these decisions, or of more; None asks it.
+            logits: logits before masking.
+            legal_slots_BOS: legality of each operation on each slot.
+            legal_values_BV: legality of the values of the parameter heads.
+            head_sizes: number of values of each head.
+            free: `free_parameters` of these decisions or of a superset; computed if None.
         """
         self.legal_values_BV, self.places = legal_values_BV, segments(head_sizes)
         self.op_BO = masked_log_softmax(logits.op_BO, legal_slots_BOS.any(dim=2))
@@ -98,14 +92,14 @@ class ActionDistribution:
         if free is None:
             free = free_parameters(legal_slots_BOS, legal_values_BV, head_sizes)
         missing = set(free) - set(self.parameters)
-        assert not missing, f"there is a choice, but there are no logits, for {missing}"
+        assert not missing, f"no logits for {missing}, which have several legal values"
 
     def sample(self, uniform_BH: Tensor) -> Tensor:
-        """Actions `[B, H]` drawn by inversion, one uniform number of [0, 1) a head."""
+        """Sample actions `[B, H]` by inversion from uniform numbers in [0, 1), one per head."""
         return self._choose(lambda log_prob_BW, head: inverse_cdf(log_prob_BW, uniform_BH[:, head]))
 
     def mode(self) -> Tensor:
-        """Actions `[B, H]`: the most probable operation, then its most probable slot, then their most probable parameters."""
+        """Return the most probable operation, then its most probable slot, then their most probable parameters `[B, H]`."""
         return self._choose(lambda log_prob_BW, head: log_prob_BW.argmax(dim=-1))
 
     def _choose(self, pick: Callable[[Tensor, Head], Tensor]) -> Tensor:
@@ -114,7 +108,7 @@ class ActionDistribution:
         slot_B = pick(self.slot_BOS[row_B, op_B], Head.SLOT)
         columns = [op_B, slot_B]
         for head, place in self.places.items():
-            value_B = self.legal_values_BV[:, place].int().argmax(dim=1)  # the only legal one, unless it is chosen below
+            value_B = self.legal_values_BV[:, place].int().argmax(dim=1)  # the only legal value, unless replaced below
             for (op, chosen), log_prob_BSW in self.parameters.items():
                 if chosen == head:
                     value_B = torch.where(op_B == op, pick(log_prob_BSW[row_B, slot_B], head), value_B)
@@ -122,7 +116,11 @@ class ActionDistribution:
         return torch.stack(columns, dim=1) * _RELEVANT_OH[op_B]
 
     def log_prob(self, action_BH: Tensor) -> Tensor:
-        """Log-probability of whole actions `[B]`; that of an illegal one is below -1e8."""
+        """Compute the log-probability of whole actions `[B]`.
+
+        It is below -1e8 for an illegal operation or slot, or an illegal value of a head that has logits. A head without logits is
+        held and adds 0 whatever its value, so an illegal value is not noticed there.
+        """
         row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
         total_B = self.op_BO[row_B, op_B] + self.slot_BOS[row_B, op_B, slot_B] * _RELEVANT_OH[op_B, Head.SLOT]
         for (op, head), log_prob_BSW in self.parameters.items():
@@ -131,9 +129,9 @@ class ActionDistribution:
         return total_B
 
     def head_log_probs(self, action_BH: Tensor) -> Tensor:
-        """Log-probability of each head's value, given the operation and the slot `[B, H]`. Their sum is `log_prob`.
+        """Compute the log-probability of each head's value, given the operation and the slot `[B, H]`. The sum is `log_prob`.
 
-        Exactly 0 for heads that do not matter for the operation, and for those with one legal value.
+        It is exactly 0 for heads that do not matter for the operation, and for legal values of held heads.
         """
         row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
         log_prob_BH = self.op_BO.new_zeros(len(action_BH), len(Head))
@@ -144,7 +142,7 @@ class ActionDistribution:
         return log_prob_BH
 
     def head_entropies(self, action_BH: Tensor) -> Tensor:
-        """Entropy of each head where the action drew it: given its operation and its slot `[B, H]` [nats]; 0 elsewhere."""
+        """Compute the entropy of each head given operation and slot `[B, H]` [nats]; 0 for heads that do not matter."""
         row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
         entropy_BH = self.op_BO.new_zeros(len(action_BH), len(Head))
         entropy_BH[:, Head.OP] = entropy_of(self.op_BO)
@@ -154,7 +152,7 @@ class ActionDistribution:
         return entropy_BH
 
     def head_choices(self, action_BH: Tensor) -> Tensor:
-        """Number of legal values that each head of an action was drawn from `[B, H]`; 0 for heads that do not matter for it."""
+        """Count the legal values of each head of an action `[B, H]`; 0 for heads that do not matter."""
         row_B, op_B = torch.arange(len(action_BH)), action_BH[:, Head.OP]
         legal_BH = [
             (self.op_BO > MASKED / 2).sum(dim=1),
@@ -164,11 +162,11 @@ class ActionDistribution:
         return torch.stack(legal_BH, dim=1) * _RELEVANT_OH[op_B]
 
     def entropy(self) -> Tensor:
-        """Entropy of whole actions `[B]` [nats], exact by the chain rule.
+        """Compute the exact entropy of whole actions by the chain rule `[B]` [nats].
 
         H(a) = H(o) + sum over o of pi(o) * [H(slot | o) + sum over slots of pi(slot | o) * sum over k of H_k(. | o, slot)]
 
-        So every head is weighted by the mass of the operations that use it (Cover, Thomas: Elements of Information Theory, 2.5).
+        The weight of a head is the probability of its operations (Cover, Thomas: Elements of Information Theory, 2.5).
         """
         inner_BO = entropy_of(self.slot_BOS) * _RELEVANT_OH[:, Head.SLOT]
         for (op, _), log_prob_BSW in self.parameters.items():
@@ -177,9 +175,9 @@ class ActionDistribution:
         return entropy_of(self.op_BO) + (self.op_BO.exp() * inner_BO).sum(dim=1)
 
     def enumerate(self, row: int) -> tuple[Tensor, Tensor]:
-        """Every action that one decision may end in `[C, H]`, legal ones only, and their log-probabilities `[C]`.
+        """Return all legal actions of one decision `[C, H]` and their log-probabilities `[C]`.
 
-        For tests and reports: C grows with the product of the head sizes.
+        For tests: C grows with the product of the head sizes.
         """
         legal_OS = self.slot_BOS[row] > MASKED / 2
         legal_O = self.op_BO[row] > MASKED / 2
@@ -197,7 +195,7 @@ class ActionDistribution:
         return action_CH, self._row(row, len(action_CH)).log_prob(action_CH)
 
     def _row(self, row: int, times: int) -> "ActionDistribution":
-        """One decision, repeated."""
+        """Return the distribution of one decision, repeated."""
         copy = object.__new__(ActionDistribution)
         copy.places = self.places
         copy.legal_values_BV = self.legal_values_BV[row].expand(times, -1)

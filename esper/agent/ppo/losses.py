@@ -1,34 +1,48 @@
-"""The terms of the PPO objective and what is said about them: pure functions on any shape."""
+"""The PPO objective: its terms as pure functions, and the replay of rollout rows through the policy that they are computed on."""
+
+# T steps, N hosts, H heads, M rows of a minibatch, B = T * M decisions, C chunks of a row, R units of the core
 
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from esper.agent.base import State
+from esper.agent.ppo.advantages import Targets
+from esper.agent.ppo.network import Outputs, PolicyNetwork
+from esper.buffer.rollout import Rollout
+from esper.env.actions import RELEVANT, Head
+
+RATIO_TOLERANCE = 1e-4
+"""Largest |ln ratio| between a rollout and its replay before the first gradient step; rounding is a hundred times smaller."""
+
 
 class Surrogate(StrEnum):
-    """Whose probability ratio is clipped."""
+    """Probability ratio that is clipped."""
 
     joint = "joint"
-    """That of the whole action."""
+    """The ratio of the whole action."""
     per_head = "per_head"
-    """That of each head which mattered for the action, one by one."""
+    """The ratio of each head that matters for the action, clipped separately."""
+
+
+# ---- terms
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the marked entries; 0, with a gradient of 0, where none is marked."""
+    """Compute the mean of the marked entries; 0, with a gradient of 0, if none is marked."""
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, mask: Tensor, *, clip: float) -> Tensor:
-    """Clipped surrogate loss, Eq. 7 of Schulman et al. 2017 (arXiv:1707.06347), to be minimised.
+    """Compute the clipped surrogate loss, Eq. 7 of Schulman et al. 2017 (arXiv:1707.06347).
 
     -mean over the marked steps of min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A), with the ratio of whole actions.
 
     Args:
         log_ratio: ln pi_new(a) - ln pi_old(a).
         advantage: A.
-        mask: steps that enter the mean: those at which there was a choice.
+        mask: steps that enter the mean: those that were not forced.
         clip: half-width of the interval, in (0, 1).
     """
     assert log_ratio.shape == advantage.shape == mask.shape
@@ -36,20 +50,40 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, mask: Tensor, *, cli
     return -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), mask)
 
 
+def centred_surrogate(log_ratio: Tensor, anchor: Tensor, advantage: Tensor, mask: Tensor, *, clip: float) -> Tensor:
+    """Compute the surrogate loss clipped around the policy before the update, for actions of earlier policies.
+
+    -mean of min(ratio * A, clip(ratio, centre - clip, centre + clip) * A), with ratio = pi_new(a) / mu(a) and
+    centre = pi_old(a) / mu(a): Eq. 9 of Queeney et al. 2021 (GePPO, arXiv:2111.00072). Where mu is pi_old, this is
+    `clipped_surrogate`.
+
+    Args:
+        log_ratio: ln pi_new(a) - ln mu(a).
+        anchor: ln pi_old(a) - ln mu(a).
+        advantage: A of pi_old.
+        mask: steps that enter the mean: those that were not forced.
+        clip: half-width of the interval, in (0, 1).
+    """
+    assert log_ratio.shape == anchor.shape == advantage.shape == mask.shape
+    ratio, centre = log_ratio.exp(), anchor.exp()
+    clipped = torch.maximum(torch.minimum(ratio, centre + clip), centre - clip)
+    return -masked_mean(torch.minimum(ratio * advantage, clipped * advantage), mask)
+
+
 def per_head_surrogate(log_ratio: Tensor, advantage: Tensor, relevant: Tensor, mask: Tensor, *, clip: float) -> Tensor:
-    """Clipped surrogate loss in which every head is clipped for itself, to be minimised.
+    """Compute the clipped surrogate loss with every head clipped separately.
 
     -mean over the marked steps of the sum over the relevant heads k of min(ratio_k * A, clip(ratio_k, 1 - clip, 1 + clip) * A)
 
-    At ratio 1 its gradient is that of `clipped_surrogate`, since the logarithms of the heads add up. Further on, a head that has
-    gone far enough stops and leaves the others free, while a joint ratio stops all of them, or lets two opposite moves cancel.
-    Each step counts once: with a mean over the steps of each head, those of rare operations would weigh a hundredfold.
+    At ratio 1 its gradient equals that of `clipped_surrogate`, since the log-probabilities of the heads add up. Beyond, a clipped
+    head leaves the others free, whereas a joint ratio stops all of them, or lets opposite changes cancel. Each step counts once:
+    a mean over the steps of each head would weight rare operations a hundredfold.
 
     Args:
         log_ratio: `[..., H]`, ln pi_new(a_k) - ln pi_old(a_k), given the operation and the slot.
         advantage: A `[...]`.
-        relevant: `[..., H]`, did the head matter for the action?
-        mask: `[...]`, steps that enter the mean: those at which there was a choice.
+        relevant: `[..., H]`, true where the head matters for the action.
+        mask: `[...]`, steps that enter the mean: those that were not forced.
         clip: half-width of the interval, in (0, 1).
     """
     assert log_ratio.shape == relevant.shape
@@ -60,50 +94,90 @@ def per_head_surrogate(log_ratio: Tensor, advantage: Tensor, relevant: Tensor, m
 
 
 def value_loss(value: Tensor, target: Tensor) -> Tensor:
-    """Half the mean squared error of the critic."""
+    """Compute half the mean squared error of the critic."""
     assert value.shape == target.shape
     return 0.5 * (value - target).square().mean()
 
 
-def contribution_loss(prediction: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    """Half the squared error of predicted contributions, mean over the marked ones; 0 where there is none."""
-    assert prediction.shape == measured.shape == mask.shape
-    error = torch.where(mask, prediction - measured, 0.0)  # before the square, whose gradient an unmarked NaN would reach
-    return 0.5 * masked_mean(error.square(), mask)
-
-
 def kl_estimate(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Estimate of KL(old || new) from actions of the old policy: mean of ratio - 1 - ln ratio [nats].
+    """Estimate KL(old || new) from actions of the old policy: the mean of ratio - 1 - ln ratio [nats].
 
-    Unbiased, and never negative (Schulman 2020, http://joschu.net/blog/kl-approx.html, k3).
+    Unbiased and never negative (k3 of Schulman 2020, http://joschu.net/blog/kl-approx.html).
     """
     assert log_ratio.shape == mask.shape
     return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
 
 
 def clip_fraction(log_ratio: Tensor, mask: Tensor, *, clip: float) -> Tensor:
-    """Share of the marked steps whose ratio is outside [1 - clip, 1 + clip]."""
+    """Compute the share of the marked steps whose ratio is outside [1 - clip, 1 + clip]."""
     return masked_mean(((log_ratio.exp() - 1).abs() > clip).float(), mask)
 
 
-def explained_variance(value: Tensor, target: Tensor) -> float:
-    """1 - Var(target - value) / Var(target), with variances of the population; NaN where the target does not vary.
+# ---- replay
 
-    1 is a perfect critic, 0 one that predicts a constant.
+
+def replay(network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[Outputs, Tensor]:
+    """Unroll the network over some rows from their start; return its outputs and the actions taken there `[B, H]`."""
+    state = rollout.initial_state or network.start(rollout.num_hosts)
+    state = {name: tensor[rows_M] for name, tensor in state.items()}
+    outputs, _ = network.unroll(rollout.seen[:, rows_M], state, rollout.is_init_TN[:, rows_M], targets.free)
+    return outputs, rollout.action_TNH[:, rows_M].flatten(0, 1)
+
+
+def compute_losses(
+    network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor, *, clip: float, surrogate: Surrogate
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Replay some rows; return log-ratios to the policy before the update `[T, M]` and the terms of the objective by name."""
+    outputs, action_BH = replay(network, rollout, targets, rows_M)
+    shape = (rollout.num_steps, len(rows_M))
+    log_ratio_TM = outputs.distribution.log_prob(action_BH).view(shape) - rollout.log_prob_TN[:, rows_M]
+    advantage_TM, unforced_TM = targets.advantage_TN[:, rows_M], ~rollout.forced_TN[:, rows_M]
+    if targets.anchor_TN is not None:
+        anchor_TM = targets.anchor_TN[:, rows_M]
+        policy_loss = centred_surrogate(log_ratio_TM, anchor_TM, advantage_TM, unforced_TM, clip=clip)
+        log_ratio_TM = log_ratio_TM - anchor_TM
+    elif surrogate is Surrogate.per_head:
+        old_TMH = rollout.head_log_prob_TNH[:, rows_M]
+        head_log_ratio_TMH = outputs.distribution.head_log_probs(action_BH).view_as(old_TMH) - old_TMH
+        relevant_TMH = torch.from_numpy(RELEVANT)[action_BH[:, Head.OP]].view_as(old_TMH)
+        policy_loss = per_head_surrogate(head_log_ratio_TMH, advantage_TM, relevant_TMH, unforced_TM, clip=clip)
+    else:
+        policy_loss = clipped_surrogate(log_ratio_TM, advantage_TM, unforced_TM, clip=clip)
+    return log_ratio_TM, {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss(outputs.value_B.view(shape), targets.value_TN[:, rows_M]),
+        "entropy": masked_mean(outputs.distribution.entropy().view(shape), unforced_TM),
+    }
+
+
+@torch.no_grad()
+def chunk_starts(network: PolicyNetwork, rollout: Rollout, chunk: int) -> State:
+    """Compute the network's present state at the start of every chunk `[C * N, R]`, in the row order of `Rollout.folded`."""
+    state = rollout.initial_state or network.start(rollout.num_hosts)
+    starts = [state]
+    for begin in range(0, rollout.num_steps - chunk, chunk):
+        part = slice(begin, begin + chunk)
+        state = network.remember(rollout.seen[part], state, rollout.is_init_TN[part])
+        starts.append(state)
+    return {name: torch.cat([start[name] for start in starts]) for name in state}
+
+
+def check_replay(rollout: Rollout, rows_M: Tensor, log_ratio_TM: Tensor) -> float:
+    """Check that a replay before the first gradient step reproduces the rollout; return the largest |ln ratio|.
+
+    Raises:
+        RuntimeError: a log-probability differs by more than `RATIO_TOLERANCE`, or is not finite.
     """
-    assert value.shape == target.shape
-    target = target.double()
-    spread = target.var(correction=0)
-    return float(1 - (target - value.double()).var(correction=0) / spread) if spread > 0 else float("nan")
-
-
-def r_squared(prediction: Tensor, target: Tensor, mask: Tensor) -> float:
-    """1 - sum of (target - prediction)^2 / sum of (target - its mean)^2, over the marked entries.
-
-    1 is a perfect prediction, 0 one that is no better than the mean; NaN where the target does not vary. A constant error counts
-    here, and does not in `explained_variance`.
-    """
-    assert prediction.shape == target.shape == mask.shape
-    prediction, target = prediction[mask].double(), target[mask].double()
-    spread = (target - target.mean()).square().sum() if len(target) else target.sum()
-    return float(1 - (target - prediction).square().sum() / spread) if spread > 0 else float("nan")
+    log_ratio_TM = log_ratio_TM.detach()
+    worst = float(log_ratio_TM.abs().max())
+    if not worst <= RATIO_TOLERANCE:  # also true for NaN
+        place, column = divmod(int(log_ratio_TM.abs().argmax()), len(rows_M))
+        row = int(rows_M[column])
+        old, difference = float(rollout.log_prob_TN[place, row]), float(log_ratio_TM[place, column])
+        step, host = rollout.origin(place, row)
+        raise RuntimeError(
+            f"the policy does not reproduce its rollout: at step {step} of host {host}, action "
+            f"{rollout.action_TNH[place, row].tolist()} had log-probability {old:.6f} and now has {old + difference:.6f}; "
+            "weights, masks, recurrent state or resets differ from those of the rollout"
+        )
+    return worst

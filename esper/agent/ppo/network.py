@@ -1,4 +1,4 @@
-"""The policy network: a shared encoder of slots, a core that may remember, pointer scores over slots, and a critic."""
+"""The policy network: a shared encoder of slots, a recurrent or feed-forward core, pointer scores over slots, and a critic."""
 
 # T steps, N hosts, B = T * N decisions, S slots, O operations, D host features, F slot features, E width of a slot's encoding,
 # R units of the core, W values of one head
@@ -12,29 +12,27 @@ from torch.nn import functional as F
 
 from esper.agent.base import State
 from esper.agent.ppo.core import FeedForward, Recurrent
-from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parameters, segments
+from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parameters
 from esper.buffer.rollout import Seen
-from esper.env.actions import EnvSpec, Head, Op
+from esper.env.actions import EnvSpec, Head, Op, segments
 
 POLICY_GAIN = 0.01
-"""Scale of the last layers of the policy at birth: nearly uniform but for the bias towards waiting."""
+"""Initial gain of the policy's last layers: a nearly uniform policy, apart from the bias towards waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """What the network says of B decisions."""
+    """The outputs of the network for B decisions."""
 
     distribution: ActionDistribution
     value_B: Tensor
-    """Value in the critic's scale, that is normalised."""
-    contribution_BS: Tensor | None = None
-    """What each seed will be found to contribute after this step [10 pp]; None where nobody asked for it."""
+    """Value in the critic's normalised scale."""
 
 
 class PolicyNetwork(nn.Module):
-    """Slots are seen by one shared encoder and scored one by one, so that the network works for any number of them.
+    """Actor and critic with a shared trunk; one encoder and one scorer serve every slot, so any number of slots works.
 
-    Without `slot_identity` and `slot_depth` it treats slots alike: permuting them permutes their scores and changes nothing else.
+    Without `slot_identity` and `slot_depth` it is equivariant: permuting slots permutes their scores and changes nothing else.
     """
 
     def __init__(
@@ -49,21 +47,25 @@ class PolicyNetwork(nn.Module):
         wait_bias: float,
         generator: torch.Generator,
         recurrent: bool = True,
-        foresight: bool = False,
     ) -> None:
-        """A newborn network; its numbers come from `generator` alone, and the global stream stays where it was.
+        """Initialise all weights from `generator`; the global random stream does not advance.
 
         Args:
-            slot_identity: has each slot learned numbers of its own?
-            slot_depth: is it told how deep in the host each slot is, from 0 for the first to 1 for the last?
-            recurrent: has it a memory?
-            foresight: does it predict the contributions of seeds? All its other weights are the same with and without.
+            spec: sizes and names of observations and actions.
+            hidden: units of the core.
+            slot_width: width of a slot's encoding.
+            blueprint_width: width of a blueprint's embedding.
+            slot_identity: if true, each slot has a learned embedding.
+            slot_depth: if true, the network sees the depth of each slot, from 0 (first) to 1 (last).
+            wait_bias: initial bias of the logit of waiting.
+            generator: source of the initial weights.
+            recurrent: if true, the core is an LSTM; if false, it is feed-forward.
         """
         super().__init__()
         self.spec = spec
         self._places = segments(spec.head_sizes)
         num_values = sum(spec.head_sizes[Head.BLUEPRINT :])
-        with torch.random.fork_rng(devices=[]):  # the layers draw weights of their own, which are replaced below
+        with torch.random.fork_rng(devices=[]):  # constructors draw weights, which are replaced below
             self.blueprint = nn.Embedding(len(spec.blueprint_names) + 1, blueprint_width)
             self.slot_in = nn.Linear(len(spec.slot_feature_names) + blueprint_width, slot_width)
             self.identity = nn.Parameter(torch.zeros(spec.num_slots, slot_width)) if slot_identity else None
@@ -81,11 +83,10 @@ class PolicyNetwork(nn.Module):
             self.value_in = nn.Linear(hidden, hidden)
             self.value = nn.Linear(hidden, 1)
         self._initialize(wait_bias, generator)
-        self.foresight = _foresight(hidden + slot_width, slot_width, generator) if foresight else None
 
     @torch.no_grad()
     def _initialize(self, wait_bias: float, generator: torch.Generator) -> None:
-        """Orthogonal weights and zero biases, as in Andrychowicz et al. 2021 (arXiv:2006.05990), but for what is said here."""
+        """Set orthogonal weights and zero biases as in Andrychowicz et al. 2021 (arXiv:2006.05990), with the exceptions below."""
         small = {self.op, self.slot_score, self.parameter}
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -99,26 +100,26 @@ class PolicyNetwork(nn.Module):
         self.op.bias[Op.WAIT] = wait_bias
 
     def start(self, num_hosts: int) -> State:
-        """What is remembered before the first step: zeros `[N, R]` by name, or nothing."""
+        """Return the state before the first step: zeros `[N, R]` by name; empty without an LSTM."""
         return self.core.start(num_hosts)
 
     def step(self, seen: Seen, state: State, is_init_N: Tensor) -> tuple[Outputs, State]:
-        """One step of N hosts; see `unroll`."""
+        """Run one step of N hosts; see `unroll`."""
         return self.unroll(seen[None], state, is_init_N[None])
 
     def unroll(
         self, seen: Seen, state: State, is_init_TN: Tensor, free: Sequence[tuple[Op, Head]] | None = None
     ) -> tuple[Outputs, State]:
-        """T steps of N hosts, in order; the decisions are laid out as B = T * N.
+        """Run T steps of N hosts in order; outputs are flattened to B = T * N decisions.
 
         Args:
             seen: `[T, N]` observations.
-            state: what is remembered before the first step.
-            is_init_TN: where an episode starts, the state is zeroed before the step.
-            free: what `free_parameters` says of these decisions, or of more; None asks it.
+            state: state before the first step.
+            is_init_TN: true where an episode starts; the state is zeroed before that step.
+            free: `free_parameters` of these decisions or of a superset; computed if None.
 
         Returns:
-            What the network says, and the state after the last step.
+            The outputs, and the state after the last step.
         """
         steps, hosts = is_init_TN.shape
         encoding_TNSE = self._encode(seen)
@@ -131,10 +132,10 @@ class PolicyNetwork(nn.Module):
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
-        return Outputs(distribution=distribution, value_B=value_B, contribution_BS=self._foresee(output_BR, encoding_BSE)), state
+        return Outputs(distribution=distribution, value_B=value_B), state
 
     def remember(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
-        """The state after T steps; as of `unroll`, without asking what to do in them."""
+        """Return the state after T steps, as `unroll` does, without computing outputs."""
         if not state:
             return {}
         return self.core.unroll(self._mix(seen, self._encode(seen)), state, is_init_TN)[1]
@@ -148,19 +149,12 @@ class PolicyNetwork(nn.Module):
         return F.relu(self.slot_out(F.relu(hidden)))
 
     def _mix(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
-        """Inputs of the core `[T, N, R]`: the host, and its slots pooled, so that their number and order do not matter."""
+        """Compute the inputs of the core `[T, N, R]` from host features and slots, pooled regardless of number and order."""
         pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
         return F.relu(self.norm(self.mix(torch.cat([seen.features, pooled_TNE], dim=-1))))
 
-    def _foresee(self, output_BR: Tensor, encoding_BSE: Tensor) -> Tensor | None:
-        """Contribution of each seed, from what is remembered and what its slot looks like."""
-        if self.foresight is None:
-            return None
-        output_BSR = output_BR[:, None].expand(-1, encoding_BSE.shape[1], -1)
-        return self.foresight(torch.cat([output_BSR, encoding_BSE], dim=-1))[..., 0]
-
     def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, free: Sequence[tuple[Op, Head]]) -> Logits:
-        """Scores of operations; of every slot for every operation; and of parameters for every slot, where there is a choice."""
+        """Compute logits of operations, of slots for every operation, and of the free parameters for every slot."""
         pair_BSE = self.slot_key(encoding_BSE) + self.core_key(output_BR)[:, None]
         slot_BOS = self.slot_score(F.relu(pair_BSE)).transpose(1, 2)
         parameters: dict[tuple[Op, Head], Tensor] = {}
@@ -171,13 +165,3 @@ class PolicyNetwork(nn.Module):
             place = self._places[head]
             parameters[op, head] = F.linear(context[op], self.parameter.weight[place], self.parameter.bias[place])
         return Logits(op_BO=self.op(output_BR), slot_BOS=slot_BOS, parameters=parameters)
-
-
-def _foresight(inputs: int, width: int, generator: torch.Generator) -> nn.Module:
-    """The head that predicts contributions, as it is born: orthogonal, and predicting little."""
-    with torch.random.fork_rng(devices=[]):
-        first, last = nn.Linear(inputs, width), nn.Linear(width, 1)
-    for layer, gain in ((first, 2**0.5), (last, 0.1)):
-        nn.init.orthogonal_(layer.weight, gain, generator=generator)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(first, nn.ReLU(), last)

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray
-from esper.agent.ppo.distribution import segments
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op
+from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op, segments
 
 UniformArray = npt.NDArray[np.float64]
 

@@ -10,12 +10,11 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, seen_as_one
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, most_urgent, slot_features, step_number
 from esper.agent.scripted.heuristic import POINTS
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import EnvSpec, Head, Observation, Op, segments
 from esper.env.observation import potential_seen
 
 ERROR_POINTS = seen_as_one("contribution_error")

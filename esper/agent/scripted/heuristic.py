@@ -10,11 +10,10 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, seen_as_one
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, features, most_urgent, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import EnvSpec, Head, Observation, Op, segments
 
 LOOKBACK = 3
 """Epochs over which a plateau is looked for: the oldest accuracy that is observed."""

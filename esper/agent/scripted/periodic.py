@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, IntArray, check_offered, check_time
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
 from esper.buffer.base import Buffer
-from esper.env.actions import EnvSpec, Head, Observation, Op
+from esper.env.actions import EnvSpec, Head, Observation, Op, segments
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, IntArray, check_offered
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import compose, most_urgent
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op
+from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import EMPTY
 

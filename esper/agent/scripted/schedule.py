@@ -11,11 +11,10 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, Controller, IntArray, check_offered, check_slot, check_time
-from esper.agent.ppo.distribution import segments
 from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
-from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op
+from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
 
 OPS = {op.name.lower(): op for op in Op if op is not Op.WAIT}
 """Operations that can be written down: waiting is what is not written."""

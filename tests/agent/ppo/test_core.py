@@ -1,4 +1,4 @@
-"""What remembers and what does not: the LSTM forgets at resets only, the feed-forward core at every step."""
+"""The cores: the LSTM forgets at resets only, the feed-forward core at every step."""
 
 # T steps, N hosts, R units
 
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.config import PPOConfig, PPOMLPConfig
 from esper.agent.ppo.core import FeedForward, Recurrent
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.env.actions import Head
 from tests.agent.toy_worlds import make_spec, random_observation, random_rollout
 

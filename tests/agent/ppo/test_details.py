@@ -1,11 +1,11 @@
-"""The details that PPO stands on, one test each, where no other file has it.
+"""Implementation details of PPO that no other test file covers, one test each.
 
-The list is that of Huang et al. 2022 ("The 37 implementation details of proximal policy optimization"): core 1 to 13, five for
-LSTMs, one for actions of many heads. Elsewhere are: Adam's epsilon, the falling step size, clipped gradients, normalised
-advantages, and the state that is lived again in the update (test_ppo); GAE and the end of an episode (test_gae); the clipped
-surrogate and the critic's loss, which is not clipped (test_losses); whole rows in a minibatch (buffer/test_rollout); resets
-(test_policy_network); the product of heads (test_distribution). Two differ on purpose: advantages are normalised once a rollout
-and not once a minibatch, and the forget gate starts at 1.
+The list is from Huang et al. 2022 ("The 37 implementation details of proximal policy optimization"): core 1 to 13, five for
+LSTMs, one for multi-discrete actions. Covered elsewhere: Adam's epsilon, learning rate decay, gradient clipping, advantage
+normalisation and the replay of recurrent states (test_ppo); GAE and episode ends (test_advantages); the clipped surrogate and the
+critic's loss, which is not clipped (test_losses); whole rows in minibatches (buffer/test_rollout); resets (test_network); the
+product of heads (test_distribution). Two differ on purpose: advantages are normalised per rollout rather than per minibatch, and
+the bias of the forget gate starts at 1.
 """
 
 # T steps, N hosts, R recurrent units
@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline, gae
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.advantages import Baseline, gae
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.env.actions import Op
-from tests.agent.ppo.test_gae import random_case
+from tests.agent.ppo.test_advantages import random_case
 from tests.agent.toy_worlds import make_spec, random_rollout
 
 SPEC = make_spec(hosts=8, steps=6)
@@ -67,11 +66,11 @@ def test_every_pass_takes_each_host_once_in_minibatches_of_equal_size(monkeypatc
     taken: list[list[int]] = []
     losses = agent._losses
 
-    def look(rollout, targets, rows_M):
+    def spy(rollout, targets, rows_M):
         taken.append(rows_M.tolist())
         return losses(rollout, targets, rows_M)
 
-    monkeypatch.setattr(agent, "_losses", look)
+    monkeypatch.setattr(agent, "_losses", spy)
     agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=torch.Generator().manual_seed(0))
     passes = [taken[index : index + 4] for index in range(0, 12, 4)]
     for rows in passes:

@@ -1,4 +1,4 @@
-"""Diagnostics: each number against a second way to it, and nothing about learning changes for their sake."""
+"""Diagnostics: each number against a second computation; computing them does not change learning."""
 
 # T steps, N hosts, B = T * N decisions, C composite actions, H heads, R units of the core
 
@@ -15,30 +15,27 @@ from scipy import stats as scipy_stats
 from sklearn.metrics import explained_variance_score
 from torch import Tensor, nn
 
-from esper.agent.ppo.config import PPOConfig, PPOMLPConfig
+from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.core import Recurrent
 from esper.agent.ppo.diagnostics import (
     HEADS,
     PARTS,
     QUARTERS,
-    Look,
+    PolicyEvaluation,
     calibration,
     core_health,
     error_by_quarter,
-    floored_explained_variance,
+    evaluate_rollout,
+    explained_variance,
     gradient_norms,
     head_stats,
-    look,
-    overheard,
     parts_of,
     ratio_factors,
+    record_calls,
     top_blueprint,
 )
 from esper.agent.ppo.distribution import ActionDistribution
-from esper.agent.ppo.gae import Baseline
-from esper.agent.ppo.learner import PPO
-from esper.agent.ppo.losses import explained_variance
-from esper.agent.ppo.targets import NEEDED
+from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Op
 from tests.agent.ppo.test_distribution import random_distribution
@@ -63,13 +60,26 @@ def rollout_of(agent: PPO, seed: int = 0, **kinds: Any) -> Rollout:
 # ---- the critic
 
 
+def test_explained_variance_by_hand() -> None:
+    target = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    assert explained_variance(target, target) == 1.0
+    assert explained_variance(target + 10, target) == 1.0  # a constant error explains as well
+    assert explained_variance(torch.zeros(4), target) == 0.0
+    value = torch.tensor([1.0, 3.0, 2.0, 5.0])  # errors 0, -1, 1, 1: variance 0.6875; target variance 3.5
+    assert explained_variance(value, target) == pytest.approx(1 - 0.6875 / 3.5)
+
+
+def test_explained_variance_of_a_constant_is_unknown() -> None:
+    assert explained_variance(torch.arange(3.0), torch.ones(3)) != explained_variance(torch.arange(3.0), torch.ones(3))
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), floor=st.floats(1e-6, 100), noise=st.floats(0, 3))
 def test_the_floor_counts_only_below_itself(seed: int, floor: float, noise: float) -> None:
     rng = np.random.default_rng(seed)
     target = torch.from_numpy(rng.standard_normal((7, 5)))
     value = target + noise * torch.from_numpy(rng.standard_normal((7, 5)))
-    floored = floored_explained_variance(value, target, floor=floor)
+    floored = explained_variance(value, target, floor=floor)
     spread = float(target.var(correction=0))
     if floor <= spread:
         oracle = explained_variance_score(target.flatten().numpy(), value.flatten().numpy())
@@ -83,8 +93,8 @@ def test_where_returns_hardly_vary_the_floor_keeps_the_number_readable() -> None
     target = 5 + 1e-6 * torch.randn(40, generator=generator(), dtype=torch.float64)
     value = 5 + 1e-3 * torch.randn(40, generator=generator(1), dtype=torch.float64)
     assert explained_variance(value, target) < -1e5
-    assert floored_explained_variance(value, target, floor=0.01) == pytest.approx(1, abs=1e-3)
-    assert floored_explained_variance(target, torch.full_like(target, 5), floor=0.01) == pytest.approx(1, abs=1e-6)
+    assert explained_variance(value, target, floor=0.01) == pytest.approx(1, abs=1e-3)
+    assert explained_variance(target, torch.full_like(target, 5), floor=0.01) == pytest.approx(1, abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,7 +112,7 @@ def test_calibration_needs_values_that_vary() -> None:
     assert all(math.isnan(number) for number in calibration(torch.full((4,), 2.0), torch.arange(4.0)))
 
 
-def test_errors_are_told_by_quarter_of_the_prediction() -> None:
+def test_errors_by_quarter_of_the_prediction_by_hand() -> None:
     value = torch.tensor([[7.0, 1.0, 5.0, 3.0], [2.0, 8.0, 4.0, 6.0]])
     target = value + torch.tensor([[40.0, 1.0, 30.0, 2.0], [3.0, 42.0, 4.0, 10.0]])
     assert error_by_quarter(value, target) == dict(zip(QUARTERS, [2.0, 3.0, 20.0, 41.0], strict=True))
@@ -131,14 +141,13 @@ def test_factors_go_up_and_down_alike_and_only_marked_steps_count() -> None:
     assert all(math.isnan(number) for number in ratio_factors(log_ratio, torch.zeros(5, dtype=torch.bool)))
 
 
-def looked(distribution: ActionDistribution, action_BH: Tensor) -> Look:
-    return Look(
+def evaluate(distribution: ActionDistribution, action_BH: Tensor) -> PolicyEvaluation:
+    return PolicyEvaluation(
         log_prob_BH=distribution.head_log_probs(action_BH),
         entropy_BH=distribution.head_entropies(action_BH),
         choices_BH=distribution.head_choices(action_BH),
         joint_TN=distribution.log_prob(action_BH)[None],
         core=None,
-        contribution_BS=None,
     )
 
 
@@ -146,23 +155,23 @@ def looked(distribution: ActionDistribution, action_BH: Tensor) -> Look:
 def test_head_statistics_are_means_over_the_steps_that_matter(seed: int) -> None:
     old, new = (random_distribution(seed, free=True, rows=64, scale=scale)[0] for scale in (1.0, 1.3))
     action_BH = old.sample(torch.rand(64, len(Head), generator=generator(seed), dtype=torch.float64))
-    before, after = looked(old, action_BH), looked(new, action_BH)
-    told = head_stats(before, after)
+    before, after = evaluate(old, action_BH), evaluate(new, action_BH)
+    found = head_stats(before, after)
     for head in Head:
         rows = [b for b in range(64) if after.choices_BH[b, head] > 1]
-        assert told[head].steps == len(rows)
-        assert told[head].learnable == pytest.approx(len(rows) / 64)
+        assert found[head].steps == len(rows)
+        assert found[head].learnable == pytest.approx(len(rows) / 64)
         if not rows:
-            assert math.isnan(told[head].entropy)
+            assert math.isnan(found[head].entropy)
             continue
         entropy, choices = after.entropy_BH[rows, head].numpy(), after.choices_BH[rows, head].numpy()
         ratio = (after.log_prob_BH - before.log_prob_BH)[rows, head].exp().numpy()
-        assert told[head].entropy == pytest.approx(entropy.mean())
-        assert told[head].entropy_share == pytest.approx((entropy / np.log(choices)).mean(), rel=1e-5)
-        assert 0 <= told[head].entropy_share <= 1 + 1e-6
-        assert told[head].ratio_max == pytest.approx(np.maximum(ratio, 1 / ratio).max())
-        assert told[head].kl == pytest.approx((ratio - 1 - np.log(ratio)).mean())
-    assert told[Head.BLUEPRINT].steps > 0
+        assert found[head].entropy == pytest.approx(entropy.mean())
+        assert found[head].entropy_share == pytest.approx((entropy / np.log(choices)).mean(), rel=1e-5)
+        assert 0 <= found[head].entropy_share <= 1 + 1e-6
+        assert found[head].ratio_max == pytest.approx(np.maximum(ratio, 1 / ratio).max())
+        assert found[head].kl == pytest.approx((ratio - 1 - np.log(ratio)).mean())
+    assert found[Head.BLUEPRINT].steps > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,7 +181,7 @@ def test_divergences_of_heads_add_up_to_that_of_the_action(seed: int) -> None:
     new, _ = random_distribution(seed, free=True, scale=1.1)
     for row in range(4):
         action_CH, old_C = old.enumerate(row)
-        before, after = (looked(which._row(row, len(action_CH)), action_CH) for which in (old, new))
+        before, after = (evaluate(which._row(row, len(action_CH)), action_CH) for which in (old, new))
         log_ratio_CH = after.log_prob_BH - before.log_prob_BH
         by_head = (old_C.exp()[:, None] * (torch.expm1(log_ratio_CH) - log_ratio_CH)).sum()
         exact = (old_C.exp() * (old_C - after.joint_TN[0])).sum()
@@ -180,10 +189,10 @@ def test_divergences_of_heads_add_up_to_that_of_the_action(seed: int) -> None:
         assert exact > 1e-6
 
 
-def test_a_look_is_of_the_policy_that_acted() -> None:
+def test_the_evaluation_before_an_update_is_of_the_policy_that_acted() -> None:
     agent = make()
     rollout = rollout_of(agent, resets=0.3)
-    seen = look(agent.network, rollout)
+    seen = evaluate_rollout(agent.network, rollout)
     torch.testing.assert_close(seen.joint_TN, rollout.log_prob_TN, rtol=0, atol=1e-5)
     torch.testing.assert_close(seen.log_prob_BH.sum(dim=1).view(6, 8), seen.joint_TN, rtol=0, atol=1e-5)
     assert torch.equal(seen.choices_BH[:, Head.OP].view(6, 8) == 1, rollout.forced_TN)
@@ -195,8 +204,8 @@ def test_forced_steps_are_not_learnable_by_any_head() -> None:
     assert all(seen.learnable == 0 and seen.steps == 0 for seen in stats.diagnostics.heads.values())
     assert math.isnan(stats.diagnostics.ratio_max)
     assert stats.diagnostics.top_blueprint == ""
-    told = stats.metrics()
-    assert all(told[f"learnable_{name}"] == 0 for name in HEADS.values())
+    found = stats.metrics()
+    assert all(found[f"learnable_{name}"] == 0 for name in HEADS.values())
 
 
 def test_the_blueprint_planted_most_often_is_named() -> None:
@@ -218,9 +227,8 @@ def test_the_blueprint_planted_most_often_is_named() -> None:
 
 
 def test_every_parameter_belongs_to_one_part() -> None:
-    for config in (SMALL, replace(SMALL, slot_identity=False), replace(SMALL, aux_coef=0.1), PPOMLPConfig(hidden=16)):
-        spec = replace(SPEC, slot_feature_names=(*SPEC.slot_feature_names, *NEEDED))
-        network = config.build(spec, seed=0).network
+    for config in (SMALL, replace(SMALL, slot_identity=False), PPOMLPConfig(hidden=16)):
+        network = config.build(SPEC, seed=0).network
         parts = parts_of(network)
         assert sorted(map(id, network.parameters())) == sorted(id(p) for part in parts.values() for p in part)
         assert set(parts) <= set(PARTS)
@@ -229,7 +237,7 @@ def test_every_parameter_belongs_to_one_part() -> None:
 def test_a_layer_without_a_part_is_noticed() -> None:
     network = make().network
     network.add_module("oracle", nn.Linear(2, 2))
-    with pytest.raises(AssertionError, match="to which part of the network oracle belongs"):
+    with pytest.raises(AssertionError, match="add layer oracle of the policy network to PARTS"):
         parts_of(network)
 
 
@@ -275,19 +283,19 @@ def test_core_health_is_what_single_steps_find(scale: float) -> None:
     input_TNR = scale * torch.randn(9, 4, 5, generator=generator(1), dtype=torch.float64)
     is_init_TN = torch.rand(9, 4, generator=generator(2)) < 0.2
     is_init_TN[0] = True
-    with torch.no_grad(), overheard(core) as stretches:
+    with torch.no_grad(), record_calls(core) as calls:
         core.unroll(input_TNR, {name: zeros.double() for name, zeros in core.start(4).items()}, is_init_TN)
-    told = core_health(core, stretches)
+    found = core_health(core, calls)
     with torch.no_grad():
         h_TNR, c_TNR, sums = stepped(core, input_TNR, is_init_TN)
     enter, forget, _, leave = sums.sigmoid().chunk(4, dim=-1)
     gates = torch.stack([enter, forget, leave])
-    assert told.h == pytest.approx(h_TNR.abs().mean().item(), abs=1e-9)
-    assert told.c == pytest.approx(c_TNR.abs().mean().item(), abs=1e-9)
-    assert told.saturated == pytest.approx((h_TNR.abs() > 0.99).double().mean().item())
-    assert told.gates_saturated == pytest.approx(((gates < 0.01) | (gates > 0.99)).double().mean().item())
-    assert told.dead == pytest.approx((h_TNR.flatten(0, 1).std(dim=0, correction=0) < 0.01).double().mean().item())
-    assert (told.gates_saturated > 0.5) == (scale > 10)
+    assert found.h == pytest.approx(h_TNR.abs().mean().item(), abs=1e-9)
+    assert found.c == pytest.approx(c_TNR.abs().mean().item(), abs=1e-9)
+    assert found.saturated == pytest.approx((h_TNR.abs() > 0.99).double().mean().item())
+    assert found.gates_saturated == pytest.approx(((gates < 0.01) | (gates > 0.99)).double().mean().item())
+    assert found.dead == pytest.approx((h_TNR.flatten(0, 1).std(dim=0, correction=0) < 0.01).double().mean().item())
+    assert (found.gates_saturated > 0.5) == (scale > 10)
 
 
 def test_units_that_never_change_are_dead() -> None:
@@ -295,14 +303,14 @@ def test_units_that_never_change_are_dead() -> None:
     core.initialize(generator())
     for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
         core.get_parameter(name).data.view(4, 4, -1)[:, :3] = 0.0  # three of four units: all gates half open, nothing enters
-    with torch.no_grad(), overheard(core) as stretches:
+    with torch.no_grad(), record_calls(core) as calls:
         core.unroll(torch.randn(6, 3, 4, generator=generator()), core.start(3), torch.zeros(6, 3, dtype=torch.bool))
-    assert core_health(core, stretches).dead == 0.75
+    assert core_health(core, calls).dead == 0.75
 
 
-def test_nothing_listens_when_the_look_is_over() -> None:
+def test_no_hook_is_left_after_an_evaluation() -> None:
     agent = make()
-    look(agent.network, rollout_of(agent))
+    evaluate_rollout(agent.network, rollout_of(agent))
     assert not agent.network.core._forward_hooks
 
 
@@ -320,32 +328,32 @@ def test_the_joint_numbers_agree_with_the_update() -> None:
     agent = make(target_kl=0.5)
     rollout = rollout_of(agent, resets=0.2)
     stats = agent.update(rollout, progress=0.0, generator=generator())
-    told = stats.diagnostics
-    assert told.kl_of_target == pytest.approx(stats.kl / 0.5)
-    assert told.heads[Head.OP].learnable == pytest.approx(1 - stats.forced_fraction)
-    assert told.explained_variance_floored == pytest.approx(stats.explained_variance)
-    assert told.steps == 48
-    assert told.skipped_fraction == stats.minibatches_skipped / 32
+    found = stats.diagnostics
+    assert found.kl_of_target == pytest.approx(stats.kl / 0.5)
+    assert found.heads[Head.OP].learnable == pytest.approx(1 - stats.forced_fraction)
+    assert found.explained_variance_floored == pytest.approx(stats.explained_variance)
+    assert found.steps == 48
+    assert found.skipped_fraction == stats.minibatches_skipped / 32
     with torch.no_grad():
-        after = look(agent.network, rollout)
+        after = evaluate_rollout(agent.network, rollout)
     factor_TN = (after.joint_TN - rollout.log_prob_TN).abs().exp()[~rollout.forced_TN]
-    assert told.ratio_max == pytest.approx(factor_TN.max().item(), rel=1e-6)
-    assert told.ratio_max > 1.001
+    assert found.ratio_max == pytest.approx(factor_TN.max().item(), rel=1e-6)
+    assert found.ratio_max > 1.001
 
 
-def test_returns_are_lived_ones_by_the_values_at_the_time() -> None:
+def test_calibration_is_of_monte_carlo_returns_by_the_values_given_while_acting() -> None:
     agent = make(gamma=1.0)
     rollout = rollout_of(agent)
     returns_TN = rollout.reward_TN.flip(0).cumsum(dim=0).flip(0)
     rollout.value_TN = 2 * returns_TN + 3
-    told = agent.update(rollout, progress=0.0, generator=generator()).diagnostics
-    assert (told.value_slope, told.value_intercept) == pytest.approx((0.5, -1.5), abs=1e-4)
+    found = agent.update(rollout, progress=0.0, generator=generator()).diagnostics
+    assert (found.value_slope, found.value_intercept) == pytest.approx((0.5, -1.5), abs=1e-4)
 
 
-def test_looking_changes_nothing_that_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_change_nothing_that_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = make(), make()
     one.update(rollout_of(one), progress=0.0, generator=generator())
-    monkeypatch.setattr("esper.agent.ppo.learner.diagnose", lambda *_, **__: None)
+    monkeypatch.setattr("esper.agent.ppo.ppo.diagnose", lambda *_, **__: None)
     two.update(rollout_of(two), progress=0.0, generator=generator())
     weights = one.network.state_dict(), two.network.state_dict()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -353,15 +361,15 @@ def test_looking_changes_nothing_that_is_learned(monkeypatch: pytest.MonkeyPatch
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), legal=st.floats(0, 1), resets=st.floats(0, 0.5))
-def test_whatever_was_lived_the_numbers_are_in_their_ranges(seed: int, legal: float, resets: float) -> None:
+def test_all_metrics_are_in_their_ranges(seed: int, legal: float, resets: float) -> None:
     agent, rng = make(epochs=2), np.random.default_rng(seed)
     rollout = random_rollout(
         agent, rng, resets=resets, observe=lambda _: random_observation(SPEC, rng, free=bool(seed % 2), legal=legal)
     )
     assume(rollout.reward_TN.std() > 0)
-    told = agent.update(rollout, progress=0.0, generator=generator()).metrics()
+    found = agent.update(rollout, progress=0.0, generator=generator()).metrics()
     shares = ("learnable_", "entropy_share_", "core_saturated", "core_gates_saturated", "core_dead", "top_blueprint_share")
-    for name, value in told.items():
+    for name, value in found.items():
         if name.startswith(shares) and not math.isnan(value):
             assert -1e-6 <= value <= 1 + 1e-6, name
         if name.startswith("ratio_") and not math.isnan(value):
@@ -369,4 +377,4 @@ def test_whatever_was_lived_the_numbers_are_in_their_ranges(seed: int, legal: fl
         if name.startswith("kl_") and not math.isnan(value):
             assert value >= -1e-6, name
         if name.startswith("learnable_"):
-            assert (value == 0) == math.isnan(told[f"entropy_{name.removeprefix('learnable_')}"])
+            assert (value == 0) == math.isnan(found[f"entropy_{name.removeprefix('learnable_')}"])

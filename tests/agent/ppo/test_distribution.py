@@ -1,4 +1,4 @@
-"""The factored distribution: it is one, it never does what is illegal, and its entropy is that of the whole action."""
+"""The factored distribution: it sums to 1, never samples illegal actions, and has the exact entropy of whole actions."""
 
 # B decisions, O operations, S slots, H heads, W values of one head, C composite actions
 
@@ -56,18 +56,18 @@ def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bo
         heads = (repeated.head_log_probs(action_CH), repeated.head_entropies(action_CH), repeated.head_choices(action_CH))
         for c, action_H in enumerate(action_CH):
             for head in Head:
-                told = [tensor_CH[c, head].item() for tensor_CH in heads]
+                found = [tensor_CH[c, head].item() for tensor_CH in heads]
                 if not RELEVANT[action_H[Head.OP], head]:
-                    assert told == [0.0, 0.0, 0]
+                    assert found == [0.0, 0.0, 0]
                     continue
                 given = min(int(head), 2)  # nothing for the operation, the operation for the slot, both for the others
                 same_C = (action_CH[:, :given] == action_H[:given]).all(dim=1)
                 values = action_CH[same_C, head].unique()
                 mass_W = torch.stack([probability_C[same_C & (action_CH[:, head] == value)].sum() for value in values])
                 chances_W = mass_W / mass_W.sum()
-                assert told[0] == pytest.approx(chances_W[values == action_H[head]].log().item(), abs=1e-9)
-                assert told[1] == pytest.approx(-(chances_W * chances_W.log()).sum().item(), abs=1e-9)
-                assert told[2] == len(values)
+                assert found[0] == pytest.approx(chances_W[values == action_H[head]].log().item(), abs=1e-9)
+                assert found[1] == pytest.approx(-(chances_W * chances_W.log()).sum().item(), abs=1e-9)
+                assert found[2] == len(values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -136,6 +136,18 @@ def test_an_illegal_action_has_no_probability_and_gives_no_nan() -> None:
     action[:, Head.OP], action[:, Head.SLOT] = op, slot
     assert distribution.log_prob(action)[row] < -1e8
     assert torch.isfinite(distribution.entropy()).all()
+
+
+def test_an_illegal_value_is_noticed_by_a_free_head_and_not_by_a_held_one() -> None:
+    _, seen = random_distribution(0, rows=1)  # every head but the blueprint is held
+    seen.legal_values[:, 0] = False  # of two blueprints, one stays
+    legal_slots = torch.ones_like(seen.legal_slots)
+    action = torch.zeros(1, len(Head), dtype=torch.int64)
+    action[:, Head.OP] = Op.GERMINATE
+    for parameters, noticed in (({(Op.GERMINATE, Head.BLUEPRINT): torch.zeros(1, 3, 2)}, True), ({}, False)):
+        logits = Logits(op_BO=torch.zeros(1, len(Op)), slot_BOS=torch.zeros(1, len(Op), 3), parameters=parameters)
+        log_prob = ActionDistribution(logits, legal_slots, seen.legal_values, SPEC.head_sizes).log_prob(action)
+        assert bool(log_prob < -1e8) == noticed
 
 
 def test_frequencies_of_drawn_actions_are_their_probabilities() -> None:

@@ -1,4 +1,4 @@
-"""Does it learn? Worlds of a few steps, seconds each; where a part is switched off, it must not."""
+"""PPO solves small worlds within seconds, and fails where a necessary part is switched off."""
 
 # T steps, N hosts, S slots
 
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.base import Decision
-from esper.agent.ppo.config import PPOMLPConfig
-from esper.agent.ppo.learner import PPO
 from esper.agent.ppo.losses import Surrogate
+from esper.agent.ppo.ppo import PPO, PPOMLPConfig
+from esper.buffer.transition import Decision
 from esper.env.actions import Head, Observation, Op
 from tests.agent.toy_worlds import World, blank, learn, make_spec, mean_return, play
 

@@ -1,23 +1,35 @@
-"""The terms of the objective, on numbers that can be followed by hand."""
+"""The terms of the objective on numbers that can be followed by hand, and the replay of rollouts in rows and in chunks."""
+
+# T steps, N hosts, C chunks of a row
 
 import math
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.agent.ppo import ppo
+from esper.agent.ppo.advantages import Baseline, leave_one_out, returns_to_go
 from esper.agent.ppo.losses import (
+    Surrogate,
+    chunk_starts,
     clip_fraction,
     clipped_surrogate,
-    contribution_loss,
-    explained_variance,
+    compute_losses,
     kl_estimate,
     masked_mean,
     per_head_surrogate,
-    r_squared,
     value_loss,
 )
+from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
+from esper.buffer.rollout import Rollout
+from esper.env.actions import Head, Observation, segments
+from tests.agent.small_policy import SPEC, generator
+from tests.agent.toy_worlds import random_observation, random_rollout
 
 RATIO = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
 ADVANTAGE = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
@@ -70,20 +82,7 @@ def test_clip_fraction_counts_both_sides() -> None:
     assert clip_fraction(RATIO.log(), torch.tensor([True, False, False, False, True]), clip=0.2).item() == pytest.approx(0.5)
 
 
-def test_explained_variance_by_hand() -> None:
-    target = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    assert explained_variance(target, target) == 1.0
-    assert explained_variance(target + 10, target) == 1.0  # a constant error explains as well
-    assert explained_variance(torch.zeros(4), target) == 0.0
-    value = torch.tensor([1.0, 3.0, 2.0, 5.0])  # errors 0, -1, 1, 1: variance 0.6875; target variance 3.5
-    assert explained_variance(value, target) == pytest.approx(1 - 0.6875 / 3.5)
-
-
-def test_explained_variance_of_a_constant_is_unknown() -> None:
-    assert explained_variance(torch.arange(3.0), torch.ones(3)) != explained_variance(torch.arange(3.0), torch.ones(3))
-
-
-def told_by_hand(log_ratio: list[list[float]], advantage: list[float], relevant: list[list[bool]], clip: float) -> float:
+def by_hand(log_ratio: list[list[float]], advantage: list[float], relevant: list[list[bool]], clip: float) -> float:
     """Sum over heads in plain numbers, mean over steps."""
     total = 0.0
     for heads, gain, counts in zip(log_ratio, advantage, relevant, strict=True):
@@ -96,7 +95,7 @@ def told_by_hand(log_ratio: list[list[float]], advantage: list[float], relevant:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=50, deadline=None)
-def test_per_head_surrogate_is_told_by_hand_in_value_and_gradient(seed: int) -> None:
+def test_per_head_surrogate_by_hand_in_value_and_gradient(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_ratio = (0.4 * torch.randn(6, 3, generator=generator, dtype=torch.float64)).requires_grad_()
     advantage = torch.randn(6, generator=generator, dtype=torch.float64)
@@ -107,7 +106,7 @@ def test_per_head_surrogate_is_told_by_hand_in_value_and_gradient(seed: int) -> 
     loss.backward()
     rest = (advantage[:4].tolist(), relevant[:4].tolist(), 0.2)
     plain = log_ratio.detach()[:4].tolist()
-    assert loss.item() == pytest.approx(told_by_hand(plain, *rest), abs=1e-12)
+    assert loss.item() == pytest.approx(by_hand(plain, *rest), abs=1e-12)
     assert not log_ratio.grad[4:].any()
     step = 1e-6
     for t in range(4):
@@ -116,7 +115,7 @@ def test_per_head_surrogate_is_told_by_hand_in_value_and_gradient(seed: int) -> 
             for sign in (1, -1):
                 moved = [list(row) for row in plain]
                 moved[t][head] += sign * step
-                around.append(told_by_hand(moved, *rest))
+                around.append(by_hand(moved, *rest))
             assert log_ratio.grad[t, head].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-8)
 
 
@@ -149,21 +148,216 @@ def test_an_irrelevant_head_that_is_not_finite_reaches_nothing() -> None:
     assert torch.isfinite(log_ratio.grad).all()
 
 
-def test_contribution_loss_is_over_what_was_measured() -> None:
-    prediction, measured = torch.tensor([[1.0, 5.0]], requires_grad=True), torch.tensor([[3.0, float("nan")]])
-    mask = torch.tensor([[True, False]])
-    loss = contribution_loss(prediction, measured, mask)
-    loss.backward()
-    assert loss.item() == 0.5 * 4
-    assert prediction.grad.tolist() == [[-2.0, 0.0]]
-    assert contribution_loss(prediction, measured, torch.zeros_like(mask)).item() == 0.0
+# ---- replay
 
 
-def test_r_squared_by_hand() -> None:
-    target, all_four = torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.ones(4, dtype=torch.bool)
-    assert r_squared(target, target, all_four) == 1.0
-    assert r_squared(torch.full((4,), 3.0), target, all_four) == 0.0
-    assert r_squared(target + 1, target, all_four) == pytest.approx(1 - 4 / 14)
-    assert r_squared(torch.zeros(4), target, torch.tensor([True, True, False, False])) == pytest.approx(1 - 5 / 0.5)
-    for unknown in (torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, False, False])):
-        assert math.isnan(r_squared(target, target, unknown))
+def make(kind: type[PPOConfig] = PPOConfig, **config: Any) -> PPO:
+    return replace(kind(hidden=16, slot_width=16), **config).build(SPEC, seed=0)
+
+
+def random_start() -> dict[str, torch.Tensor]:
+    return {name: torch.randn(8, 16, generator=generator()) for name in ("h", "c")}
+
+
+def trained(**config: Any) -> tuple[list[torch.Tensor], list[str]]:
+    """Weights and stats after a few updates."""
+    agent = make(**config)
+    stats = []
+    for seed in range(3):
+        rollout = random_rollout(agent, np.random.default_rng(seed), resets=0.2)
+        stats.append(repr(agent.update(rollout, progress=0.0, generator=generator(seed))))
+    return list(agent.network.parameters()), stats
+
+
+def test_choices_that_a_minibatch_lacks_change_nothing_to_the_bit() -> None:
+    agent = make()
+    rollout = random_rollout(agent, np.random.default_rng(0), resets=0.2)
+    for place in segments(SPEC.head_sizes).values():  # the first host may choose, the others have one value a head
+        rollout.seen.legal_values[:, 1:, place] = False
+        rollout.seen.legal_values[:, 1:, place.start] = True
+    rollout.action_TNH[:, 1:, Head.BLUEPRINT :] = 0
+    targets, rows = agent._targets(rollout), torch.arange(1, 8)
+    assert targets.free
+    results: list[tuple[dict[str, torch.Tensor], list[torch.Tensor | None]]] = []
+    for free in (targets.free, None):
+        agent.network.zero_grad()
+        log_ratio, terms = agent._losses(rollout, replace(targets, free=free), rows)
+        sum(terms.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
+        grads = [None if p.grad is None else p.grad.clone() for p in agent.network.parameters()]
+        results.append((terms | {"log_ratio": log_ratio}, grads))
+    assert all(torch.equal(results[0][0][name], results[1][0][name]) for name in results[0][0])
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        assert torch.equal(torch.zeros(()) if one is None else one, torch.zeros_like(one) if other is None else other)  # pyright: ignore
+
+
+# ---- chunks
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, PPOMLPConfig])
+def test_a_chunk_of_all_steps_is_the_whole_row_to_the_bit(kind: type[PPOConfig]) -> None:
+    (rows, results), (chunks, same) = trained(kind=kind), trained(kind=kind, chunk=6)
+    assert all(torch.equal(a, b) for a, b in zip(rows, chunks, strict=True))
+    assert results == same
+    (shorter, _) = trained(kind=kind, chunk=3)
+    assert any(not torch.equal(a, b) for a, b in zip(rows, shorter, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_chunks_start_with_what_a_full_unroll_remembers_there(chunk: int, begun: bool) -> None:
+    agent = make()
+    rollout = random_rollout(agent, np.random.default_rng(0), resets=0.3, initial_state=random_start() if begun else None)
+    starts = chunk_starts(agent.network, rollout, chunk)
+    state = rollout.initial_state or agent.start(8)
+    with torch.no_grad():
+        for t in range(6):
+            if t % chunk == 0:
+                rows = slice(8 * (t // chunk), 8 * (t // chunk + 1))
+                for name in ("h", "c"):
+                    torch.testing.assert_close(starts[name][rows], state[name], atol=1e-6, rtol=1e-5)
+            _, state = agent.network.step(rollout.seen[t], state, rollout.is_init_TN[t])
+    assert len(starts["h"]) == 8 * 6 // chunk
+    assert not starts["h"].requires_grad
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("resets", [0.0, 0.3])
+def test_chunks_replay_the_rollout(resets: float, begun: bool) -> None:
+    agent = make(chunk=2)
+    for seed in range(3):
+        start = random_start() if begun else None
+        rollout = random_rollout(agent, np.random.default_rng(seed), resets=resets, initial_state=start)
+        assert agent.update(rollout, progress=0.0, generator=generator()).first_ratio_error < 1e-5
+
+
+def test_chunks_that_start_with_nothing_are_noticed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make(chunk=2, minibatches=1, learning_rate=1e-2)
+    for seed in range(10):
+        agent.update(random_rollout(agent, np.random.default_rng(seed)), progress=0.0, generator=generator())
+    rollout = random_rollout(agent, np.random.default_rng(10))
+    rollout.log_prob_TN[5, 3] += 0.5
+    with pytest.raises(RuntimeError, match="at step 5 of host 3"):
+        agent.update(rollout, progress=0.0, generator=generator())
+    rollout.log_prob_TN[5, 3] -= 0.5
+    monkeypatch.setattr(ppo, "chunk_starts", lambda network, rollout, chunk: network.start(24))
+    with pytest.raises(RuntimeError, match=r"does not reproduce its rollout: at step [2-5] "):
+        agent.update(rollout, progress=0.0, generator=generator())
+
+
+def test_starts_are_made_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, seen = make(chunk=2, epochs=3, target_kl=1e9), []
+
+    def spy(network: Any, rollout: Rollout, chunk: int) -> Any:
+        weights = [parameter.detach().clone() for parameter in network.parameters()]
+        seen.append((weights, chunk_starts(network, rollout, chunk)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(ppo, "chunk_starts", spy)
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    agent.update(rollout, progress=0.0, generator=generator())
+    assert len(seen) == 3
+    assert not torch.equal(seen[0][1]["h"][8:], seen[1][1]["h"][8:])
+    assert not torch.equal(seen[1][1]["h"][8:], seen[2][1]["h"][8:])
+    assert rollout.chunks == 1, "the rollout itself is not cut"
+    assert not rollout.initial_state
+
+
+def test_gradients_end_where_the_chunk_starts() -> None:
+    """Only the last three of six steps are learned from. In whole rows they ask the first three to remember, in chunks not."""
+    agent = make()
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    targets, reached = agent._targets(rollout), {}
+    rollout.forced_TN[:3] = True
+    for chunk in (6, 3):
+        features = rollout.seen.features.detach().requires_grad_()
+        rollout.seen = replace(rollout.seen, features=features)
+        part = rollout.folded(chunk)
+        part.initial_state = chunk_starts(agent.network, rollout, chunk)
+        _, terms = agent._losses(part, targets.folded(chunk), torch.arange(part.num_hosts))
+        terms["policy_loss"].backward()
+        reached[chunk] = (features.grad != 0).any(dim=2)
+    assert reached[6].all()
+    assert not reached[3][:3].any()
+    assert reached[3][3:].all()
+
+
+# ---- minibatches
+
+
+def test_twins_count_for_each_other_in_whatever_minibatch_they_are() -> None:
+    agent = make(twins=4, baseline=Baseline.twins)
+    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: open_to_all(t))
+    targets = agent._targets(rollout)
+    ends = rollout.terminated_TN, rollout.truncated_TN
+    raw = leave_one_out(returns_to_go(rollout.reward_TN, rollout.next_value_TN, *ends, gamma=1.0), 4)
+    expected = (raw - raw.mean()) / raw.std(correction=0)
+    for host in range(8):
+        _, terms = agent._losses(rollout, targets, torch.tensor([host]))
+        assert terms["policy_loss"].item() == pytest.approx(-expected[:, host].mean().item(), abs=1e-5)
+
+
+def open_to_all(t: int) -> Observation:
+    """Every operation is legal."""
+    return random_observation(SPEC, np.random.default_rng(t), legal=1.0)
+
+
+def test_the_share_of_clipped_gradients_is_recorded() -> None:
+    def share(bound: float) -> tuple[float, list[float]]:
+        agent = make(max_grad_norm=bound, epochs=1)
+        norms, step = [], agent._step
+
+        def spy(*given: Any) -> Any:
+            metrics = step(*given)
+            norms.append(metrics["grad_norm"])
+            return metrics
+
+        agent._step = spy
+        stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
+        return stats.grad_clipped, norms
+
+    none, norms = share(1e9)
+    assert none == 0.0
+    assert share(1e-9)[0] == 1.0
+    some, there = share(sorted(norms)[1] * 1.0001)
+    assert some == np.mean([norm > sorted(norms)[1] * 1.0001 for norm in there])
+    assert 0 < some < 1
+
+
+# ---- head by head
+
+
+def test_before_the_first_step_both_surrogates_ask_for_the_same() -> None:
+    agent = make(surrogate=Surrogate.per_head)
+    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: free(t))
+    assert rollout.head_log_prob_TNH.count_nonzero() > rollout.log_prob_TN.count_nonzero(), "several heads were drawn in a step"
+    targets, gradients = agent._targets(rollout), []
+    for surrogate in Surrogate:
+        agent.network.zero_grad()
+        _, terms = compute_losses(agent.network, rollout, targets, torch.arange(8), clip=0.2, surrogate=surrogate)
+        terms["policy_loss"].backward()
+        gradients.append([p.grad.clone() for p in agent.network.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    for joint, by_head in zip(*gradients, strict=True):
+        torch.testing.assert_close(joint, by_head, atol=1e-6, rtol=1e-4)
+
+
+def free(t: int) -> Observation:
+    """Every operation is legal, and parameters are free."""
+    return random_observation(SPEC, np.random.default_rng(t), legal=1.0, free=True)
+
+
+def test_further_on_they_do_not() -> None:
+    weights = []
+    for surrogate in Surrogate:
+        agent = make(surrogate=surrogate, clip=0.05, target_kl=1e9)
+        rollout = random_rollout(agent, np.random.default_rng(0), observe=free)
+        stats = agent.update(rollout, progress=0.0, generator=generator())
+        assert stats.first_ratio_error < 1e-5
+        weights.append(agent.network.op.weight.detach())
+    assert not torch.equal(*weights)
+
+
+def test_a_rollout_without_head_log_probs_cannot_be_learned_from_per_head() -> None:
+    rollout = random_rollout(make(), np.random.default_rng(0))
+    with pytest.raises(AssertionError, match="the rollout lacks the log-probabilities of the heads"):
+        make(surrogate=Surrogate.per_head).update(rollout, progress=0.0, generator=generator())

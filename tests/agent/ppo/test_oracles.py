@@ -1,4 +1,4 @@
-"""Our formulas against those of well-kept libraries, where they are installed (the `oracles` extra)."""
+"""Formulas checked against reference libraries, where they are installed (the `oracles` extra)."""
 
 # T steps, N hosts, W values of one head, R recurrent units
 
@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, masked_log_softmax, segments
-from esper.agent.ppo.gae import gae
-from esper.agent.ppo.losses import clip_fraction, clipped_surrogate, explained_variance, value_loss
+from esper.agent.ppo.advantages import gae
+from esper.agent.ppo.diagnostics import explained_variance
+from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, masked_log_softmax
+from esper.agent.ppo.losses import clip_fraction, clipped_surrogate, value_loss
 from esper.agent.ppo.network import PolicyNetwork
-from esper.agent.ppo.popart import Moments
-from esper.env.actions import Head, Op
+from esper.env.actions import Head, Op, segments
 from esper.seeding import torch_stream
-from tests.agent.ppo.test_gae import random_case
-from tests.agent.toy_worlds import make_spec, random_rollout
+from tests.agent.ppo.test_advantages import random_case
+from tests.agent.toy_worlds import make_spec
 
 GAMMA, LAM = 0.97, 0.9
 
@@ -55,57 +54,6 @@ def test_explained_variance_of_stable_baselines() -> None:
     value, target = rng.standard_normal(50), rng.standard_normal(50)
     ours = explained_variance(torch.from_numpy(value), torch.from_numpy(target))
     assert ours == pytest.approx(utils.explained_variance(value, target), abs=1e-9)
-
-
-def test_moments_of_stable_baselines() -> None:
-    """In parts of different sizes, far from zero, where the naive formula has no digits left."""
-    running = pytest.importorskip("stable_baselines3.common.running_mean_std")
-    values = 1e6 + np.random.default_rng(0).standard_normal(500)
-    theirs, ours = running.RunningMeanStd(epsilon=0, shape=()), Moments()
-    for part in np.split(values, [1, 7, 200, 201]):
-        theirs.update(part)
-        ours = ours.merged(Moments.of(torch.from_numpy(part)))
-    assert ours.num == theirs.count == 500
-    assert ours.mean == pytest.approx(theirs.mean, rel=1e-12)
-    assert ours.deviation() == pytest.approx(theirs.var**0.5, rel=1e-9)
-
-
-def test_reward_scaling_of_stable_baselines() -> None:
-    """What `VecNormalize` divides rewards by after two rollouts in which episodes end anywhere."""
-    envs = pytest.importorskip("stable_baselines3.common.vec_env")
-    running = pytest.importorskip("stable_baselines3.common.running_mean_std")
-    gymnasium = pytest.importorskip("gymnasium")
-    agent = PPOConfig(hidden=8, slot_width=8, gamma=GAMMA, reward_scaling=True).build(make_spec(hosts=4, steps=12), seed=0)
-    rollouts = [random_rollout(agent, np.random.default_rng(seed), resets=0.2) for seed in range(3)]
-    for rollout in rollouts:
-        rollout.reward_TN = 30 * rollout.reward_TN + 7
-    told_TN = torch.cat([rollout.reward_TN for rollout in rollouts[:2]]).numpy()
-    ends_TN = torch.cat([rollout.terminated_TN for rollout in rollouts[:2]]).numpy()
-
-    class Scripted(gymnasium.Env):
-        observation_space = action_space = gymnasium.spaces.Discrete(2)
-
-        def __init__(self, host: int) -> None:
-            self.story = iter(zip(told_TN[:, host].tolist(), ends_TN[:, host].tolist(), strict=True))
-
-        def reset(self, **_):
-            return 0, {}
-
-        def step(self, action):
-            reward, ended = next(self.story)
-            return 0, reward, ended, False, {}
-
-    scripted = envs.DummyVecEnv([lambda host=host: Scripted(host) for host in range(4)])
-    theirs = envs.VecNormalize(scripted, norm_obs=False, clip_reward=1e9, gamma=GAMMA, epsilon=0.0)
-    theirs.ret_rms = running.RunningMeanStd(epsilon=0, shape=())  # else it has seen a little of a zero
-    theirs.reset()
-    for _ in told_TN:
-        theirs.step(np.zeros(4, np.int64))
-    for rollout in rollouts[:2]:
-        agent._follow(rollout)
-    ours = agent._scaled(rollouts[2]).reward_TN.numpy()
-    np.testing.assert_allclose(ours, theirs.normalize_reward(rollouts[2].reward_TN.numpy()), rtol=1e-6)
-    assert agent.unit > 20
 
 
 def test_masked_categorical_of_sb3_contrib() -> None:
@@ -185,14 +133,14 @@ def test_objective_of_torchrl() -> None:
     modules, tensordict = pytest.importorskip("tensordict.nn"), pytest.importorskip("tensordict")
     rng = np.random.default_rng(0)
     seen, action = torch.from_numpy(rng.standard_normal((64, 4))), torch.from_numpy(rng.integers(0, 5, 64))
-    lived, advantage, target = (torch.from_numpy(rng.standard_normal(64)) for _ in range(3))
-    lived = 0.3 * lived - 1.6
+    old, advantage, target = (torch.from_numpy(rng.standard_normal(64)) for _ in range(3))
+    old = 0.3 * old - 1.6
     torch.manual_seed(0)
     policy, critic = torch.nn.Linear(4, 5).double(), torch.nn.Linear(4, 1).double()
     weights = [*policy.parameters(), *critic.parameters()]
 
     log_prob = masked_log_softmax(policy(seen), torch.ones(64, 5, dtype=torch.bool))
-    log_ratio, everywhere = log_prob[torch.arange(64), action] - lived, torch.ones(64, dtype=torch.bool)
+    log_ratio, everywhere = log_prob[torch.arange(64), action] - old, torch.ones(64, dtype=torch.bool)
     surrogate = clipped_surrogate(log_ratio, advantage, everywhere, clip=0.25)
     fit, spread = value_loss(critic(seen)[:, 0], target), entropy_of(log_prob).mean()
     ours = torch.autograd.grad(surrogate + fit - 0.125 * spread, weights)
@@ -214,7 +162,7 @@ def test_objective_of_torchrl() -> None:
         loss_critic_type="l2",
         normalize_advantage=False,
     )
-    batch = {"observation": seen, "action": action, "action_log_prob": lived}
+    batch = {"observation": seen, "action": action, "action_log_prob": old}
     batch |= {"advantage": advantage[:, None], "value_target": target[:, None]}
     out = loss(tensordict.TensorDict(batch, [64]))
     theirs = torch.autograd.grad(out["loss_objective"] + out["loss_critic"] + out["loss_entropy"], list(loss.parameters()))

@@ -1,13 +1,10 @@
-"""PopArt changes the scale in which the critic learns, and nothing that it says; moments merge, and scale rewards."""
+"""PopArt changes the scale in which the critic learns, and none of its predictions."""
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
-from esper.agent.ppo.popart import Moments, PopArt, discounted_sums
+from esper.agent.ppo.popart import PopArt
 
 
 def make(step: float = 0.05) -> tuple[PopArt, nn.Linear]:
@@ -75,59 +72,3 @@ def test_statistics_are_saved() -> None:
     other = PopArt(step=0.05)
     other.load_state_dict(popart.state_dict())
     assert (other.mean, other.deviation) == (popart.mean, popart.deviation)
-
-
-# ---- the scale of rewards
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    values=st.lists(st.floats(-1e6, 1e6), min_size=0, max_size=30),
-    cuts=st.tuples(st.integers(0, 30), st.integers(0, 30)),
-)
-def test_moments_of_parts_merge_into_those_of_the_whole(values, cuts) -> None:
-    whole = torch.tensor(values, dtype=torch.float64)
-    first, second = sorted(min(cut, len(values)) for cut in cuts)
-    one, two, three = (Moments.of(whole[part]) for part in (slice(first), slice(first, second), slice(second, None)))
-    for merged in (one.merged(two).merged(three), one.merged(two.merged(three)), three.merged(one).merged(two)):
-        assert merged.num == len(values)
-        if len(values) > 1:
-            assert merged.mean == pytest.approx(np.mean(values), rel=1e-9, abs=1e-6)
-            assert merged.deviation() == pytest.approx(max(np.std(values), 1e-2), rel=1e-9, abs=1e-6)
-
-
-def test_moments_of_float32_are_in_double_precision() -> None:
-    values = 1e4 + torch.linspace(-1, 1, 1001)
-    halves = Moments.of(values[:400]).merged(Moments.of(values[400:]))
-    assert halves.deviation() == pytest.approx(np.std(values.numpy().astype(np.float64)), rel=1e-12)
-    assert Moments().deviation() == Moments.of(torch.tensor([5.0])).deviation() == 1.0
-    assert Moments.of(torch.tensor([5.0, 5.0])).deviation() == 1e-2
-
-
-def test_discounted_sums_by_hand_start_anew_where_an_episode_ends() -> None:
-    reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-    ends = torch.tensor([[False, False], [False, True], [True, True]])
-    sums = discounted_sums(reward, ends, gamma=0.5)
-    assert sums.dtype == torch.float64
-    assert sums.tolist() == [[1, 1], [2.5, 2.5], [4.25, 3]]
-
-
-@pytest.mark.parametrize("step", [0.0, 0.05])
-@pytest.mark.parametrize("spread", [20.0, 1e-3], ids=["wide", "narrower than the deviation may be"])
-def test_rescaling_multiplies_what_the_critic_says(step: float, spread: float) -> None:
-    """Also where there is no scale, and nobody but the layer can say it."""
-    popart, layer = make(step)
-    popart.update(50 + spread * torch.randn(64, dtype=torch.float64), layer)
-    inputs = torch.randn(32, 8, dtype=torch.float64)
-    before = popart.denormalize(layer(inputs))
-    popart.rescale(0.25, layer)
-    torch.testing.assert_close(popart.denormalize(layer(inputs)), before / 4, atol=1e-9, rtol=1e-9)
-
-
-def test_rescaled_targets_are_learned_as_they_were() -> None:
-    popart, layer = make()
-    popart.update(50 + 20 * torch.randn(64, dtype=torch.float64), layer)
-    scaled, weight = popart.normalize(torch.tensor([60.0], dtype=torch.float64)), layer.weight.clone()
-    popart.rescale(0.25, layer)
-    torch.testing.assert_close(popart.normalize(torch.tensor([15.0], dtype=torch.float64)), scaled)
-    torch.testing.assert_close(layer.weight, weight)

@@ -1,4 +1,4 @@
-"""How the policy acts, what an update does with a rollout, and that a saved policy goes on as if nothing had been."""
+"""Acting, the update, non-finite minibatches, resuming, and the config."""
 
 # T steps, N hosts, H heads
 
@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from esper.agent.base import AgentConfig
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.learner import PPO
-from esper.agent.ppo.losses import explained_variance
-from esper.agent.ppo.targets import Targets
+from esper.agent.ppo.advantages import Targets
+from esper.agent.ppo.diagnostics import explained_variance
+from esper.agent.ppo.ppo import PPO, PPOConfig, first_nonfinite
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Op
 from tests.agent.small_policy import SMALL, SPEC, corridor, generator, make, update
@@ -76,7 +75,7 @@ def test_broken_weights_are_noticed_before_they_act(layer: str, what: str, greed
         agent.act(seen, agent.start(8), is_init=np.ones(8, bool), uniform=np.full((8, len(Head)), 0.99), greedy=greedy)
 
 
-def test_a_parameter_drawn_from_no_numbers_is_noticed_too() -> None:
+def test_a_parameter_drawn_from_nan_logits_is_noticed_too() -> None:
     agent, seen = make(wait_bias=-99.0), blank(SPEC)
     seen.legal_slots[:, Op.GERMINATE, 1:] = True
     agent.network.parameter.weight.data[:] = float("nan")
@@ -107,12 +106,12 @@ def test_a_fault_in_any_one_host_is_noticed_whatever_is_dealt_first(chunk: int) 
     agent = make(chunk=chunk, minibatches=8, epochs=1)
     rollout = random_rollout(agent, np.random.default_rng(0))
     for host in range(8):
-        lived = rollout.log_prob_TN[4, host].clone()
-        for wrong in (lived + 0.01, torch.tensor(torch.nan)):
+        old = rollout.log_prob_TN[4, host].clone()
+        for wrong in (old + 0.01, torch.tensor(torch.nan)):
             rollout.log_prob_TN[4, host] = wrong
             with pytest.raises(RuntimeError, match=f"step 4 of host {host},"):
                 agent.update(rollout, progress=0.0, generator=generator())
-        rollout.log_prob_TN[4, host] = lived
+        rollout.log_prob_TN[4, host] = old
     assert agent.updates == 0
     agent.update(rollout, progress=0.0, generator=generator())
 
@@ -121,18 +120,18 @@ def test_a_rollout_may_start_in_the_middle_of_an_episode() -> None:
     agent = make()
     update(agent)
     state = {name: torch.randn(8, 16, generator=generator()) for name in ("h", "c")}
-    lived = random_rollout(agent, np.random.default_rng(0), initial_state=state)
-    assert agent.update(lived, progress=0.0, generator=generator()).first_ratio_error < 1e-5
-    lived = random_rollout(agent, np.random.default_rng(0), initial_state=state)
-    lived.initial_state = {}
+    old = random_rollout(agent, np.random.default_rng(0), initial_state=state)
+    assert agent.update(old, progress=0.0, generator=generator()).first_ratio_error < 1e-5
+    old = random_rollout(agent, np.random.default_rng(0), initial_state=state)
+    old.initial_state = {}
     with pytest.raises(RuntimeError, match="does not reproduce"):
-        agent.update(lived, progress=0.0, generator=generator())
+        agent.update(old, progress=0.0, generator=generator())
 
 
 def test_the_entropy_bonus_raises_entropy() -> None:
     agent = make(entropy_coef=1.0, entropy_final=1.0, learning_rate=1e-2, target_kl=1e9, wait_bias=3.0)
-    told = [update(agent, seed)["entropy"] for seed in range(6)]
-    assert told[-1] > told[0] + 0.1
+    entropies = [update(agent, seed)["entropy"] for seed in range(6)]
+    assert entropies[-1] > entropies[0] + 0.1
 
 
 def test_forgotten_resets_are_noticed() -> None:
@@ -164,21 +163,21 @@ def test_at_the_end_of_the_run_nothing_moves() -> None:
 
 
 def followed(agent: PPO, rollout: Rollout) -> tuple[list[tuple[float, float]], list[int]]:
-    """Of an update: KL of each minibatch, over its chosen steps and over all, and after how many of them a step was taken."""
+    """KL of each minibatch of an update, over unforced and over all steps, and the minibatches seen at each gradient step."""
     distances, steps = [], []
-    look, step = agent._losses, agent._step
+    losses, step = agent._losses, agent._step
 
-    def seen(rollout: Rollout, targets: Targets, rows: torch.Tensor) -> Any:
-        log_ratio, terms = look(rollout, targets, rows)
+    def spy_losses(rollout: Rollout, targets: Targets, rows: torch.Tensor) -> Any:
+        log_ratio, terms = losses(rollout, targets, rows)
         k3 = (log_ratio.exp() - 1 - log_ratio).detach()
         distances.append((k3[~rollout.forced_TN[:, rows]].mean().item(), k3.mean().item()))
         return log_ratio, terms
 
-    def taken(*given: Any) -> Any:
+    def spy_step(*given: Any) -> Any:
         steps.append(len(distances))
         return step(*given)
 
-    agent._losses, agent._step = seen, taken
+    agent._losses, agent._step = spy_losses, spy_step
     agent.update(rollout, progress=0.0, generator=generator())
     return distances, steps
 
@@ -207,14 +206,14 @@ def test_forced_steps_do_not_hide_how_far_the_policy_went() -> None:
     assert (len(distances), steps) == (2, [1])
 
 
-def test_gradients_are_clipped_and_their_norm_is_told() -> None:
+def test_gradients_are_clipped_and_their_norm_is_recorded() -> None:
     agent = make(max_grad_norm=1e-9, epochs=1, minibatches=1)
     assert update(agent)["grad_norm"] > 1e-3
     total = sum(parameter.grad.square().sum() for parameter in agent.network.parameters() if parameter.grad is not None)
     assert total.sqrt().item() == pytest.approx(1e-9, rel=1e-2)
 
 
-def test_explained_variance_is_of_lived_returns_by_the_values_at_the_time() -> None:
+def test_explained_variance_is_of_monte_carlo_returns_by_the_values_given_while_acting() -> None:
     agent = make(gamma=0.9, lam=0.3)
     rollout = random_rollout(agent, np.random.default_rng(0))
     weights = 0.9 ** np.arange(6)
@@ -222,10 +221,11 @@ def test_explained_variance_is_of_lived_returns_by_the_values_at_the_time() -> N
     returns = torch.tensor([[(weights[: 6 - t] * reward[t:, n]).sum() for n in range(8)] for t in range(6)])
     rollout.value_TN = (returns + torch.randn(6, 8, generator=generator())).float()
     expected = explained_variance(rollout.value_TN, returns)
-    assert agent._targets(rollout).explained_variance == pytest.approx(expected, abs=1e-4)
+    stats = agent.update(rollout, progress=0.0, generator=generator())
+    assert stats.explained_variance == pytest.approx(expected, abs=1e-4)
 
 
-def test_values_are_told_in_rewards_whatever_the_scale_of_the_critic() -> None:
+def test_values_are_in_rewards_whatever_the_scale_of_the_critic() -> None:
     agent = make()
     rollout = random_rollout(agent, np.random.default_rng(0))
     seen = random_observation(SPEC, np.random.default_rng(1))
@@ -236,6 +236,76 @@ def test_values_are_told_in_rewards_whatever_the_scale_of_the_critic() -> None:
     np.testing.assert_allclose(agent.value(seen, agent.start(8)), before, atol=1e-3)
     decision = agent.act(seen, agent.start(8), is_init=np.ones(8, bool), uniform=np.zeros((8, len(Head))))
     np.testing.assert_array_equal(decision.value, agent.value(seen, agent.start(8)))
+
+
+# ---- non-finite minibatches
+
+
+def spoiled(agent: PPO, name: str, *places: tuple[int, int]) -> None:
+    """Make the targets of later rollouts NaN at these steps and hosts."""
+    targets = agent._targets
+
+    def spoil(rollout: Rollout) -> Targets:
+        spoiled_targets = targets(rollout)
+        for step, host in places:
+            getattr(spoiled_targets, name)[step, host] = float("nan")
+        return spoiled_targets
+
+    agent._targets = spoil
+
+
+def weights(agent: PPO) -> dict[str, torch.Tensor]:
+    """Weights that only gradient steps change: PopArt rescales the critic's last layer too."""
+    return {name: tensor.clone() for name, tensor in agent.network.state_dict().items() if not name.startswith("value.")}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("value_TN", "value_loss, gradient of the encoder, gradient of the core, gradient of the critic not finite"),
+        ("advantage_TN", "policy_loss, gradient of the encoder, gradient of the core, gradient of the heads not finite"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_three_minibatches_with_infinite_numbers_end_the_run_and_touch_no_weight(name: str, said: str, chunk: int) -> None:
+    """The error names what is non-finite and where it begins."""
+    agent = make(epochs=3, minibatches=1, chunk=chunk)
+    rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: corridor(open_hosts=8))
+    spoiled(agent, name, (5, 1), (3, 6), (3, 4))
+    before = weights(agent)
+    with pytest.raises(FloatingPointError, match=f"^{said} in 3 minibatches in a row, first at step 3 of host 4: lower agent"):
+        agent.update(rollout, progress=0.0, generator=generator())
+    assert all(torch.equal(agent.network.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_the_first_nonfinite_step_of_nan_weights_is_the_first() -> None:
+    agent = make(epochs=3, minibatches=1)
+    rollout = random_rollout(agent, np.random.default_rng(0))
+    targets = agent._targets(rollout)
+    agent.network.value_in.weight.data[0, 0] = float("nan")
+    assert first_nonfinite(agent.network, rollout, targets, torch.tensor([6, 3])) == (0, 3)
+    agent.network.value_in.weight.data[0, 0] = 0.0
+    assert first_nonfinite(agent.network, rollout, targets, torch.tensor([6, 3])) is None
+
+
+def test_dropped_and_skipped_minibatches_are_counted_separately() -> None:
+    agent = make(epochs=4, minibatches=4, target_kl=1e9)
+    spoiled(agent, "value_TN", (2, 5))
+    stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
+    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (4.0, 0.0)
+    assert "minibatches_nonfinite" in stats.metrics()
+    assert agent.strikes < 2
+    held = make(epochs=4, minibatches=4, target_kl=1e-9)
+    stats = held.update(random_rollout(held, np.random.default_rng(0)), progress=0.0, generator=generator())
+    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (0.0, 15.0)
+    assert stats.diagnostics.skipped_fraction == 15 / 16
+
+
+def test_a_healthy_minibatch_clears_the_strikes() -> None:
+    agent = make()
+    agent.strikes = 2
+    update(agent)
+    assert agent.strikes == 0
 
 
 # ---- forced steps
@@ -320,7 +390,7 @@ def test_what_is_saved_is_complete() -> None:
         assert any(not torch.equal(a, b) for a, b in zip(two.network.parameters(), three.network.parameters(), strict=True))
 
 
-def test_a_policy_of_another_world_is_refused() -> None:
+def test_a_policy_with_other_observations_is_refused() -> None:
     state = make().state_dict()
     other = SMALL.build(replace(SPEC, feature_names=("time_left", "cue", "hint")), seed=0)
     with pytest.raises(ValueError, match="features time_left, cue, noise, and here they are time_left, cue, hint"):
@@ -344,8 +414,6 @@ def test_a_policy_of_another_world_is_refused() -> None:
         ("clip", 2.0),
         ("target_kl", 0.0),
         ("value_coef", -1.0),
-        ("aux_coef", -1.0),
-        ("aux_coef", float("inf")),
         ("chunk", -1),
         ("entropy_coef", -1.0),
         ("entropy_final", float("nan")),

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.base import AgentConfig, seen_as_one
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.distribution import segments
+from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import Heuristic, HeuristicConfig
 from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandomConfig
-from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal
+from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
 from esper.env.features import HostView
 from esper.env.observation import host_features, slot_features
 from esper.lifecycle.stages import Stage, empty

@@ -1,4 +1,4 @@
-"""Advantages and returns against what the definitions say, summed up the long way."""
+"""Advantages and returns against brute-force sums of their definitions."""
 
 # T steps, N hosts
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.gae import Baseline, against, gae, leave_one_out, returns_to_go
+from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, leave_one_out, returns_to_go
+from esper.buffer.rollout import folded
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -91,8 +92,8 @@ def test_returns_are_discounted_sums_up_to_the_end_of_the_episode(seed: int) -> 
     np.testing.assert_allclose(result.numpy(), expected, atol=1e-12)
 
 
-def test_returns_do_not_contain_values_of_states_that_were_lived() -> None:
-    """Else the critic would be judged by itself."""
+def test_returns_do_not_contain_values_of_visited_states() -> None:
+    """Otherwise the critic would be judged by itself."""
     reward, _, next_value, terminated, truncated = random_case(1)
     terminated[-1], truncated[:] = True, False
     twisted = next_value + 100
@@ -120,13 +121,13 @@ def test_a_two_state_chain_with_a_time_limit_has_the_values_of_the_finite_task()
     torch.testing.assert_close(value[:, 0], torch.tensor([0.3, 0.2, 0.1], dtype=torch.float64), atol=1e-6, rtol=0)
 
 
-def test_each_value_is_taken_less_the_mean_of_the_other_twins():
+def test_leave_one_out_subtracts_the_mean_of_the_other_twins() -> None:
     values = torch.randn(5, 12, dtype=torch.float64)
     less = leave_one_out(values, 4)
     for host in range(12):
         others = [other for other in range(12) if other // 4 == host // 4 and other != host]
         torch.testing.assert_close(less[:, host], values[:, host] - values[:, others].mean(1))
-    torch.testing.assert_close(leave_one_out(values + torch.arange(12).div(4, rounding_mode="floor"), 4), less)  # luck is gone
+    torch.testing.assert_close(leave_one_out(values + torch.arange(12).div(4, rounding_mode="floor"), 4), less)
 
 
 BY_HAND = {
@@ -137,7 +138,14 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("baseline", Baseline)
-def test_what_advantages_are_measured_against_by_hand(baseline: Baseline) -> None:
-    """Hosts 0 and 1 are twins, and 2 and 3: of two, each is measured against the other."""
-    lived = torch.tensor([[4.0, 2.0, 5.0, 1.0], [0.0, 6.0, 7.0, 7.0]])
-    assert against(baseline, torch.tensor(BY_HAND[Baseline.critic]), lived, 2).tolist() == BY_HAND[baseline]
+def test_baselines_by_hand(baseline: Baseline) -> None:
+    """Hosts 0 and 1 are twins, and so are 2 and 3; each is the other's baseline."""
+    mc_return = torch.tensor([[4.0, 2.0, 5.0, 1.0], [0.0, 6.0, 7.0, 7.0]])
+    assert apply_baseline(baseline, torch.tensor(BY_HAND[Baseline.critic]), mc_return, 2).tolist() == BY_HAND[baseline]
+
+
+def test_targets_fold_like_their_rollout() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(4, 2, generator=generator) for name in ("advantage_TN", "value_TN", "mc_return_TN")}
+    targets = Targets(**tensors).folded(2)
+    assert all(torch.equal(getattr(targets, name), folded(tensor, 2)) for name, tensor in tensors.items())

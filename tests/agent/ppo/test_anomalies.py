@@ -1,4 +1,4 @@
-"""From a sick policy to the anomaly that says so: real updates, each hurt in one way, and one that is well."""
+"""Real updates of policies damaged in one way each, and the anomalies that they raise; a healthy policy raises none."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.base import Decision
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline
-from esper.agent.ppo.learner import PPO
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPO, PPOConfig
+from esper.buffer.transition import Decision
 from esper.env.actions import Head, Observation, Op
 from esper.telemetry.anomalies import AnomaliesConfig, Watch
 from tests.agent.ppo.test_learning import MaskedBandit, Memory, Rollback
 from tests.agent.toy_worlds import World, make_spec, play
 
 STILL = {"learning_rate": 1e-9}
-"""So small that what was hurt stays hurt."""
+"""A learning rate so small that the damage lasts."""
 
 
 class Wages(Memory):
@@ -46,14 +45,14 @@ def bandit() -> World:
     return MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
 
 
-def anomalies(world: World, updates: int, hurt: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
-    """Keys of all that the watch found in so many updates of a policy that was hurt at birth."""
+def anomalies(world: World, updates: int, damage: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
+    """Keys of all anomalies in some updates of a policy that was damaged at the start."""
     torch.set_num_threads(1)
     small = replace(
         PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2, twins=1, baseline=Baseline.critic), **config
     )
     agent, watch = small.build(world.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
-    hurt(agent)
+    damage(agent)
     generator, found = torch.Generator().manual_seed(0), set[str]()
     for update in range(updates):
         stats = agent.update(play(agent, world), progress=update / updates, generator=generator)
@@ -64,15 +63,15 @@ def anomalies(world: World, updates: int, hurt: Callable[[PPO], None] = lambda a
 def scale(factor: float, *layers: str) -> Callable[[PPO], None]:
     """Multiplies the weights of layers."""
 
-    def hurt(agent: PPO) -> None:
+    def damage(agent: PPO) -> None:
         for name, parameter in agent.network.named_parameters():
             if name.startswith(tuple(f"{layer}." for layer in layers)):
                 parameter.data *= factor
 
-    return hurt
+    return damage
 
 
-def test_a_policy_that_learns_well_is_left_in_peace() -> None:
+def test_a_healthy_policy_raises_no_anomaly() -> None:
     assert anomalies(wages(), 10) == set()
 
 
@@ -86,7 +85,7 @@ def test_an_update_that_ends_before_it_has_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hurt", "expected"),
+    ("damage", "expected"),
     [
         (scale(0.0, "core"), "dead_core_core"),
         (scale(100.0, "core"), "saturated_core_core"),
@@ -96,9 +95,9 @@ def test_an_update_that_ends_before_it_has_begun() -> None:
     ],
     ids=["dead", "saturated", "critic", "exploding", "vanishing"],
 )
-def test_a_part_that_was_hurt_is_named(hurt: Callable[[PPO], None], expected: str) -> None:
+def test_a_damaged_part_is_named(damage: Callable[[PPO], None], expected: str) -> None:
     assert expected not in anomalies(rollback(), 2, **STILL)
-    assert expected in anomalies(rollback(), 2, hurt, **STILL)
+    assert expected in anomalies(rollback(), 2, damage, **STILL)
 
 
 def test_a_policy_that_has_decided() -> None:

@@ -1,4 +1,4 @@
-"""The network: unrolled it says what it said step by step, and slots are treated by what is in them."""
+"""The network: unrolling equals single steps, and slots are treated by their contents."""
 
 # T steps, N hosts, S slots
 
@@ -139,11 +139,11 @@ def test_the_ends_of_a_host_are_as_deep_whatever_is_between_them() -> None:
     assert not torch.equal(network._encode(alike)[:, 0], network._encode(alike)[:, -1])
 
 
-def test_what_slots_are_known_by_changes_no_other_weight() -> None:
+def test_slot_identity_and_depth_change_no_other_initial_weight() -> None:
     plain = make_network().state_dict()
-    told = make_network(identity=True, depth=True).state_dict()
-    assert set(told) - set(plain) == {"identity", "depth"}
-    assert all(told[name].equal(tensor) for name, tensor in plain.items())
+    both = make_network(identity=True, depth=True).state_dict()
+    assert set(both) - set(plain) == {"identity", "depth"}
+    assert all(both[name].equal(tensor) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize("slots", [1, 5])

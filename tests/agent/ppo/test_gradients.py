@@ -1,6 +1,6 @@
-"""What the gradient of an update is, and what it does not depend on: the order of hosts, their company, how episodes lie in rows.
+"""The gradient of an update, and its independence of host order, of other hosts and of the layout of episodes in rows.
 
-All in float64, so that "the same" means to 1e-9.
+All in float64, so that equal means to 1e-9.
 """
 
 # T steps, N hosts, H heads
@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.agent.ppo.config import PPOConfig
-from esper.agent.ppo.gae import Baseline
-from esper.agent.ppo.learner import PPO
-from esper.agent.ppo.popart import Moments, discounted_sums
+from esper.agent.ppo.advantages import Baseline
+from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Op
 from tests.agent.toy_worlds import make_spec, random_observation
@@ -46,7 +44,7 @@ def doubled(rollout: Rollout) -> Rollout:
     return rollout
 
 
-def lived(agent: PPO, *, free: bool = False, ends: tuple[int, ...] = ()) -> Rollout:
+def rollout_of(agent: PPO, *, free: bool = False, ends: tuple[int, ...] = ()) -> Rollout:
     """A rollout from the middle of episodes on, of which many steps are forced; the agent and it are in float64 from now on.
 
     Episodes end after the steps named, or else anywhere.
@@ -111,7 +109,7 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
 
 def test_the_order_of_hosts_does_not_matter() -> None:
     agent = make(minibatches=1, epochs=3, target_kl=1e9)
-    rollout = lived(agent)
+    rollout = rollout_of(agent)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
     for one, two in zip(updated(agent, rollout), updated(agent, picked(rollout, order)), strict=True):
         assert_same(one, two)
@@ -120,7 +118,7 @@ def test_the_order_of_hosts_does_not_matter() -> None:
 def test_episodes_one_after_the_other_in_a_row_teach_what_they_teach_side_by_side() -> None:
     """Nothing passes from an episode to its neighbour: no state, no advantage, no gradient. So rows need no padding either."""
     agent = make(**ONE_STEP)
-    rollout = lived(agent, ends=(2, 5))
+    rollout = rollout_of(agent, ends=(2, 5))
     one, two = updated(agent, rollout), updated(agent, side_by_side(rollout, 3))
     assert_same(one[0], two[0])
 
@@ -129,7 +127,7 @@ def test_episodes_one_after_the_other_in_a_row_teach_what_they_teach_side_by_sid
 def test_the_gradient_of_all_hosts_is_the_mean_of_those_of_single_hosts(free: bool) -> None:
     """Also where heads are free on some hosts and held on others: what is computed for the company changes nothing for a host."""
     agent = make()
-    rollout = lived(agent, free=free)
+    rollout = rollout_of(agent, free=free)
     targets, parameters = agent._targets(rollout), list(agent.network.parameters())
     chosen_N = (~rollout.forced_TN).sum(dim=0).double()
     assert len(chosen_N.unique()) > 1, "hosts have different numbers of choices"
@@ -162,7 +160,7 @@ def test_one_pass_over_the_rollout_is_reinforce_with_a_baseline() -> None:
     """- mean of ln pi(a) * (G - V) over the steps with a choice, with G summed up by hand and pi asked step by step."""
     gamma = 0.95
     agent = make(**ONE_STEP, lam=1.0, gamma=gamma, value_coef=0.0, entropy_coef=0.0)
-    rollout = lived(agent)
+    rollout = rollout_of(agent)
     steps, hosts = rollout.reward_TN.shape
     return_TN = torch.zeros(steps, hosts, dtype=torch.float64)
     for t in range(steps):
@@ -173,9 +171,9 @@ def test_one_pass_over_the_rollout_is_reinforce_with_a_baseline() -> None:
                     break
     chosen_TN = rollout.seen.legal_slots[:, :, Op.WAIT + 1 :].any(dim=3).any(dim=2)
     assert not chosen_TN.all()
-    behind = (return_TN - rollout.value_TN)[chosen_TN]
-    advantage = (behind - behind.mean()) / behind.std(correction=0)
-    taught, _ = updated(agent, rollout)
+    advantage_raw = (return_TN - rollout.value_TN)[chosen_TN]
+    advantage = (advantage_raw - advantage_raw.mean()) / advantage_raw.std(correction=0)
+    gradients, _ = updated(agent, rollout)
 
     log_probs, state = [], rollout.initial_state
     for t in range(steps):
@@ -185,96 +183,30 @@ def test_one_pass_over_the_rollout_is_reinforce_with_a_baseline() -> None:
     expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in agent.network.named_parameters()}
     # Advantages went through float32 once, where the rollout was written.
     for name, tensor in expected.items():
-        torch.testing.assert_close(taught[name], tensor, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(gradients[name], tensor, atol=1e-6, rtol=1e-6)
     assert max(tensor.abs().max() for tensor in expected.values()) > 1e-2
 
 
 def test_a_later_pass_is_not_reinforce_any_more() -> None:
     """The second step sees ratios that are not 1: without that the test above would say nothing about PPO."""
     agent = make(minibatches=1, epochs=2, target_kl=1e9, max_grad_norm=1e9)
-    rollout = lived(agent)
+    rollout = rollout_of(agent)
     once, _ = updated(make_like(agent, epochs=1), rollout)
     twice, _ = updated(agent, rollout)
     assert any((once[name] - twice[name]).abs().max() > 1e-3 for name in once)
 
 
 def make_like(agent: PPO, **config: Any) -> PPO:
-    """The same policy with other knobs."""
+    """The same policy with other options."""
     other = copy.deepcopy(agent)
     other.config = replace(agent.config, **config)
     return other
 
 
-@pytest.mark.parametrize("popart_step", [0.0, 0.05])
-def test_scaled_rewards_are_those_divided_by_the_deviation_before_the_rollout(popart_step: float) -> None:
-    """And the scale follows it afterwards, with the critic, while the rollout stays as it was lived."""
-    plain = make(epochs=2, popart_step=popart_step)
-    rollout = lived(plain)
-    scaling = make_like(plain, reward_scaling=True)
-    scaling.returns = Moments(100, 3.0, 400.0)
-    halved, reward_TN, value_TN = copy.copy(rollout), rollout.reward_TN.clone(), rollout.value_TN.clone()
-    halved.reward_TN, halved.value_TN = reward_TN / 2, value_TN / 2
-    for agent, told in ((scaling, rollout), (plain, halved)):
-        agent.update(told, progress=0.0, generator=torch.Generator().manual_seed(0))
-    assert rollout.reward_TN.equal(reward_TN)
-    assert rollout.value_TN.equal(value_TN)
-    for (name, one), two in zip(scaling.network.named_parameters(), plain.network.parameters(), strict=True):
-        assert one.equal(two) or name.startswith("value."), name  # the last layer follows the scale
-    sums = discounted_sums(reward_TN, rollout.terminated_TN, gamma=scaling.config.gamma)
-    assert scaling.returns == Moments(100, 3.0, 400.0).merged(Moments.of(sums))
-    assert abs(2 / scaling.unit - 1) > 0.01
-    again = make_like(make(popart_step=popart_step), reward_scaling=True)
-    again.network.double()
-    again.load_state_dict(scaling.state_dict())
-    assert again.returns == scaling.returns
-    assert plain.returns == Moments(), "nobody counts where nothing is scaled"
-    assert_valued_alike(scaling, plain, 2.0)
-
-
-def assert_valued_alike(one: PPO, two: PPO, factor: float) -> None:
-    """One expects so many times what the other does, acting or not."""
-    seen, state = random_observation(SPEC, np.random.default_rng(5)), one.start(8)
-    wide = replace(seen, features=seen.features.astype(np.float64), slots=seen.slots.astype(np.float64))
-    state = {name: tensor.double() for name, tensor in state.items()}
-    expected = factor * two.value(wide, state)
-    assert np.ptp(expected) > 0.1
-    np.testing.assert_allclose(one.value(wide, state), expected, rtol=1e-9)
-    acted = one.act(wide, state, is_init=np.zeros(8, bool), uniform=np.zeros((8, len(Head))))
-    np.testing.assert_allclose(acted.value, expected, rtol=1e-9)
-
-
-def test_where_rewards_are_scaled_the_critic_is_judged_in_rewards_as_they_are_paid() -> None:
-    told = []
-    for scaling in (False, True):
-        agent = make(reward_scaling=scaling, gamma=1.0, **ONE_STEP)
-        rollout = lived(agent, ends=(5,))
-        return_TN = rollout.reward_TN.flip(0).cumsum(dim=0).flip(0)
-        rollout.value_TN, agent.returns = 2 * return_TN + 3, Moments(100, 0.0, 40_000.0)
-        stats = agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0))
-        assert (stats.diagnostics.value_slope, stats.diagnostics.value_intercept) == pytest.approx((0.5, -1.5), abs=1e-6)
-        told.append([*stats.diagnostics.value_error.values(), stats.explained_variance])
-    assert told[1] == pytest.approx(told[0], abs=1e-6)
-
-
-def test_the_floor_of_explained_variance_is_in_the_unit_of_advantages() -> None:
-    """Returns of deviation 1 are uneventful where they are counted in units of 20, and advantages by at least 0.1 of those."""
-    agent = make(reward_scaling=True, advantage_floor=0.1, gamma=1.0)
-    rollout = lived(agent, ends=(5,))
-    agent.returns = Moments(100, 0.0, 40_000.0)
-    rollout.reward_TN /= rollout.reward_TN.flip(0).cumsum(dim=0).std(correction=0)
+def test_the_floor_of_explained_variance_is_that_of_advantages_squared() -> None:
+    agent = make(advantage_floor=2.0, gamma=1.0)
+    rollout = rollout_of(agent, ends=(5,))
+    rollout.reward_TN /= rollout.reward_TN.flip(0).cumsum(dim=0).std(correction=0)  # returns of deviation 1
     rollout.value_TN = torch.zeros_like(rollout.value_TN)
-    told = agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0)).diagnostics
-    assert told.explained_variance_floored == pytest.approx(1 - 1 / (20 * 0.1) ** 2, abs=1e-6)
-
-
-def test_rewards_are_scaled_with_the_values_beside_them() -> None:
-    """What a cut step led to, and what comes after the last one, are divided as rewards are: values of 0 would hide it."""
-    agent = make(reward_scaling=True)
-    agent.returns = Moments(100, 0.0, 40_000.0)
-    rollout = lived(agent)
-    for tensor in (rollout.successor_value_TN, rollout.last_value_N):
-        tensor += 5.0
-    scaled = agent._scaled(rollout)
-    for name in ("reward_TN", "value_TN", "successor_value_TN", "last_value_N"):
-        assert getattr(rollout, name).abs().max() > 0.1
-        torch.testing.assert_close(20 * getattr(scaled, name), getattr(rollout, name))
+    diagnostics = agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0)).diagnostics
+    assert diagnostics.explained_variance_floored == pytest.approx(1 - 1 / 2.0**2, abs=1e-6)
