@@ -1,23 +1,22 @@
-"""Trains and measures hosts for an episode, by the environment with empty slots or by the bare fused loop below it.
+"""Train and validate hosts with the environment and with the bare fused loop. The ratio is the price of the environment.
 
-    python benchmarks/env_overhead.py env
-    python benchmarks/env_overhead.py bare
-    python benchmarks/env_overhead.py in_turn
-    python benchmarks/env_overhead.py in_turn --way probed
+    python benchmarks/env_overhead.py
+    python benchmarks/env_overhead.py --way probed
+    python benchmarks/env_overhead.py --only env
 
-All train the same hosts on the same data in the same order and validate once an epoch; the environment adds actions, lifecycle,
-growth potential, the governor with its snapshots, rewards and observations. Run the first two in turn, several times, and compare
-the printed seconds, which leave out start-up; `in_turn` does so with the same hosts, an epoch of each after the other, so that
-both have the same neighbours on the machine and the same place in memory. `probed` is the bare loop that also measures growth
-potential, after every epoch. Results: benchmarks/README.md.
+Both ways train the same hosts on the same data in the same order and validate once per epoch. The environment adds actions,
+lifecycle, growth potential, the governor with its snapshots, rewards and observations; slots stay empty. `probed` is the bare
+loop that also measures growth potential, after every epoch. A round is one epoch of each way, on the same hosts, so both share
+neighbours and memory placement. `--only` runs one way alone. Results: benchmarks/README.md.
 """
 
 import argparse
-import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
+from paired_timing import in_turn, ratio, timed
 
 from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
@@ -37,24 +36,20 @@ BLUEPRINTS = {
 }
 
 
-def by_env(env: GrowthEnv, epochs: int) -> float:
-    wait = np.zeros((env.num_envs, len(Head)), dtype=np.int64)
-    begun = time.perf_counter()
-    for _ in range(epochs):
-        env.step(wait)
-    return time.perf_counter() - begun
+def step(env: GrowthEnv) -> None:
+    """Train one epoch by a step of the environment in which every host waits."""
+    env.step(np.zeros((env.num_envs, len(Head)), dtype=np.int64))
 
 
-def bare(env: GrowthEnv, epochs: int, *, probe: bool = False) -> float:
-    nothing = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
-    begun = time.perf_counter()
-    for _ in range(epochs):
-        env.pool.epoch(env.orders(), nothing, probe=probe)
-        env.time += 1
-    return time.perf_counter() - begun
+def bare(env: GrowthEnv, *, probe: bool = False) -> None:
+    """Train one epoch by the shards alone."""
+    no_seeds = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
+    env.pool.epoch(env.orders(), no_seeds, probe=probe)
+    env.time += 1
 
 
 def make(num_hosts: int, epochs: int) -> GrowthEnv:
+    """Build an environment whose episode does not end within the benchmark."""
     env = GrowthEnv(
         task=DigitsConfig().build(),
         slots=OneSeedConfig(),
@@ -63,53 +58,54 @@ def make(num_hosts: int, epochs: int) -> GrowthEnv:
         governor=WatchdogConfig().build(num_classes=10),
         devices={"cpu": DeviceConfig()},
         num_hosts=num_hosts,
-        num_steps=10 * epochs,  # no episode ends here
+        num_steps=10 * epochs,
     )
     env.reset()
     return env
 
 
-WAYS = {"env": by_env, "bare": bare, "probed": partial(bare, probe=True)}
+WAYS: dict[str, Callable[[GrowthEnv], None]] = {"env": step, "bare": bare, "probed": partial(bare, probe=True)}
 
 
-def in_turn(way: str, num_hosts: int, epochs: int) -> None:
-    ways = {name: WAYS[name] for name in (way, "bare")}
-    env = make(num_hosts, epochs)
-    for one in ways.values():
-        one(env, 2)  # warm-up
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for epoch in range(epochs):
-        for name in ways if epoch % 2 else reversed(ways):
-            seconds[name].append(ways[name](env, 1))
-    ratio = np.array(seconds[way]) / np.array(seconds["bare"])
-    low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
-    total = sum(seconds[way]) / sum(seconds["bare"])
-    print(f"{way} / bare over {epochs} pairs of epochs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, sums {total:.3f}")
-    env.close()
+def alone(way: str, env: GrowthEnv, epochs: int) -> None:
+    """Time one way and print its seconds."""
+    took = timed(lambda: [WAYS[way](env) for _ in range(epochs)])
+    loss = env.pool.validate(np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
+    print(f"{way}: {took.wall:.3f} s, {took.process:.3f} s of process time, validation loss {loss:.4f}")
 
 
-def alone(way: str, num_hosts: int, epochs: int) -> None:
-    env = make(num_hosts, epochs)
-    run = WAYS[way]
-    run(env, 2)  # warm-up
-    seconds = run(env, epochs)
-    loss = env.pool.validate(np.zeros((1, num_hosts, env.layout.num_slots), dtype=np.float32)).loss_VM.mean()
-    print(f"{way}: {num_hosts} hosts x {epochs} epochs: {seconds:.3f} s, validation loss {loss:.4f}")
-    env.close()
+def compare(way: str, env: GrowthEnv, epochs: int) -> None:
+    """Time both ways in turn, an epoch each, and print their ratio."""
+    timings = in_turn({name: partial(WAYS[name], env) for name in (way, "bare")}, epochs)
+    for clock in ("wall", "process"):
+        above, below = ([getattr(one, clock) for one in timings[name]] for name in (way, "bare"))
+        low, high = np.quantile(np.array(above) / np.array(below), (0.25, 0.75))
+        median = ratio(above, below).median
+        total = sum(above) / sum(below)
+        print(f"{way} / bare, {clock} time: median {median:.3f}, quartiles {low:.3f} to {high:.3f}, ratio of sums {total:.3f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=(*WAYS, "in_turn"))
-    parser.add_argument("--way", choices=("env", "probed"), default="env", help="what in_turn compares with the bare loop")
+    parser.add_argument("--way", choices=("env", "probed"), default="env", help="the way to compare with the bare loop")
+    parser.add_argument("--only", choices=WAYS, help="run one way alone")
     parser.add_argument("--hosts", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=100, help="rounds of one epoch each")
+    parser.add_argument("--quick", action="store_true", help="a few hosts and epochs: checks the script, measures nothing")
     given = parser.parse_args()
+    if given.quick:
+        given.hosts, given.epochs = 3, 3
     torch.set_num_threads(1)
-    if given.how == "in_turn":
-        in_turn(given.way, given.hosts, given.epochs)
+    env = make(given.hosts, given.epochs)
+    names = [given.only] if given.only else [given.way, "bare"]
+    for name in 2 * names:
+        WAYS[name](env)  # warm-up
+    print(f"{given.hosts} hosts, {given.epochs} epochs of each way")
+    if given.only:
+        alone(given.only, env, given.epochs)
     else:
-        alone(given.how, given.hosts, given.epochs)
+        compare(given.way, env, given.epochs)
+    env.close()
 
 
 if __name__ == "__main__":

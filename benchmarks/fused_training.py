@@ -1,85 +1,112 @@
-"""Trains the hosts of the default task for some epochs, fused or one by one; the ratio of the two is the gain of fusing.
+"""Train the hosts of the default task fused and one by one. The ratio of the two times is the gain of fusing.
 
-    python benchmarks/fused_training.py fused --hosts 32 --epochs 5
-    python benchmarks/fused_training.py single --hosts 32 --epochs 5
+    python benchmarks/fused_training.py
+    python benchmarks/fused_training.py --rounds 9 --threads 1
+    python benchmarks/fused_training.py --only fused
 
-The single hosts are plain modules, trained by torch.optim.SGD with gradient clipping; both train the same hosts on the same data
-in the same order, and both print the mean validation accuracy at the end, which must agree. Run the two in turn, several times,
-and compare the printed seconds, which leave out start-up. Results: benchmarks/README.md.
+One by one, hosts are plain modules trained by torch.optim.SGD with gradient clipping. Both ways train the same hosts on the same
+data in the same order, and both print the mean validation accuracy, which must agree up to rounding. Each way trains one epoch as
+warm-up; timings include neither that nor start-up. `--only` runs one way alone. Results: benchmarks/README.md.
 """
 
 import argparse
-import time
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from paired_timing import in_turn, print_comparison
 from torch import nn
 
 from esper.env.shard import Shard
 from esper.seeding import stream
-from esper.task.digits import Digits, DigitsConfig
+from esper.task.base import Task
+from esper.task.digits import DigitsConfig
 from esper.task.instances import Split
 
 
-def orders(hosts: int, epoch: int, samples: int) -> np.ndarray:
-    return np.stack([stream(0, "data_order", Split.TRAINING, 0, host, epoch).permutation(samples) for host in range(hosts)])
+def order_of(host: int, epoch: int, samples: int) -> np.ndarray:
+    """Return the order in which a host sees the training samples in an epoch."""
+    return stream(0, "data_order", Split.TRAINING, 0, host, epoch).permutation(samples)
 
 
-def fused(task: Digits, modules: list[nn.Module], epochs: int) -> tuple[float, float]:
-    shard = Shard(modules, [], task.data, task, torch.device("cpu"))
-    samples = len(task.data.train_y)
-    shard.train_epoch(orders(len(modules), 0, samples), probe=False)  # warm-up: not timed, but trained, as below
-    begun = time.perf_counter()
-    for epoch in range(1, epochs + 1):
-        shard.train_epoch(orders(len(modules), epoch, samples), probe=False)
-    seconds = time.perf_counter() - begun
-    nothing = np.zeros((1, len(modules), len(modules[0].slots)), dtype=np.float32)
-    return seconds, float(shard.validate(nothing).accuracy_VM.mean())
+class Fused:
+    """All hosts as one program."""
+
+    def __init__(self, task: Task, modules: list[nn.Module]) -> None:
+        self.shard, self.num_slots = Shard(modules, [], task.data, task, torch.device("cpu")), len(modules[0].slots)
+        self.samples, self.epoch = len(task.data.train_y), 0
+
+    def train(self, epochs: int) -> None:
+        """Train every host for some epochs."""
+        for epoch in range(self.epoch, self.epoch + epochs):
+            self.shard.train_epoch(np.stack([order_of(host, epoch, self.samples) for host in range(self.shard.members)]))
+        self.epoch += epochs
+
+    def accuracy(self) -> float:
+        """Return the mean validation accuracy [pp]."""
+        no_seeds = np.zeros((1, self.shard.members, self.num_slots), dtype=np.float32)
+        return float(self.shard.validate(no_seeds).accuracy_VM.mean())
 
 
-def single(task: Digits, modules: list[nn.Module], epochs: int) -> tuple[float, float]:
-    config, data = task.optimisers[0], task.data
-    samples, batch = len(data.train_y), task.batch_size
-    steps = samples // batch
-    optimisers = [
-        torch.optim.SGD(module.parameters(), lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
-        for module in modules
-    ]
-    modules = [module.to(memory_format=torch.channels_last) for module in modules]
-    begun = 0.0
-    for epoch in range(epochs + 1):
-        if epoch == 1:
-            begun = time.perf_counter()
-        for module, optimiser, order in zip(modules, optimisers, orders(len(modules), epoch, samples), strict=True):
-            module.train()
-            for index in torch.from_numpy(order[: steps * batch]).view(steps, batch):
-                optimiser.zero_grad()
-                F.cross_entropy(module(data.train_x[index]), data.train_y[index]).backward()
-                nn.utils.clip_grad_norm_(module.parameters(), config.max_norm)
-                optimiser.step()
-    seconds = time.perf_counter() - begun
-    with torch.no_grad():
-        right = [(module.eval()(data.valid_x).argmax(1) == data.valid_y).float().mean() for module in modules]
-    return seconds, 100 * float(torch.stack(right).mean())
+class OneByOne:
+    """Every host as a module of its own, with an optimiser of its own."""
+
+    def __init__(self, task: Task, modules: list[nn.Module]) -> None:
+        config = task.optimisers[0]
+        self.task, self.max_norm, self.epoch = task, config.max_norm, 0
+        self.modules = [module.to(memory_format=torch.channels_last) for module in modules]
+        rates = {"lr": config.learning_rate, "momentum": config.momentum, "weight_decay": config.weight_decay}
+        self.optimisers = [torch.optim.SGD(module.parameters(), **rates) for module in self.modules]
+
+    def train(self, epochs: int) -> None:
+        """Train every host for some epochs."""
+        data, batch = self.task.data, self.task.batch_size
+        steps = len(data.train_y) // batch
+        for epoch in range(self.epoch, self.epoch + epochs):
+            for host, (module, optimiser) in enumerate(zip(self.modules, self.optimisers, strict=True)):
+                module.train()
+                order = order_of(host, epoch, len(data.train_y))[: steps * batch]
+                for index in torch.from_numpy(order).view(steps, batch):
+                    optimiser.zero_grad()
+                    F.cross_entropy(module(data.train_x[index]), data.train_y[index]).backward()
+                    nn.utils.clip_grad_norm_(module.parameters(), self.max_norm)
+                    optimiser.step()
+        self.epoch += epochs
+
+    def accuracy(self) -> float:
+        """Return the mean validation accuracy [pp]."""
+        data = self.task.data
+        with torch.no_grad():
+            right = [(module.eval()(data.valid_x).argmax(1) == data.valid_y).float().mean() for module in self.modules]
+        return 100 * float(torch.stack(right).mean())
+
+
+WAYS = {"fused": Fused, "one by one": OneByOne}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=("fused", "single"))
+    parser.add_argument("--only", choices=WAYS, help="run one way alone")
     parser.add_argument("--hosts", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="intra-op threads; 0 leaves torch's default")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="intra-op threads; 0 leaves the default of torch")
+    parser.add_argument("--quick", action="store_true", help="a few hosts for one epoch: checks the script, measures nothing")
     given = parser.parse_args()
+    if given.quick:
+        given.hosts, given.epochs, given.rounds = 3, 1, 2
     if given.threads:
         torch.set_num_threads(given.threads)
     task = DigitsConfig().build()
-    modules = [task.host(0, Split.TRAINING, 0, index) for index in range(given.hosts)]
-    seconds, accuracy = {"fused": fused, "single": single}[given.how](task, modules, given.epochs)
-    print(
-        f"{given.how}: {given.hosts} hosts x {given.epochs} epochs, {torch.get_num_threads()} threads: {seconds:.3f} s, "
-        f"{given.hosts * given.epochs / seconds:.1f} host epochs/s, accuracy {accuracy:.2f} %"
-    )
+    names = [given.only] if given.only else list(WAYS)
+    ways = {name: WAYS[name](task, [task.host(0, Split.TRAINING, 0, host) for host in range(given.hosts)]) for name in names}
+    for way in ways.values():
+        way.train(1)  # warm-up
+    print(f"{given.hosts} hosts, {given.epochs} epochs per round, {torch.get_num_threads()} intra-op threads")
+    timings = in_turn({name: lambda way=way: way.train(given.epochs) for name, way in ways.items()}, given.rounds)
+    print_comparison(timings, baseline=names[0])
+    accuracies = ", ".join(f"{name} {way.accuracy():.2f} %" for name, way in ways.items())
+    print(f"Validation accuracy after {1 + given.rounds * given.epochs} epochs: {accuracies}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Processor time of what a step does besides training: rewards, masks and observation of many hosts together.
+"""Processor time of the parts of a step besides training: rewards, masks and observation of many hosts together.
 
     python benchmarks/step_overhead.py
     python benchmarks/step_overhead.py --hosts 64 --repetitions 300 --profile
 
-Hosts of `task=digits` with seeds of all stages in three slots; nothing is trained. What is timed is, once a step: the reward's
-terms, the costs that it reads, which operations are legal, and the features of hosts and slots. Results: benchmarks/README.md.
+Hosts of `task=digits` hold seeds of all stages in three slots; nothing is trained. Timed per step are the terms of the reward,
+the costs that they read, the legality of operations, and the features of hosts and slots. Results: benchmarks/README.md.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from esper.task.digits import DigitsConfig
 
 
 def make(num_hosts: int, reward: RewardConfig) -> GrowthEnv:
+    """Build an environment with a slot in every block."""
     env = GrowthEnv(
         task=DigitsConfig().build(),
         slots=EveryBlockConfig(),
@@ -49,7 +50,7 @@ def make(num_hosts: int, reward: RewardConfig) -> GrowthEnv:
 
 
 def grow(env: GrowthEnv) -> None:
-    """Seeds of every stage in every slot, measured."""
+    """Fill the slots with seeds of random stages whose features are measured."""
     rng, state = np.random.default_rng(0), empty(env.num_envs, env.layout.num_slots)
     shape = state.stage.shape
     state.stage[:] = rng.integers(len(Stage), size=shape)
@@ -64,23 +65,23 @@ def grow(env: GrowthEnv) -> None:
 
 
 def once(env: GrowthEnv, signals: StepSignals) -> None:
-    """What a step computes besides training, measuring and judging."""
-    told = replace(signals, **env.costs.signals(signals.before, signals.after))
-    env.reward(told)
-    env.legal_slots()  # by which the action is judged
-    env.observation()  # with the masks of the next one
+    """Compute what a step computes besides training, measuring and the governor."""
+    seen = replace(signals, **env.costs.signals(signals.before, signals.after))
+    env.reward(seen)
+    env.legal_slots()  # for the action
+    env.observation()  # with the masks of the next action
 
 
 def count(env: GrowthEnv) -> None:
-    """What the meter of FLOPs takes for a step of leave-one-out in three slots."""
-    told = roles(env.state, env.slots)
+    """Count the FLOPs of a step with leave-one-out in three slots."""
+    now = roles(env.state, env.slots)
     alpha_VNS = env.state.alpha * (1 - np.eye(4, 3, k=-1, dtype=np.float32))[:, None]
-    env.meter.train(told, 1)
-    env.meter.measure(told, alpha_VNS, 1)
+    env.meter.train(now, 1)
+    env.meter.measure(now, alpha_VNS, 1)
 
 
 def milliseconds(run: Callable[[], object], repetitions: int) -> np.ndarray:
-    """Processor time of this thread for each call [ms]."""
+    """Return the processor time of this thread for each call [ms]."""
     spent = np.zeros(repetitions)
     for repetition in range(repetitions):
         begun = time.thread_time_ns()
@@ -93,11 +94,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--profile", action="store_true", help="also say where the time goes")
+    parser.add_argument("--reward", nargs="+", choices=GROUPS["reward"], default=["shaped", "sparse"])
+    parser.add_argument("--profile", action="store_true", help="also print a profile")
+    parser.add_argument("--quick", action="store_true", help="a few hosts and calls: checks the script, measures nothing")
     given = parser.parse_args()
+    if given.quick:
+        given.hosts, given.repetitions = 4, 5
     torch.set_num_threads(1)
-    for name, kind in GROUPS["reward"].items():
-        env = make(given.hosts, kind())
+    for name in given.reward:
+        env = make(given.hosts, GROUPS["reward"][name]())
         nothing = np.zeros((given.hosts, 8), dtype=np.int64)
         *_, info = env.step(nothing)
         before = env.state
@@ -110,11 +115,11 @@ def main() -> None:
             "reward": partial(env.reward, signals),
             "masks": env.legal_slots,
             "observation": env.observation,
-            "besides, the meter": partial(count, env),
+            "FLOP count (apart)": partial(count, env),
         }
         milliseconds(run, 20)  # warm-up
         spent = {part: milliseconds(work, given.repetitions) for part, work in parts.items()}
-        shown = ", ".join(f"{part} {np.median(ms):.3f} (least {ms.min():.3f})" for part, ms in spent.items())
+        shown = ", ".join(f"{part} {np.median(ms):.3f} (min {ms.min():.3f})" for part, ms in spent.items())
         print(f"reward={name}, {given.hosts} hosts x {env.layout.num_slots} slots, median ms of processor time: {shown}")
         if given.profile:
             with cProfile.Profile() as profile:

@@ -23,7 +23,7 @@ ROWS = (
     ("training",),
     ("cli",),
     ("lab",),
-    ("train", "evaluate", "compare", "reference"),
+    ("train", "evaluate", "compare"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
@@ -96,3 +96,10 @@ def test_the_package_itself_is_light() -> None:
 
 def test_every_long_file_is_still_long() -> None:
     assert not [path for path in LONG if len((ESPER / path).read_text().splitlines()) <= MAX_LINES]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py" and path.parent != ESPER], ids=name)
+def test_a_name_has_one_address(path: Path) -> None:
+    """Packages re-export nothing: an `__init__.py` holds at most a docstring."""
+    body = ast.parse(path.read_text()).body
+    assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)

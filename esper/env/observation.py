@@ -2,13 +2,11 @@
 
 Scales are fixed, so that rollout and update see the same numbers and nothing has to be remembered. "Never measured" differs from
 zero. The controller sees neither the reward nor the instance.
-
-`python -m esper.env.observation > docs/observation.md` writes the page anew.
 """
 
 # N hosts, S slots, K blueprints
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -262,69 +260,3 @@ def host_features(view: HostView) -> FloatArray:
 def slot_features(view: HostView, blueprints: Sequence[str]) -> FloatArray:
     """`[N, S, F]` in the order of `slot_table`."""
     return _slot_plan(tuple(blueprints)).seen(view)
-
-
-# ---- docs/observation.md
-
-_ABOUT = """\
-Generated from `esper/env/observation.py` by `python -m esper.env.observation > docs/observation.md`; do not edit by hand.
-
-Every host epoch the controller sees the features of each host and of each of its slots below, which blueprint is in each slot
-(the network learns numbers for each), and which operations, slots and values are legal. A quantity is divided by what is seen as
-1 and held within its range; nothing is normalised as it goes. Features without a unit are 1 for yes and 0 for no."""
-
-_BETWEEN_TASKS = """\
-A policy may be moved to another task: names and scales are the same there. What the numbers mean is not always the same:
-
-* Shares are comparable: time left, ages, alpha, time to target, parameters in host sizes, the gradient ratio. Ages and time left
-  count in episodes, so that the same ramp is a larger share of a shorter episode.
-* `seeds_left` counts in seed caps: another cap gives shares that were never seen in training.
-* Loss is in units of a random guess over all classes of the task: 1 is no skill everywhere. How low a trained host gets differs
-  from task to task, and hosts that are measured on some of the classes only (`task.classes`) start from another loss.
-* Accuracy, contribution, its error and improvement are in points. A random guess has 10 % with 10 classes and 50 % with 2, there
-  is more to win where a host starts low, and the error falls with the number of validation samples.
-* Growth potential is not comparable: it has the scales of the loss and of the features. Its differences between the slots of a
-  host (`potential_relative`) and between blueprints are, as far as anything is.
-* The slots are all those of the host, in use or not, and what the network takes over slots, mean and maximum, is over all."""
-
-
-def page() -> str:
-    """docs/observation.md."""
-    lines = [
-        "# What the controller sees",
-        "",
-        _ABOUT,
-        "",
-        "## Of a host",
-        "",
-        *_rows(HOST_FEATURES),
-        "",
-        "## Of a slot",
-        "",
-        *_rows(slot_table(["BLUEPRINT"])),
-        "",
-        "There is a `potential_of_...` for each blueprint that is offered.",
-        "",
-        "## Between tasks",
-        "",
-        _BETWEEN_TASKS,
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(features: Sequence[Feature]) -> Iterator[str]:
-    yield from ("| feature | meaning | unit | seen as 1 | range | never measured |", "|---|---|---|---|---|---|")
-    for one in features:
-        told = ", ".join(f"`{name}`" for name in one.told_by)
-        never = f"{one.unknown:g}, told by {told}" if told else ""
-        yes_or_no = ("", "", "0 or 1")
-        unit, seen, held = (one.unit, _one(one), f"{one.low:g} to {one.high:.3g}") if one.unit else yes_or_no
-        yield f"| `{one.name}` | {one.meaning} | {unit} | {seen} | {held} | {never} |"
-
-
-def _one(feature: Feature) -> str:
-    return str(feature.one) if isinstance(feature.one, Yardstick) else f"{feature.one:g}"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

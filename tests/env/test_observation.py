@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from esper.env import observation
 from esper.env.features import Feature, HostView, Yardstick
-from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, host_features, page, slot_features, slot_table
+from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, host_features, slot_features, slot_table
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
 
@@ -257,8 +256,3 @@ def test_a_real_host_is_seen_within_the_table(make_env, plan_actions) -> None:
             low, high = (np.array([getattr(one, key) for one in features], np.float32) for key in ("low", "high"))
             assert ((low <= value) & (value <= high)).all()
         arrays_ = env.step(plan_actions((Op.GERMINATE, 0, 1), (Op.WAIT, 0, 0)))[0]
-
-
-def test_the_page_is_that_of_the_table() -> None:
-    """Write it anew with: python -m esper.env.observation > docs/observation.md"""
-    assert (Path(__file__).parents[2] / "docs" / "observation.md").read_text() == page()

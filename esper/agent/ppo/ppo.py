@@ -289,13 +289,8 @@ class PPO(Learner):
             FloatingPointError: `MAX_STRIKES` consecutive minibatches had a non-finite loss or gradient.
         """
         config = self.config
-        assert rollout.full
+        self._check_rollout(rollout)
         assert 0 <= progress <= 1
-        if config.surrogate is Surrogate.per_head:
-            joint_TN = rollout.head_log_prob_TNH.sum(dim=2)
-            assert torch.allclose(joint_TN, rollout.log_prob_TN, atol=RATIO_TOLERANCE), (
-                "the rollout lacks the log-probabilities of the heads"
-            )
         learning_rate = config.learning_rate * (1 - progress)
         entropy_coef = config.entropy_coef + (config.entropy_final - config.entropy_coef) * progress
         for group in self.optimizer.param_groups:
@@ -335,6 +330,15 @@ class PPO(Learner):
                 blueprint_names=self.spec.blueprint_names,
             ),
         )
+
+    def _check_rollout(self, rollout: Rollout) -> None:
+        """Assert that a rollout is complete and has what the surrogate needs."""
+        assert rollout.full
+        if self.config.surrogate is Surrogate.per_head:
+            joint_TN = rollout.head_log_prob_TNH.sum(dim=2)
+            assert torch.allclose(joint_TN, rollout.log_prob_TN, atol=RATIO_TOLERANCE), (
+                "the rollout lacks the log-probabilities of the heads"
+            )
 
     def _targets(self, rollout: Rollout) -> Targets:
         """Compute training targets of the whole rollout, since twins need not share a minibatch; update PopArt."""

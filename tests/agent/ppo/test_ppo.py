@@ -442,5 +442,5 @@ def test_doubtful_values_warn() -> None:
 
 
 def test_a_config_without_a_controller_says_so() -> None:
-    with pytest.raises(TypeError, match="AgentConfig does not say what it builds"):
+    with pytest.raises(TypeError, match="AgentConfig does not define build"):
         AgentConfig().build(SPEC, seed=0)
