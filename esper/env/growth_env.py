@@ -151,7 +151,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.pool.potential(self.pool.feel(self.orders(), draws_NI3=self.draws()))
+        self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -172,8 +172,9 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         report, seen = self._live(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
-        # A seed behind the host does not show in the host's losses.
-        train_loss_N = np.where(np.isinf(report.seed_norm_MS).any(axis=1), np.inf, report.loss_M)
+        # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
+        unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
+        train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.guard.judge(train_loss_N, self.loss_N)
         self.time += 1
         signals = StepSignals(
@@ -185,9 +186,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
-            committed_accuracy_N=seen.committed_accuracy_N,
-            all_off_accuracy_N=seen.all_off_accuracy_N,
-            interaction_NSS=seen.interaction_NSS,
+            worth=seen,
             **self.costs.signals(before, self.state),
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
@@ -196,12 +195,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.signals = signals
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
-        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N, "worth": seen}
+        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
         info["retired"] = self.guard.health.retired_N
+        resumed_N = verdict.rollback_N & (not signals.last)
+        info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
         observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances()}
@@ -238,11 +239,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         for host, slot in np.argwhere(gone):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
-        felt = self.pool.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
+        if self._informed_K[kind_N[germinates_N]].any():
+            self.pool.capture(self.orders(), draws_NI3=self.draws())
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
-            self.pool.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
+            self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

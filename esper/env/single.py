@@ -9,7 +9,7 @@ import numpy.typing as npt
 from esper.env.actions import Op
 from esper.env.growth_env import Array, GrowthEnv
 
-PRIVATE = ("signals", "worth", "final_obs", "_final_obs")
+PRIVATE = ("signals", "final_obs", "_final_obs")
 """Entries of the population's info that say nothing more of a single host."""
 
 

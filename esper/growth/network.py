@@ -117,23 +117,23 @@ class GrowingNetwork:
         blueprint: int,
         generator: torch.Generator,
         blend: Blend = Blend.ADD,
-        felt: Sequence[SlotGradients] | None = None,
+        gradients: Sequence[SlotGradients] | None = None,
     ) -> None:
-        """Puts a newborn seed there, with its gate if it blends by one.
+        """Plant a newborn seed, with a gate if it blends by one.
 
         Args:
-            felt: what each slot felt, for a blueprint that is informed by it.
+            gradients: those of each slot, for blueprints with informed first weights.
 
         Raises:
-            ValueError: it is informed, and there is nothing felt.
+            ValueError: the blueprint is informed, and there are no gradients.
         """
         bank = self.bank(slot, blueprint, blend is Blend.GATE)
         if not is_informed(bank.blueprint):
             bank.plant(member, generator)
             return
-        if felt is None:
-            raise ValueError("a seed with init=informed is planted from what its slot felt: give `felt`, or use init=default")
-        here = felt[slot].of_member(member)
+        if gradients is None:
+            raise ValueError("a seed with init=informed needs slot gradients: capture them before planting, or use init=default")
+        here = gradients[slot].of_member(member)
         bank.plant(member, generator, here.scaled() if blend is Blend.MULTIPLY else here)
 
     def clear(self, member: int, slot: int, blueprint: int) -> None:
@@ -224,8 +224,8 @@ class GrowingNetwork:
             member_losses(self.shadow.logits(self.host, starts), y_MB[self.shadow.members_L]).sum().backward()
         return loss_M.detach()
 
-    def feel(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
-        """What each slot feels of a batch, by the statistics that are also used for measuring; nothing is changed by it."""
+    def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
+        """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
         member_losses(self.forward(x, hooks), y_MB).sum().backward()
@@ -278,6 +278,13 @@ class GrowingNetwork:
             for bank, rows in learners.banks:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
+
+    def finite_buffers(self) -> Tensor:
+        """Return which members have finite buffers alone `[M]`; every member where there are none."""
+        finite_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
+        for buffer in self.host.buffers.values():
+            finite_M &= buffer.isfinite().reshape(self.members, -1).all(1)
+        return finite_M
 
     def rows(self) -> dict[str, Tensor]:
         """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""

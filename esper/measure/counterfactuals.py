@@ -110,6 +110,12 @@ class Worth:
     """Shapley values of all seeds, fossils included, which add up to f(all) - f(the bare host) [pp]."""
     shapley_error_NS: FloatArray
 
+    @classmethod
+    def unknown(cls, hosts: int, slots: int) -> "Worth":
+        """Return what is known before anything was measured: NaN everywhere."""
+        shapes = {entry.name: (hosts, *[slots] * entry.name.rpartition("_")[2].count("S")) for entry in fields(cls)}
+        return cls(**{name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
+
 
 def is_in(state: SlotState) -> BoolArray:
     """`[N, S]`: seeds whose effect shows: they take part at an alpha above 0."""
@@ -155,7 +161,7 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
 def worth(asked: Settings, measured: Measurement) -> Worth:
     """What the seeds are worth, from the accuracies under these settings."""
     hosts, slots = asked.alpha_VNS.shape[1:]
-    found = Worth(**{entry.name: np.full(_shape(entry.name, hosts, slots), np.nan, np.float32) for entry in fields(Worth)})
+    found = Worth.unknown(hosts, slots)
     for index, (place, inside, fossils) in enumerate(zip(asked.places, asked.inside, asked.fossils, strict=True)):
         host = _Host(place, measured.accuracy_VM[:, index].astype(np.float64), measured.covariance_VVM[:, :, index])
         present, live = attribution.members(inside), attribution.members(inside & ~fossils)
@@ -202,8 +208,3 @@ class _Host(NamedTuple):
     def sampled(self, orders: Sequence[Sequence[int]]) -> tuple[attribution.Float64, attribution.Float64]:
         """See `attribution.sampled_shapley`."""
         return attribution.sampled_shapley(orders, self.place, self.accuracy_V, self.covariance_VV)
-
-
-def _shape(name: str, hosts: int, slots: int) -> tuple[int, ...]:
-    """The shape that a name's suffix tells."""
-    return (hosts, *[slots] * name.rpartition("_")[2].count("S"))

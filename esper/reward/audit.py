@@ -12,10 +12,9 @@ import numpy.typing as npt
 from scipy import stats
 
 from esper.lifecycle.stages import TAKES_PART
-from esper.reward.memory import Births
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
-from esper.reward.terms import CONTRIBUTES, contributions
+from esper.reward.terms import CONTRIBUTES, Births, contributions
 
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]

@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields
 
 from esper.lifecycle.stages import Stage
 from esper.reward.modes import MODES, RewardConfig
-from esper.reward.terms import STAGE_POTENTIAL
+from esper.reward.terms import STAGE_VALUE
 
 INTRO = """\
 # Rewards
@@ -25,8 +25,13 @@ kept it. A host that was rolled back in a step is paid nothing that was measured
 is gone is taken back.
 
 Potentials make one component, `shaping`: `gamma * Phi(s') - Phi(s)`, with the true state after the step, gamma of the agent, and
-Phi = 0 where the transition ends a (sub-)episode. Whatever is done in one, its discounted sum is `-Phi(s_0)`, so it cannot change
-which policy is best.
+Phi = 0 where the transition ends a (sub-)episode. Its discounted sum over a (sub-)episode is `-Phi(s_0)` under any policy, so it
+does not change which policy is best.
+
+A rollback ends a sub-episode, and the next one starts from the snapshot, whose potential it is charged for. The learner sees
+exactly that. Reported returns (`policy/return`, `mode/<name>`, `reward/shaping`, evaluation) leave this second charge out: they add
+`gamma * Phi(snapshot)` to the transition, as if it had led to the restored state. So a rollback costs the penalty and what the
+host lost by it, and not the accuracy that it still has. The last step of an episode stays as it is: nothing follows it.
 
 `reward.per_host={shaped:16,sparse:16}` pays some hosts of a training run by one mode and some by another. The counts add up to
 `hosts`, twins are not parted, and the mode of the run (`reward=`) is among them: its other keys hold for its hosts, and
@@ -39,7 +44,7 @@ Metrics under `audit/` ask whether what is paid is what is meant, and `telemetry
 
 def page() -> str:
     """docs/rewards.md."""
-    worth = ", ".join(f"{stage.name.lower()} {STAGE_POTENTIAL[stage]:g}" for stage in Stage)
+    worth = ", ".join(f"{stage.name.lower()} {STAGE_VALUE[stage]:g}" for stage in Stage)
     parts = [INTRO, f"Worth of stages: {worth}.\n"]
     for name, mode in MODES.items():
         parts += [f"## {name}", "", " ".join((mode.__doc__ or "").split()), ""]

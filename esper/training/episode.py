@@ -16,9 +16,9 @@ from esper.env.actions import Head, Observation, Op
 from esper.env.growth_env import GrowthEnv, as_observation
 from esper.governor.base import Cause
 from esper.lifecycle.stages import LIVE, Stage
-from esper.measure.counterfactuals import Worth
 from esper.reward.audit import Audit, Auditor
 from esper.reward.signals import StepSignals
+from esper.reward.table import SHAPING
 from esper.seeding import stream
 
 FloatArray = npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ class Episode:
     """What came of an episode, host by host."""
 
     return_N: FloatArray
-    """Undiscounted sum of rewards [pp]."""
+    """Undiscounted sum of rewards [pp], without the shaping potential that a rollback charges a second time."""
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
     """Which hosts are paid by which mode; empty where all are paid alike."""
     audit: Audit | None = None
@@ -73,8 +73,6 @@ class Episode:
     """How long it took."""
     act_seconds: float = 0.0
     """How much of that the controller took."""
-    worth: Worth | None = None
-    """What seeds were worth in the last step."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
     instance: list[str] = field(default_factory=lambda: list[str]())
@@ -114,7 +112,7 @@ class Episode:
             "host/accuracy": _mean(signals.accuracy_N),
             "host/accuracy_gain": _mean(signals.accuracy_N - self.first_accuracy_N),
             "host/loss": _mean(signals.loss_N),
-            "host/committed_accuracy": _mean(signals.committed_accuracy_N),
+            "host/committed_accuracy": _mean(signals.worth.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
             "host/parameters_committed": self.committed["params"].mean(),
             "host/flops_committed": self.committed["flops"].mean(),
@@ -145,8 +143,7 @@ class Episode:
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:
         """What seeds were worth at the end, NaN where it was not measured; hosts that were rolled back then do not count."""
-        assert self.worth is not None
-        seen, healthy_N, after = self.worth, ~signals.rolled_back_N, signals.after
+        seen, healthy_N, after = signals.worth, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {
             "host/all_off_accuracy": _mean(seen.all_off_accuracy_N[healthy_N]),
@@ -211,7 +208,7 @@ def play(
         _count(episode, info, reward_N)
         auditor.see(info["signals"], info["components"])
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
-    episode.audit = auditor.report(episode.return_N, info["signals"].committed_accuracy_N, episode.modes)
+    episode.audit = auditor.report(episode.return_N, info["signals"].worth.committed_accuracy_N, episode.modes)
     _close(episode, env, info["final_info"])
     episode.seconds = time.perf_counter() - begun
     if progress:
@@ -230,9 +227,11 @@ def _close(episode: Episode, env: GrowthEnv, final: dict[str, Any]) -> None:
 def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None:
     """Adds a step to the episode."""
     signals: StepSignals = info["signals"]
-    episode.return_N += reward_N
+    restored_N = info["restored_potential"]  # the next sub-episode charges it again, which is no loss of the host
+    episode.return_N += (reward_N + restored_N).astype(np.float32)
     for name, paid_N in info["components"].items():
-        episode.terms[name] = episode.terms.get(name, 0.0) + float(paid_N.mean())
+        reported_N = paid_N + restored_N if name == SHAPING else paid_N
+        episode.terms[name] = episode.terms.get(name, 0.0) + float(reported_N.mean())
     episode.ops += np.bincount(signals.op_N, minlength=len(Op))
     live = signals.before.within(*LIVE)
     episode.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
@@ -246,4 +245,4 @@ def _count(episode: Episode, info: dict[str, Any], reward_N: FloatArray) -> None
     kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
     episode.kept_NS = np.where(healthy_N1, kept_NS, episode.kept_NS)
     episode.blend_NS = np.where(healthy_N1, after.blend, episode.blend_NS)
-    episode.signals, episode.worth = signals, info["worth"]
+    episode.signals = signals

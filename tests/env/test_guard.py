@@ -210,8 +210,8 @@ def test_a_retired_host_keeps_its_fossils_and_is_paid_for_what_it_is(make_env, p
         assert info["signals"].after.stage[SICK, 0] == Stage.FOSSILIZED
     assert env.time == 11
     info = env.step(wait)[4]
-    assert info["signals"].committed_accuracy_N[SICK] == info["signals"].accuracy_N[SICK]
-    assert info["components"]["terminal"][SICK] == info["signals"].committed_accuracy_N[SICK]
+    assert info["signals"].worth.committed_accuracy_N[SICK] == info["signals"].accuracy_N[SICK]
+    assert info["components"]["terminal"][SICK] == info["signals"].worth.committed_accuracy_N[SICK]
 
 
 def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monkeypatch, small_task):

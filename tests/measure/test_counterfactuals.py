@@ -129,7 +129,7 @@ def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
     seen = []
 
     def check(info):
-        signals, found = info["signals"], info["worth"]
+        signals, found = info["signals"], info["signals"].worth
         if signals.last:
             return
         state, brute = signals.after, {}
@@ -140,15 +140,15 @@ def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
         for host in range(2):
             base = int(fossil[host] @ [1, 2, 4])
             f = {bits: accuracy[host] for bits, accuracy in brute.items()}
-            assert signals.all_off_accuracy_N[host] == pytest.approx(f[base])
-            assert signals.committed_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.worth.all_off_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.worth.committed_accuracy_N[host] == pytest.approx(f[base])
             live = np.flatnonzero(inside[host] & ~fossil[host])
             assert (~np.isnan(found.solo_NS[host])).nonzero()[0].tolist() == live.tolist()
             for a in live:
                 assert found.solo_NS[host, a] == pytest.approx(f[base | 1 << a] - f[base], abs=1e-4)
                 for b in live:
                     both = f[base | 1 << a | 1 << b] - f[base | 1 << a] - f[base | 1 << b] + f[base]
-                    assert signals.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
+                    assert signals.worth.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
             everyone = int(inside[host] @ [1, 2, 4])
             assert np.nansum(found.shapley_NS[host]) == pytest.approx(f[everyone] - f[0], abs=1e-4)
         seen.append((len(live), fossil.any()))
@@ -176,13 +176,13 @@ def test_a_reward_gets_what_it_needs_and_the_end_what_it_asks_for(make_env, plan
     infos = []
     env = make_env(1, 8, slots=slots(), reward=Needy(), counterfactuals=CounterfactualsConfig(at_end=[Plan.shapley]))
     grow(env, plan_actions, 8, infos.append)
-    assert not any(np.isnan(info["signals"].committed_accuracy_N).any() for info in infos)
-    assert np.isfinite(infos[5]["signals"].interaction_NSS).all()
-    assert [np.isfinite(info["worth"].shapley_NS).any() for info in infos] == [False] * 7 + [True]
+    assert not any(np.isnan(info["signals"].worth.committed_accuracy_N).any() for info in infos)
+    assert np.isfinite(infos[5]["signals"].worth.interaction_NSS).all()
+    assert [np.isfinite(info["signals"].worth.shapley_NS).any() for info in infos] == [False] * 7 + [True]
     plain = []
     grow(make_env(1, 8, slots=slots()), plan_actions, 8, plain.append)
-    assert [np.isfinite(info["signals"].committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
-    assert all(np.isnan(info["signals"].interaction_NSS).all() for info in plain)
+    assert [np.isfinite(info["signals"].worth.committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
+    assert all(np.isnan(info["signals"].worth.interaction_NSS).all() for info in plain)
 
 
 def test_only_a_measurement_is_fresh(make_env, plan_actions):
@@ -212,7 +212,7 @@ def test_shards_and_other_hosts_do_not_change_what_a_host_s_seeds_are_worth(make
         env, record = make_env(given.get("hosts", 4), 6, slots=slots(), counterfactuals=CounterfactualsConfig(each_step=ALL),
                                members_per_shard=given.get("members_per_shard", 0)), []  # fmt: skip
         grow(env, plan_actions, 5, record.append)
-        found.append([info["worth"] for info in record])
+        found.append([info["signals"].worth for info in record])
     for one, other in zip(*found, strict=True):
         for name in ("contribution_NS", "solo_NS", "shapley_NS", "all_off_accuracy_N"):
             a, b = getattr(one, name), getattr(other, name)

@@ -2,12 +2,16 @@
 
 # N hosts, S slots
 
+import dataclasses
+
 import numpy as np
 
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.stages import OCCUPIED, Stage
+from esper.measure.counterfactuals import Worth
 from esper.reward.signals import StepSignals
 
+WORTH = {entry.name for entry in dataclasses.fields(Worth)}
 NAN = np.float32(np.nan)
 D, G, T, B, H, F, P = (
     Stage.DORMANT,
@@ -47,9 +51,6 @@ def signals_of(before, after, **given):
         "loss_before_N": zeros_N,
         "loss_N": zeros_N,
         "train_loss_N": zeros_N,
-        "committed_accuracy_N": zeros_N + NAN,
-        "all_off_accuracy_N": zeros_N + NAN,
-        "interaction_NSS": np.full((hosts, slots, slots), NAN),
         "params_before_NS": np.zeros((hosts, slots), np.int64),
         "params_NS": np.zeros((hosts, slots), np.int64),
         "host_params": 100,
@@ -62,7 +63,15 @@ def signals_of(before, after, **given):
         "steps_left": 1,
         "rolled_back_N": np.zeros(hosts, dtype=bool),
     } | given
-    return StepSignals(before=before, after=after, last=rest["steps_left"] == 0, **rest)
+    seen = {name: rest.pop(name) for name in WORTH & rest.keys()}
+    worth = dataclasses.replace(Worth.unknown(hosts, slots), **seen)
+    return StepSignals(before=before, after=after, worth=worth, last=rest["steps_left"] == 0, **rest)
+
+
+def replaced(signals, **changes):
+    """The signals with other values, by the names of `StepSignals` and of its `Worth`."""
+    seen = {name: changes.pop(name) for name in WORTH & changes.keys()}
+    return dataclasses.replace(signals, worth=dataclasses.replace(signals.worth, **seen), **changes)
 
 
 def random_state(rng, hosts=4, slots=3):

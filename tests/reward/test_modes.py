@@ -11,7 +11,7 @@ from esper.lifecycle.stages import Op, SlotState
 from esper.reward.modes import MODES
 from esper.reward.table import SHAPING, Potential
 from esper.reward.terms import RentUnit
-from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, signals_of, state_of
+from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, replaced, signals_of, state_of
 
 GAMMA = 0.9
 EVERY = [(name, key) for name, kind in MODES.items() for key in kind.pays]
@@ -162,13 +162,13 @@ def test_the_order_of_the_slots_does_not_matter(name):
 
     plain, other = (MODES[name]().build(gamma=GAMMA) for _ in range(2))
     for signals in random_path(np.random.default_rng(3), 10):
-        turned = dataclasses.replace(
+        turned = replaced(
             signals,
             before=mirrored(signals.before),
             after=mirrored(signals.after),
             params_before_NS=signals.params_before_NS[:, ::-1],
             params_NS=signals.params_NS[:, ::-1],
-            interaction_NSS=signals.interaction_NSS[:, ::-1, ::-1],
+            interaction_NSS=signals.worth.interaction_NSS[:, ::-1, ::-1],
         )
         np.testing.assert_allclose(plain(signals)[0], other(turned)[0], atol=1e-3)
 

@@ -25,7 +25,7 @@ MAPS = {name: kind for name, kind in BLUEPRINTS.items() if issubclass(kind, MapC
 def felt_by(layout):
     _, network = network_of(layout)
     x, y = batch(layout)
-    return network, network.feel(side_by_side(x), y)
+    return network, network.capture(side_by_side(x), y)
 
 
 def first_gradient(branch, felt):
