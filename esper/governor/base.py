@@ -16,7 +16,7 @@ class Cause(IntEnum):
 
     HEALTHY = 0
     NONFINITE = 1
-    """The training loss, the validation loss or a seed's gradient is NaN or infinite."""
+    """The training loss, the validation loss, a seed's gradient or a batch statistic is NaN or infinite."""
     DIVERGENCE = 2
     """The validation loss is far above chance and far above the best that this host has shown."""
     LOBOTOMY = 3
@@ -74,8 +74,8 @@ class Governor:
 
         Args:
             health: what is known of them up to the epoch before.
-            train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient was not finite, NaN or
-                anything where a host is retired.
+            train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient or the batch statistics of the
+                host are not finite, undefined where a host is retired.
             loss_N: validation loss after it [nats].
         """
         raise TypeError(f"{type(self).__name__} does not say how it judges: define judge(...)")

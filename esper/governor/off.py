@@ -25,7 +25,7 @@ class NoGovernor(Governor):
         sick = np.flatnonzero(~(np.isfinite(train_loss_N) & np.isfinite(loss_N)))
         if len(sick):
             raise FloatingPointError(
-                f"hosts {', '.join(map(str, sick))} have a loss or gradient that is not finite, and governor=off does not roll "
+                f"hosts {', '.join(map(str, sick))} have a loss, gradient or batch statistic that is not finite, and governor=off does not roll "
                 "back: use governor=watchdog"
             )
         none_N = np.zeros(len(loss_N), dtype=np.int64)

@@ -27,7 +27,12 @@ _OLD = "live for `slots.prune_after` host epochs"
 _POOR = "alpha at its target, `slots.min_prune_age` reached, and a measured contribution below `slots.prune_below`"
 
 TRANSITIONS: tuple[Transition, ...] = (
-    Transition(Stage.DORMANT, Stage.GERMINATED, Op.GERMINATE, "the slot is in use and `slots.max_seeds` is not reached"),
+    Transition(
+        Stage.DORMANT,
+        Stage.GERMINATED,
+        Op.GERMINATE,
+        "the slot is in use, `slots.max_seeds` is not reached, and `slots.one_at_a_time` allows it",
+    ),
     Transition(Stage.GERMINATED, Stage.TRAINING, Op.ADVANCE, "always"),
     Transition(Stage.GERMINATED, Stage.TRAINING, None, "always, where `slots.auto_advance` names training"),
     Transition(Stage.TRAINING, Stage.BLENDING, Op.ADVANCE, _BLENDS),
@@ -60,7 +65,7 @@ def page() -> str:
     lines = [
         "# The life of a seed",
         "",
-        "Generated from `esper/population` by `python -m esper.lifecycle.transitions > docs/lifecycle.md`; do not edit by hand.",
+        "Generated from `esper/lifecycle` by `python -m esper.lifecycle.transitions > docs/lifecycle.md`; do not edit by hand.",
         "A step carries out the controller's operation, then what time does by itself, then a host epoch of training.",
         "",
         "## Stages",

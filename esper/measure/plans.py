@@ -102,7 +102,8 @@ A seed is *on* at the alpha it has, and *off* at 0. Which seeds are live is said
 alpha 0 anyhow, newborn or behind its host, is off in every setting and makes none of its own.
 
 All settings are measured in one forward in which each thing is computed once: settings of a host that agree in the first slots
-share all that lies before they part. Hosts do not pay for each other. The results equal those of one forward for each setting."""
+share all that lies before they part. Hosts do not pay for each other. The results are
+those of one forward for each setting, up to float rounding."""
 
 
 def member_docs(kind: type[Enum]) -> dict[str, str]:

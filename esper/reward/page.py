@@ -29,9 +29,9 @@ Phi = 0 where the transition ends a (sub-)episode. Its discounted sum over a (su
 does not change which policy is best.
 
 A rollback ends a sub-episode, and the next one starts from the snapshot, whose potential it is charged for. The learner sees
-exactly that. Reported returns (`policy/return`, `mode/<name>`, `reward/shaping`, evaluation) leave this second charge out: they add
-`gamma * Phi(snapshot)` to the transition, as if it had led to the restored state. So a rollback costs the penalty and what the
-host lost by it, and not the accuracy that it still has. The last step of an episode stays as it is: nothing follows it.
+exactly that. Reported returns (`policy/return`, `mode/<name>`, `reward/shaping`, evaluation) leave this second charge out: they
+add `gamma * Phi(snapshot)` to the transition, as if it had led to the restored state. So a rollback costs the penalty and what
+the host lost by it, and not the accuracy that it still has. The last step of an episode stays as it is: nothing follows it.
 
 `reward.per_host={shaped:16,sparse:16}` pays some hosts of a training run by one mode and some by another. The counts add up to
 `hosts`, twins are not parted, and the mode of the run (`reward=`) is among them: its other keys hold for its hosts, and

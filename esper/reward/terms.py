@@ -3,10 +3,10 @@
 Every term is in points [pp]: one point is one percentage point of accuracy of the network that is left at the end. Terms by slot
 are summed over slots, so the pay does not depend on the slot that an action names, and seeds in all slots earn alike.
 
-Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from step
-to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories compare
-what they hold with the state before the next step. What a term has paid for a seed that a rollback removes is taken back: for
-live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
+Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
+step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
+compare what they hold with the state before the next step. What a term has paid for a seed that a rollback removes is taken back:
+for live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
 """
 
 # N hosts, S slots, W steps of a window

@@ -171,8 +171,8 @@ def play(
 ) -> Episode:
     """Runs the episode that the environment stands at the start of, to its end.
 
-    The noise of the controller's choices comes from a stream for each host, so that a host's actions do not depend on how many
-    others there are.
+    The noise of the controller's choices comes from a stream for each host, so that a host's actions do not
+    depend on how many others there are, up to float rounding.
 
     Args:
         greedy: take the most probable actions instead of drawn ones.

@@ -40,6 +40,20 @@ def wait(plan_actions):
     return plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
 
 
+def test_an_infinite_batch_variance_is_noticed(make_env, wait):
+    """In training it is not used and in validation it makes every feature 0, so that no loss shows it."""
+    env = make_env(HOSTS, 4)
+    env.reset(seed=0)
+    env.step(wait)
+    kept = rows_of(env, SICK)
+    name = next(name for name in network(env).host.buffers if name.endswith("running_var"))
+    network(env).host.buffers[name][SICK] = torch.inf
+    info = env.step(wait)[4]
+    assert np.isfinite([info["signals"].loss_N, info["signals"].train_loss_N]).all()
+    assert info["cause"].tolist() == [Cause.NONFINITE if host == SICK else Cause.HEALTHY for host in range(HOSTS)]
+    assert same_rows(kept, rows_of(env, SICK))
+
+
 # ---- collapse to chance
 
 

@@ -1,6 +1,8 @@
 """The life of a seed, told one by one."""
 
+import inspect
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune
 from esper.lifecycle.roles import Blend, Fossils, Incubation
-from esper.lifecycle.slots import EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
+from esper.lifecycle.slots import GATES, EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
 from esper.lifecycle.stages import Mode, Op, Stage
 from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, share_of, step
 
@@ -299,6 +301,42 @@ def test_the_shortest_life_is_as_short_as_it_says(incubation, gates, tempo):
     steps = lifecycle.shortest_life(config, gates, TEMPOS[tempo])
     stages, _ = life(config, *[Op.WAIT] * (steps - 1), gates=gates, tempo=tempo)
     assert (stages[-2], stages[-1]) == (Stage.HOLDING, Stage.FOSSILIZED)
+
+
+@pytest.mark.parametrize("incubation", [Incubation.closed_loop, Incubation.none])
+@pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=3, min_blending=4), GatesConfig(min_blending=1)])
+@pytest.mark.parametrize("auto", [some for count in range(5) for some in combinations(GATES, count)], ids=",".join)
+def test_the_shortest_life_knows_which_gates_want_an_action(incubation, gates, auto):
+    """Whoever acts as soon as it is legal fossilizes in exactly that many steps."""
+    config = SlotsConfig(auto_advance=list(auto), incubation=incubation)
+    for tempo, ticks in TEMPOS.items():
+        state, steps = step(lifecycle.empty(1, 2), config, Op.GERMINATE, gates=gates, tempo=tempo), 1
+        while state.stage[0, 0] != Stage.FOSSILIZED:
+            legal_O = legal_slots(state, config, np.array([True, True]), gates, FREE)[0, :, 0]
+            op = next((op for op in (Op.FOSSILIZE, Op.ADVANCE) if legal_O[op]), Op.WAIT)
+            state, steps = step(state, config, op, gates=gates), steps + 1
+        assert steps == lifecycle.shortest_life(config, gates, ticks)
+
+
+@pytest.mark.parametrize("embargo", range(3))
+def test_an_emptied_slot_opens_when_the_config_says(embargo):
+    config = EveryBlockConfig(embargo=embargo, min_prune_age=0)
+    assert "t + embargo + 2" in inspect.getsource(SlotsConfig)
+    state, closed = step(step(lifecycle.empty(1, 2), config, Op.GERMINATE), config, Op.PRUNE), 0
+    while not legal_slots(state, config, np.array([True, True]), GATED, FREE)[0, Op.GERMINATE, 0]:
+        state, closed = step(state, config), closed + 1
+    assert closed + 1 == embargo + 2
+
+
+def test_one_seed_at_a_time_is_in_training():
+    chosen = np.array([True, True, True])
+    for one_at_a_time in (False, True):
+        config = SlotsConfig(one_at_a_time=one_at_a_time, auto_advance=[])
+        state = lifecycle.empty(4, 3)
+        state.stage[:, 0] = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED
+        may_NS = lifecycle.may_germinate(state, config, chosen)
+        assert may_NS[:, 1:].all(axis=1).tolist() == [not one_at_a_time] * 2 + [True] * 2
+        assert not may_NS[:, 0].any()
 
 
 def test_improvement_counts_from_the_entry_into_the_stage():

@@ -105,7 +105,7 @@ def test_is_the_first_fall_of_the_loss_per_unit_of_learning_rate(float64):
 
 @pytest.mark.parametrize("layout", HOSTS)
 def test_fewer_samples_are_a_mean_over_those(float64, layout):
-    """Statistics of the batch aside (a host in eval mode), the first samples alone would have felt the same."""
+    """Statistics of the batch aside (a host in eval mode), the first samples alone have the same gradients."""
     _, network = network_of(layout)
     network.train(False)
 
@@ -125,12 +125,13 @@ def test_fewer_samples_are_a_mean_over_those(float64, layout):
 def test_parts_of_a_population_are_joined_member_by_member(layout):
     _, network = network_of(layout)
     for whole in network.capture(side_by_side(batch(layout)[0]), batch(layout)[1]):
-        joined = SlotGradients.joined([whole.of_member(member) for member in range(MEMBERS)])
+        parts = [whole.of_member(member).arrays() for member in range(MEMBERS)]
+        joined = SlotGradients.joined(parts, torch.device("cpu"))
         assert joined.features.equal(whole.features)
         assert joined.grad.equal(whole.grad)
 
 
-def test_feeling_changes_nothing():
+def test_capturing_changes_nothing():
     _, network = network_of("images")
     before = {name: row.clone() for name, row in network.rows().items()}
     x, y = batch("images")

@@ -182,3 +182,20 @@ def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):
         RewardConfig().build(gamma=GAMMA)
     with pytest.raises(TypeError, match="define components"):
         Reward()(signals)
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "wanted"),
+    [
+        (Op.WAIT, {}, 1),
+        (Op.GERMINATE, {}, 1),
+        (Op.PRUNE, {}, 0),  # the action removed it
+        (Op.WAIT, {"before": True}, 0),  # an earlier action did, by a ramp that ends now
+        (Op.PRUNE, {"after": True}, 1),  # the action starts a ramp in the other slot
+        (Op.WAIT, {"rolled_back_N": np.array([True])}, 0),
+    ],
+)
+def test_a_seed_that_a_rule_removes_is_told_from_one_that_an_action_removes(op, change, wanted):
+    before, after = state_of([H, H]), state_of([P, H])
+    before.dying[0, 0], after.dying[0, 1] = change.pop("before", False), change.pop("after", False)
+    close(terms.auto_pruned(signals_of(before, after, op_N=np.array([op]), **change)), wanted)

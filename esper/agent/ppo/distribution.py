@@ -122,7 +122,10 @@ class ActionDistribution:
         return torch.stack(columns, dim=1) * _RELEVANT_OH[op_B]
 
     def log_prob(self, action_BH: Tensor) -> Tensor:
-        """Log-probability of whole actions `[B]`; that of an illegal one is below -1e8."""
+        """Return the log-probability of whole actions `[B]`, below -1e8 where a value that was drawn is illegal.
+
+        The values of heads that are not drawn are ignored: those that do not matter for the operation, and held ones.
+        """
         row_B, op_B, slot_B = torch.arange(len(action_BH)), action_BH[:, Head.OP], action_BH[:, Head.SLOT]
         total_B = self.op_BO[row_B, op_B] + self.slot_BOS[row_B, op_B, slot_B] * _RELEVANT_OH[op_B, Head.SLOT]
         for (op, head), log_prob_BSW in self.parameters.items():
