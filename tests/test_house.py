@@ -23,7 +23,7 @@ ROWS = (
     ("training",),
     ("cli",),
     ("lab",),
-    ("train", "evaluate", "compare", "reference"),
+    ("train", "evaluate", "compare"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
@@ -107,3 +107,10 @@ def test_no_drawer_for_odds_and_ends() -> None:
 
 def test_the_package_itself_is_light() -> None:
     assert {target.partition(".")[0] for target in imported(ESPER / "__init__.py")} <= {"warnings", "importlib"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py" and path.parent != ESPER], ids=name)
+def test_a_name_has_one_address(path: Path) -> None:
+    """Packages re-export nothing: an `__init__.py` holds at most a docstring."""
+    body = ast.parse(path.read_text()).body
+    assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)

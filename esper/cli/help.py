@@ -1,4 +1,4 @@
-"""The knobs in words: what `--help` shows, read from the dataclasses themselves. `esper.reference` lists all of them."""
+"""The knobs in words: what `--help` shows, read from the dataclasses themselves. docs/config.md lists all of them."""
 
 import ast
 import inspect

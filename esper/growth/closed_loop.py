@@ -32,7 +32,7 @@ from esper.lifecycle.roles import Roles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class ClosedLoopSlot:
     """One slot of the shadow pass."""
 
     joins: Tensor | None
@@ -48,7 +48,7 @@ class Shadow:
 
     first: int
     """The slot where it starts."""
-    stages: tuple[Stage, ...]
+    stages: tuple[ClosedLoopSlot, ...]
     """Of the slots from there on."""
     members_L: Tensor
     """The members that learn from it."""
@@ -101,7 +101,7 @@ def shadow_of(find: list[FindBank], roles: Roles, device: torch.device) -> Shado
     first_M = np.where(behind_MS.any(axis=1), behind_MS.argmax(axis=1), num_slots)
     order: list[int] = []
     place_M = np.zeros(members, dtype=np.int64)
-    stages: list[Stage] = []
+    stages: list[ClosedLoopSlot] = []
     for slot in range(int(first_M.min()), num_slots):
         joining = [int(member) for member in np.flatnonzero(first_M == slot)]
         place_M[joining] = np.arange(len(order), len(order) + len(joining))
@@ -111,7 +111,7 @@ def shadow_of(find: list[FindBank], roles: Roles, device: torch.device) -> Shado
         behind_M = behind_MS[:, slot]
         alpha_M = np.where(behind_M, np.float32(1.0), roles.alpha[:, slot]).astype(np.float32)
         stages.append(
-            Stage(
+            ClosedLoopSlot(
                 joins=torch.tensor(joining, device=device) if joining else None,
                 hosts_L=torch.tensor(order, device=device),
                 seeds=live_seeds(

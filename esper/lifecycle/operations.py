@@ -3,8 +3,8 @@
     dormant -> germinated -> training -> blending <-> holding -> fossilized
                     \\____________\\____________\\____________\\-> pruned -> embargoed -> dormant
 
-docs/lifecycle.md has the table of all changes of stage, with what brings each about; it is made from `transitions.TRANSITIONS`,
-and a test walks through the code and finds these changes and no others.
+docs/lifecycle.md lists every transition and what causes it. A test reads that table, drives this code with random actions, and
+requires these transitions and no others.
 
 One step of the environment carries out what the controller asked for, then calls `tick` (what time does by itself), and then
 trains for a host epoch. Only `tick` ages anything. A stage's age counts the host epochs trained in it, the coming one included.

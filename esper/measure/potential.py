@@ -285,7 +285,7 @@ class SlotSensor:
 
 
 def _weights(layers: Sequence[nn.Linear | nn.Conv2d | ChannelScale], channels: int) -> Tensor:
-    """Return which products of an input (the last is the constant 1) and an output are weights of which layer: 0/1 `[F * C, J]`."""
+    """Return which products of an input (the last is the constant 1) and an output are weights of each layer: 0/1 `[F*C, J]`."""
     widths = [layer.weight.shape[1] if layer.weight.dim() > 1 else channels for layer in layers]
     weights_FCJ = torch.zeros(sum(widths) + 1, channels, len(layers))
     for j, (layer, rows_FC) in enumerate(zip(layers, weights_FCJ[:-1].split(widths), strict=True)):

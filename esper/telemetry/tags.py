@@ -301,30 +301,3 @@ def measured(metrics: Mapping[str, Value]) -> dict[str, float]:
         if value is not None and not math.isnan(number := float(value)):
             values[tag] = number
     return values
-
-
-def markdown() -> str:
-    """The page docs/metrics.md, which a test holds equal to this."""
-    lines = [
-        "# Metrics",
-        "",
-        "Generated from the table in `esper/telemetry/tags.py`, which is where a metric is added or changed:",
-        "",
-        "```",
-        'python -c "from esper.telemetry.tags import markdown; print(markdown(), end=str())" > docs/metrics.md',
-        "```",
-        "",
-        "Each metric is one value per controller update. What was not measured in an update is missing there, not 0.",
-        "`pp` are percentage points; `1` is a pure number; `*` stands for names that the run itself brings along.",
-        *(f"`<{word}>` is one of {', '.join(names)}." for word, names in WORDS.items()),
-        "Rows with a `+` are details: written with each `telemetry.detail_every`-th record, and with each one for a while after",
-        "an anomaly (see [diagnostics.md](diagnostics.md)).",
-    ]
-    for group in groups():
-        lines += ["", f"## {group}", "", "| tag | | unit | meaning |", "|---|---|---|---|"]
-        lines += [
-            f"| `{row.tag}` | {'+' if row.detail else ''} | {row.unit} | {row.meaning.replace('|', chr(92) + '|')} |"
-            for row in METRICS
-            if row.tag.startswith(f"{group}/")
-        ]
-    return "\n".join(lines) + "\n"

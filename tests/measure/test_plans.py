@@ -1,7 +1,6 @@
 """Plans: which settings they are, that sharing changes nothing, and that they cost what the model says."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +8,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from docs.generate import plan_cost
 from esper.fusion.layout import Layout
 from esper.growth.variants import Fork
 from esper.hosts.base import Host
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Blend
 from esper.measure.attribution import draw_orders, subsets
-from esper.measure.plans import Plan, coalitions, cost, page
+from esper.measure.plans import Plan, coalitions
 
 
 def test_the_settings_of_each_plan_are_these():
@@ -132,7 +132,7 @@ def test_the_cost_model_counts_what_is_computed(grown, plan, layout):
     population.behind[:] = False
     population.blueprint[~inside] = -1
     population.arrange()
-    model = [cost(some, int(inside[m] @ (1 << np.arange(3))), 3) for m, some in enumerate(own)]
+    model = [plan_cost(some, int(inside[m] @ (1 << np.arange(3))), 3) for m, some in enumerate(own)]
     tree = network.tree(alpha)
     assert tree.num_paths == sum(one.settings for one in model)
     owner = np.arange(8)
@@ -195,15 +195,10 @@ def alone(tree, population):
 
 def test_plans_of_many_seeds_cost_what_their_orders_share():
     orders = draw_orders(0b111111, 8, np.random.default_rng(0))
-    one = cost(coalitions(Plan.shapley, 0b111111, 0, orders), 0b111111, 6)
+    one = plan_cost(coalitions(Plan.shapley, 0b111111, 0, orders), 0b111111, 6)
     assert one.settings < 8 * 2 * 5 + 2
     assert one.segments[0] == 1
     assert one.segments[-1] == one.settings
-    full = cost(coalitions(Plan.factorial, 0b111111, 0), 0b111111, 6)
+    full = plan_cost(coalitions(Plan.factorial, 0b111111, 0), 0b111111, 6)
     assert full.segments == (1, 2, 4, 8, 16, 32, 64)
     assert full.seeds == (1, 2, 4, 8, 16, 32)
-
-
-def test_the_page_is_up_to_date():
-    written = Path(__file__).parents[2] / "docs" / "counterfactuals.md"
-    assert written.read_text() == page(), "write it anew: python -m esper.measure.plans > docs/counterfactuals.md"

@@ -13,8 +13,7 @@ from esper.agent.ppo.config import PPOConfig
 from esper.agent.ppo.targets import NEEDED, Targets, contributions
 from esper.buffer.rollout import Rollout, folded
 from esper.env.actions import EnvSpec, Head
-from esper.env.features import HostView
-from esper.env.observation import slot_features, slot_table
+from esper.env.observation import HostView, slot_features, slot_table
 from esper.lifecycle.stages import SlotState, Stage, empty
 from tests.agent.toy_worlds import blank, make_spec
 
