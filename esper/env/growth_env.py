@@ -1,4 +1,4 @@
-"""Host training as a vectorised environment: N hosts in lockstep, one action each, one host epoch a step."""
+"""Host training as a vectorised environment: N hosts in lockstep, one action each, one host epoch per step."""
 
 # N hosts, S slots, H heads, O operations, K blueprints, V counterfactual variants, I samples of an epoch
 
@@ -42,18 +42,17 @@ from esper.task.instances import Split
 Array = npt.NDArray[Any]
 
 PROBE_EVERY = 2
-"""Host epochs from one measurement of growth potential to the next, the first of which comes with the first. Fewer: fresher, and
-dearer for hosts as small as those of `digits`, see benchmarks/README.md."""
+"""Measure growth potential every N host epochs. Lower: fresher, costlier; see benchmarks/README.md."""
 
 
 class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
-    """N hosts that a controller watches and grows.
+    """N hosts that a controller observes and grows.
 
-    A step carries out one action a host, trains every host for an epoch, measures it with and without each of its seeds, has the
-    governor judge it, and pays. An episode is T steps, a finite horizon: its end is `terminated`. A host that is rolled back has
-    its transition `terminated` with the penalty, and goes on from its snapshot, its live seeds removed, as a new sub-episode.
-    Both are `SAME_STEP` resets in Gymnasium's terms: the observation returned is the first of what follows, and the last of what
-    ended is in `info["final_obs"]`. `truncated` is never set.
+    A step carries out one action per host, trains every host for an epoch, measures it with and without each of its seeds, has
+    the governor judge it, and computes the reward. An episode is T steps, a finite horizon: its end is `terminated`. The
+    transition of a host that is rolled back is `terminated` with the penalty, and the host continues from its snapshot, without
+    live seeds, as a new sub-episode. Both are `SAME_STEP` resets in Gymnasium's terms: the returned observation is the first of
+    the next (sub-)episode, and `info["final_obs"]` holds the last of the one that ended. `truncated` is never set.
 
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
@@ -129,14 +128,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """New hosts, untrained and measured once.
+        """Start new hosts, untrained and measured once.
 
         Args:
-            seed: new root of all random streams; the episodes then start from 0.
-            options: `{"episode": e}` asks for the hosts of that episode; by default the next one.
+            seed: new root of all random streams; episodes then start from 0.
+            options: `{"episode": e}` starts the hosts of that episode; by default the next one.
         """
         if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one a host")
+            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if seed is not None:
             self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
@@ -150,7 +149,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.reward.reset()
         self.state = lifecycle.empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
-        # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
+        # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
         self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
@@ -163,13 +162,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
-        """Act, train, validate, guard, pay, observe."""
+        """Act, train, validate, judge, reward, observe."""
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
         self._act(np.asarray(actions, dtype=np.int64))
-        report, seen = self._live(last=self.time + 1 == self.num_steps)
+        report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
@@ -214,7 +213,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
     def time_inference(self, known: Latency | None = None) -> None:
-        """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
+        """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
         if known is None and self.reward.needs_latency and self.latency is None:
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
             known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
@@ -222,13 +221,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             self.latency, self.costs = known, replace(self.costs, latency=known.price)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Stops the threads of the shards."""
+        """Stop the threads of the shards."""
         self.pool.close()
 
     # ---- the parts of a step
 
     def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
-        """Carries out every legal action, refuses the others without effect, and lets time pass."""
+        """Carry out every legal action, refuse the others without effect, and advance time."""
         op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
         allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
         self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
@@ -248,22 +247,22 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """`[N]`: has every head that matters for the op a legal value?"""
+        """Return the hosts whose action has a legal value in every head that matters for its op `[N]`."""
         return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
     def orders(self) -> npt.NDArray[np.int64]:
-        """The order in which each host sees its training samples this epoch `[N, I]`."""
+        """Return the order of each host's training samples in this epoch `[N, I]`."""
         return self.sampler.orders(self.time, self.views)
 
     def draws(self) -> npt.NDArray[np.uint8] | None:
-        """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
+        """Return how each image of the epoch is moved `[N, I, 3]`; None for tasks without augmentation."""
         return self.sampler.draws(self.time)
 
-    def _live(self, *, last: bool) -> tuple[TrainReport, Worth]:
-        """Trains every host, and measures it with and without each seed that is in, and as the plans of this step ask.
+    def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
+        """Train every host, and measure it with and without each seed, and by the plans of this step.
 
         Returns:
-            What training showed, and what the seeds are worth.
+            The report of the training epoch, and the counterfactuals.
         """
         plans = self.reward.needs.union(self.counterfactuals.each_step, self.counterfactuals.at_end if last else ())
         plans |= {Plan.committed} if last else set()
@@ -294,12 +293,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     # ---- views
 
     def legal_slots(self) -> npt.NDArray[np.bool_]:
-        """`[N, O, S]`: which operations may be done on which slots now, as the lifecycle has it and the governor lets it be."""
+        """Return which operations are legal on which slots `[N, O, S]`, by the lifecycle and the governor."""
         legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
         return legal_NOS & ~self.guard.health.veto_NO[:, :, None]
 
     def _vetoed(self) -> npt.NDArray[np.bool_]:
-        """`[N]`: does the governor withhold an operation that would be legal now?"""
+        """Return the hosts for which the governor vetoes an operation that is otherwise legal `[N]`."""
         veto_NO = self.guard.health.veto_NO
         if not veto_NO.any():
             return np.zeros(self.num_envs, dtype=np.bool_)
@@ -307,7 +306,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return np.asarray((legal_NOS & veto_NO[:, :, None]).any(axis=(1, 2)))
 
     def observation(self) -> dict[str, Array]:
-        """The observation of every host now, by the names of `Observation`."""
+        """Return the observation of every host, by the names of `Observation`."""
         view = obs.HostView(
             step=self.time,
             num_steps=self.num_steps,
@@ -332,13 +331,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         }
 
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
-        """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
+        """Return the committed accuracy of each host, with fossils alone, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
         return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
 
 def _observation_space(spec: EnvSpec) -> spaces.Dict:
-    """The space of one host's observation, by the names of `Observation`."""
+    """Return the space of one host's observation, by the names of `Observation`."""
     slots, blueprints = spec.num_slots, len(spec.blueprint_names)
     return spaces.Dict(
         {
@@ -352,7 +351,7 @@ def _observation_space(spec: EnvSpec) -> spaces.Dict:
 
 
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
-    """Observations of the marked hosts, one dict each, None for the others `[N]`: the form that Gymnasium's wrappers expect."""
+    """Return the observations of the marked hosts `[N]`, one dict each and None elsewhere, as Gymnasium's wrappers expect."""
     single = np.full(len(which_N), None, dtype=object)
     for host in np.flatnonzero(which_N):
         single[host] = {name: array[host] for name, array in arrays.items()}
@@ -360,7 +359,7 @@ def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Ar
 
 
 def as_observation(arrays: Mapping[str, Array]) -> Observation:
-    """The observation that `reset` and `step` return as a dict of arrays, typed."""
+    """Convert the dict of arrays that `reset` and `step` return to an `Observation`."""
     return Observation(
         features=arrays["features"].astype(np.float32, copy=False),
         slots=arrays["slots"].astype(np.float32, copy=False),

@@ -1,8 +1,8 @@
 """The observation of the controller: one table of features gives the vectors, their sizes and names, the docs and the tests.
 
-A feature is a quantity, and the scaling that makes it a network input. An extractor returns the quantity in its unit; scale, range
-and fill value are data, which `FeatureTable` applies to all features at once. Scales are fixed, so that rollout and update see
-the same numbers without state. "Never measured" differs from zero. The observation contains neither reward nor instance.
+A feature is a quantity, and the scaling that makes it a network input. An extractor returns the quantity in its unit; scale,
+range and fill value are data, which `FeatureTable` applies to all features at once. Scales are fixed, so that rollout and update
+see the same numbers without state. "Never measured" differs from zero. The observation contains neither reward nor instance.
 """
 
 # N hosts, S slots, K blueprints, F features of a table

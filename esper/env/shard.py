@@ -225,7 +225,7 @@ class Shard:
                 in_vain = not bool((losses.isfinite() & learning).any())
         columns = [(losses / batches)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
         report = torch.cat(columns, 1).cpu().numpy()
-        network.lay_back(retired_M, kept)
+        network.put_back(retired_M, kept)
         report[retired_M] = np.nan
         return TrainReport(
             loss_M=report[:, 0],

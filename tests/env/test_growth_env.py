@@ -12,8 +12,9 @@ from esper.env.growth_env import as_observation
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import EveryBlockConfig, OneSeedConfig
 from esper.lifecycle.stages import Stage
+from esper.measure.costs import count_parameters
 from esper.reward.modes import SparseConfig
-from esper.seeds.gated import gate_parameters
+from esper.seeds.gated import Gate
 from esper.task.instances import Split
 
 
@@ -310,7 +311,7 @@ def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
     bare = env.costs.params.of(env.state)
     env.state.blend[0, 1] = Blend.GATE
     channels = env.task.host(0, env.split, 0, 0).slots[1].channels
-    assert (env.costs.params.of(env.state) - bare).tolist() == [[0, gate_parameters(channels), 0]]
+    assert (env.costs.params.of(env.state) - bare).tolist() == [[0, count_parameters(Gate(channels)), 0]]
     assert bare[0, 1] > 0
 
 
