@@ -26,7 +26,7 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gradient_ratio
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import LIVE, OCCUPIED, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, count_costs
 from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
@@ -147,7 +147,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.pool.start(self.sampler.hosts(), self.views)
         self.time = 0
         self.reward.reset()
-        self.state = lifecycle.empty(num_hosts, num_slots)
+        self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
         self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
@@ -234,7 +234,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         before, action_NH = self.state, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1)
         self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
         kind_N = action_NH[:, Head.BLUEPRINT]
-        gone = before.within(*lifecycle.LIVE) & ~self.state.within(*lifecycle.OCCUPIED)
+        gone = before.within(*LIVE) & ~self.state.within(*OCCUPIED)
         for host, slot in np.argwhere(gone):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE

@@ -22,7 +22,7 @@ from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Op, SlotState
+from esper.lifecycle.stages import LIVE, Op, SlotState
 from esper.reward.signals import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
@@ -80,7 +80,7 @@ class Guard:
         for name in MEASURED:
             setattr(env, name, back[name])
         self.health = replace(self.health, **{name: back[name] for name in OF_HEALTH})
-        live_NS = env.state.within(*lifecycle.LIVE) & sick_N[:, None]
+        live_NS = env.state.within(*LIVE) & sick_N[:, None]
         for host, slot in np.argwhere(live_NS):
             env.pool.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
         env.state = lifecycle.prune(env.state, live_NS)

@@ -18,21 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.gates import GatesConfig, StrictConfig, gate_open, may_blend, may_fossilize, may_hold
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, may_hold
 from esper.lifecycle.ramps import ramp
 from esper.lifecycle.roles import Fossils, Incubation, Roles
-from esper.lifecycle.slots import (
-    GATES,
-    DeepConfig,
-    EveryBlockConfig,
-    Isolation,
-    OneConfig,
-    OneSeedConfig,
-    PostConfig,
-    PreConfig,
-    SlotsConfig,
-    ThreeConfig,
-)
+from esper.lifecycle.slots import GATES, Isolation, SlotsConfig
 from esper.lifecycle.stages import (
     BLENDED,
     LIVE,
@@ -41,53 +30,10 @@ from esper.lifecycle.stages import (
     BoolArray,
     FloatArray,
     IntArray,
-    Mode,
-    Op,
     SlotState,
     Stage,
     empty,
 )
-
-__all__ = [
-    "BLENDED",
-    "GATES",
-    "LIVE",
-    "OCCUPIED",
-    "TAKES_PART",
-    "DeepConfig",
-    "EveryBlockConfig",
-    "GatesConfig",
-    "Isolation",
-    "Mode",
-    "OneConfig",
-    "OneSeedConfig",
-    "Op",
-    "PostConfig",
-    "PreConfig",
-    "SlotState",
-    "SlotsConfig",
-    "Stage",
-    "StrictConfig",
-    "ThreeConfig",
-    "advance",
-    "empty",
-    "fossilize",
-    "gate_open",
-    "germinate",
-    "may_blend",
-    "may_fossilize",
-    "may_germinate",
-    "may_hold",
-    "may_prune",
-    "may_retarget",
-    "prune",
-    "ramp_down",
-    "retarget",
-    "roles",
-    "shortest_life",
-    "tick",
-]
-
 
 # ---- what may be done
 

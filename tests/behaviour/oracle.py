@@ -16,8 +16,7 @@ import torch
 
 from esper.agent.base import Decision, State
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import SlotState, Stage
+from esper.lifecycle.stages import SlotState, Stage, empty
 from tests.behaviour.sandbox import CONTRIBUTION_UNIT, SLOT_FEATURES, Array, Puzzle
 
 Ints = npt.NDArray[np.int64]
@@ -94,7 +93,7 @@ class Oracle:
     def _reach(self) -> tuple[list[SlotState], list[Ints]]:
         """Configurations before each step and after the last, from an empty host on, and where each action leads."""
         puzzle, action_AH = self.puzzle, self.action_AH
-        states, nexts = [lifecycle.empty(1, puzzle.worth_QSK.shape[1])], []
+        states, nexts = [empty(1, puzzle.worth_QSK.shape[1])], []
         for _ in range(puzzle.num_steps):
             state = states[-1]
             legal_CA = puzzle.legal(state)[:, action_AH[:, Head.OP], action_AH[:, Head.SLOT]]

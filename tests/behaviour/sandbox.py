@@ -20,7 +20,7 @@ from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, execu
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
-from esper.lifecycle.stages import SlotState, Stage
+from esper.lifecycle.stages import OCCUPIED, TAKES_PART, SlotState, Stage, empty
 from esper.seeding import stream
 
 Array = npt.NDArray[np.float64]
@@ -90,18 +90,18 @@ class Puzzle:
     def grow(self, state: SlotState, action_CH: npt.NDArray[np.int64]) -> SlotState:
         """One step of configurations under legal actions, in which every seed that is in is measured."""
         state = lifecycle.tick(execute(state, action_CH, self.slots), self.slots, GATES)
-        return replace(state, measured=state.measured | (state.within(*lifecycle.TAKES_PART) & (state.alpha > 0)))
+        return replace(state, measured=state.measured | (state.within(*TAKES_PART) & (state.alpha > 0)))
 
     def worth_of(self, state: SlotState) -> Array:
         """`[C, S, Q]`: what the seed in each slot is worth on a host of each kind; 0 where there is none."""
         slot_S = np.arange(state.stage.shape[1])
         worth_CSQ = np.moveaxis(self.worth_QSK, 0, 2)[slot_S, state.blueprint]
-        return np.where(state.within(*lifecycle.OCCUPIED)[:, :, None], worth_CSQ, 0.0)
+        return np.where(state.within(*OCCUPIED)[:, :, None], worth_CSQ, 0.0)
 
     def pay(self, state: SlotState, *, last: bool) -> Array:
         """`[C, Q]`: what is paid for a step that led to these configurations, on a host of each kind."""
-        rent_CS = np.where(state.within(*lifecycle.OCCUPIED), np.array(self.rent_K)[state.blueprint], 0.0)
-        in_CS = np.where(state.within(*lifecycle.TAKES_PART), state.alpha, 0.0)
+        rent_CS = np.where(state.within(*OCCUPIED), np.array(self.rent_K)[state.blueprint], 0.0)
+        in_CS = np.where(state.within(*TAKES_PART), state.alpha, 0.0)
         times_CS = in_CS + self.keeping * last * state.within(Stage.FOSSILIZED)
         return (times_CS[:, :, None] * self.worth_of(state)).sum(axis=1) - rent_CS.sum(axis=1)[:, None]
 
@@ -127,7 +127,7 @@ class Sandbox:
         self.kind_N = (uniform_NT[:, 0] * len(puzzle.worth_QSK)).astype(np.int64)
         cdf_N1S = puzzle.light_QS.cumsum(axis=1)[self.kind_N][:, None]
         self.light_NT = (cdf_N1S[:, :, :-1] <= uniform_NT[:, 1:, None]).sum(axis=2)
-        self.time, self.state = 0, lifecycle.empty(hosts, self.spec.num_slots)
+        self.time, self.state = 0, empty(hosts, self.spec.num_slots)
         return self.observation()
 
     def step(self, action_NH: npt.NDArray[np.int64]) -> tuple[Observation, npt.NDArray[np.float32], npt.NDArray[np.bool_]]:

@@ -13,10 +13,9 @@ from esper.agent.ppo.distribution import segments
 from esper.agent.ppo.gae import Baseline
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.env.actions import Head, Op, parameters_legal
-from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import OneSeedConfig
-from esper.lifecycle.stages import SlotState
+from esper.lifecycle.stages import SlotState, empty
 from tests.behaviour.learned_share import Judge, learn
 from tests.behaviour.oracle import Oracle, every_action
 from tests.behaviour.sandbox import SLOT_FEATURES, Puzzle, Sandbox, play
@@ -52,10 +51,10 @@ def by_hand(puzzle: Puzzle) -> float:
         return max(values)
 
     kinds, slots, _ = puzzle.worth_QSK.shape
-    empty, total = lifecycle.empty(1, slots), 0.0
+    start, total = empty(1, slots), 0.0
     for light_Q in puzzle.light_QS.T:
         chance = float(light_Q.mean())
-        total += chance * best(empty, light_Q / kinds / chance, 0)
+        total += chance * best(start, light_Q / kinds / chance, 0)
     return total
 
 

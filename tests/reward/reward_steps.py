@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import OCCUPIED, Stage
+from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
 from esper.measure.counterfactuals import Worth
 from esper.reward.signals import StepSignals
 
@@ -30,7 +29,7 @@ def floats(*values):
 
 def state_of(*rows, contribution=None):
     """Slots of hosts from stages; all seeds have been measured, with contribution 10 * (host + 1) + slot unless given."""
-    state = lifecycle.empty(len(rows), len(rows[0]))
+    state = empty(len(rows), len(rows[0]))
     state.stage = np.array(rows, dtype=np.int64)
     host, slot = np.indices(state.stage.shape)
     state.measured = state.within(*OCCUPIED)
@@ -85,7 +84,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
 
     Accuracies, losses and interactions are drawn anew in every step; what a rolled back host shows is NaN.
     """
-    state = lifecycle.empty(hosts, slots)
+    state = empty(hosts, slots)
     accuracy, loss = (100 * rng.random(hosts)).astype(np.float32), rng.random(hosts).astype(np.float32)
     for step in range(steps):
         after, rolled = random_state(rng, hosts, slots), rng.random(hosts) < sick
@@ -102,7 +101,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
         yield signals_of(
             state,
             after,
-            op_N=rng.integers(len(lifecycle.Op), size=hosts),
+            op_N=rng.integers(len(Op), size=hosts),
             accuracy_before_N=accuracy,
             accuracy_N=np.where(rolled, NAN, shown),
             loss_before_N=loss,
@@ -114,10 +113,10 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
             steps_left=steps - 1 - step,
             rolled_back_N=rolled,
         )
-        back = lifecycle.empty(hosts, slots)
+        back = empty(hosts, slots)
         kept = state.within(Stage.FOSSILIZED) & (rng.random((hosts, slots)) < 0.7)  # the snapshot may be older
-        back = lifecycle.SlotState(**{name: np.where(kept, array, getattr(back, name)) for name, array in state.arrays().items()})
-        state = lifecycle.SlotState(
+        back = SlotState(**{name: np.where(kept, array, getattr(back, name)) for name, array in state.arrays().items()})
+        state = SlotState(
             **{name: np.where(rolled[:, None], getattr(back, name), array) for name, array in after.arrays().items()}
         )
         accuracy = np.where(rolled, (100 * rng.random(hosts)), shown).astype(np.float32)

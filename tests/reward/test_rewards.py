@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import Op
+from esper.lifecycle.stages import Op, SlotState
 from esper.reward import terms
 from esper.reward.modes import MODES, RewardConfig, ShapedConfig, SparseConfig
 from esper.reward.rewards import Reward
@@ -134,8 +133,8 @@ def test_waiting_is_paid_the_same_whatever_slot_the_action_names(signals):
     waiting = replaced(signals, op_N=np.array([Op.WAIT, Op.WAIT]))
     mirrored = dataclasses.replace(
         waiting,
-        before=lifecycle.SlotState(**{name: array[:, ::-1] for name, array in waiting.before.arrays().items()}),
-        after=lifecycle.SlotState(**{name: array[:, ::-1] for name, array in waiting.after.arrays().items()}),
+        before=SlotState(**{name: array[:, ::-1] for name, array in waiting.before.arrays().items()}),
+        after=SlotState(**{name: array[:, ::-1] for name, array in waiting.after.arrays().items()}),
         params_before_NS=waiting.params_before_NS[:, ::-1],
         params_NS=waiting.params_NS[:, ::-1],
     )

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import Stage, empty
 from esper.reward.terms import Births, Drip, Escrow, Fossilized, Gain, Hindsight, LossFall, seed_worth
 from tests.reward.reward_steps import NAN, B, D, F, G, H, P, T, floats, random_path, signals_of, state_of
 
@@ -246,7 +245,7 @@ def test_a_rollback_of_one_host_is_its_own_affair(term):
 
 def test_memories_are_empty_at_first_and_after_reset():
     term = Escrow(2, 2.0)
-    term(signals_of(lifecycle.empty(1, 2), HOLD, accuracy_N=floats(30)))
+    term(signals_of(empty(1, 2), HOLD, accuracy_N=floats(30)))
     assert term.kept
     assert term.births.kept
     term.reset()
