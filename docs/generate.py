@@ -24,8 +24,7 @@ from esper.cli.transfer import WORLD
 from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
-from esper.env.features import Feature, Yardstick
-from esper.env.observation import HOST_FEATURES, slot_table
+from esper.env.observation import HOST_FEATURES, Feature, RunScale, slot_table
 from esper.lab.evaluation import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.ramps import STEEPNESS, Curve
@@ -35,7 +34,7 @@ from esper.measure.attribution import draw_orders
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.measure.plans import Plan, coalitions
 from esper.reward.modes import MODES
-from esper.reward.terms import STAGE_POTENTIAL
+from esper.reward.terms import STAGE_VALUE
 from esper.seeding import stream
 from esper.telemetry import tags
 
@@ -164,10 +163,10 @@ def features(some: Sequence[Feature]) -> Iterator[str]:
     """Yield the features of a host or of a slot."""
 
     def cells(one: Feature) -> tuple[str, ...]:
-        known = f"{one.unknown:g}, flagged by {ticked(one.told_by)}" if one.told_by else ""
+        known = f"{one.fill:g}, flagged by {ticked(one.indicators)}" if one.indicators else ""
         if not one.unit:
             return f"`{one.name}`", one.meaning, "", "", "0 or 1", known
-        scale = str(one.one) if isinstance(one.one, Yardstick) else f"{one.one:g}"
+        scale = str(one.scale) if isinstance(one.scale, RunScale) else f"{one.scale:g}"
         return f"`{one.name}`", one.meaning, one.unit, scale, f"{one.low:g} to {one.high:.3g}", known
 
     return table(("feature", "meaning", "unit", "scale", "range", "if never measured"), map(cells, some))
@@ -182,7 +181,7 @@ def stages() -> Iterator[str]:
 
 def stage_potentials() -> Iterator[str]:
     """Yield the potential of each stage."""
-    return table(("stage", "potential"), ((_lower(stage), f"{STAGE_POTENTIAL[stage]:g}") for stage in Stage))
+    return table(("stage", "potential"), ((_lower(stage), f"{STAGE_VALUE[stage]:g}") for stage in Stage))
 
 
 def reward_modes() -> Iterator[str]:

@@ -86,6 +86,23 @@ def test_no_file_and_no_function_is_too_long(path: Path) -> None:
     assert not long
 
 
+@pytest.mark.parametrize("file", ["env/shard_pool.py", "env/growth_env.py", "env/guard.py"])
+def test_a_shard_is_the_only_door_to_its_network(file: str) -> None:
+    """So that a shard may live elsewhere: nobody else reaches through, and what is asked of it is plain data."""
+    tree = ast.parse((ESPER / file).read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "network"]
+
+
+def test_a_class_name_is_defined_once() -> None:
+    """One thing for one word."""
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name(path))
+    assert not {known: places for known, places in homes.items() if len(places) > 1}
+
+
 def test_no_drawer_for_odds_and_ends() -> None:
     assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "misc", "common")]
 

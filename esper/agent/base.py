@@ -13,8 +13,7 @@ import numpy.typing as npt
 from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
-from esper.env.features import Yardstick
-from esper.env.observation import HOST_FEATURES, SLOT_FEATURES
+from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -166,9 +165,9 @@ class AgentConfig:
 
 def seen_as_one(name: str) -> float:
     """What a feature shows as 1, in its unit; of those for which that is the same in every run."""
-    (one,) = (feature.one for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
-    assert not isinstance(one, Yardstick), f"{name} is measured by what differs from run to run"
-    return one
+    (scale,) = (feature.scale for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
+    assert not isinstance(scale, RunScale), f"the scale of {name} differs from run to run"
+    return scale
 
 
 def check_offered(words: str, blueprint: str, offered: Sequence[str]) -> None:

@@ -13,9 +13,9 @@ from esper.env.actions import Op
 from esper.governor.base import Cause
 from esper.lifecycle.stages import EMPTY, LIVE, Stage
 from esper.measure.costs import Costs
-from esper.measure.counterfactuals import Worth
 from esper.reward.audit import Audit, Auditor
 from esper.reward.signals import StepSignals
+from esper.reward.table import SHAPING
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -25,7 +25,7 @@ class Episode:
     """What came of an episode, host by host."""
 
     return_N: FloatArray
-    """Undiscounted sum of rewards [pp]."""
+    """Undiscounted sum of rewards [pp], without the shaping potential that a rollback charges a second time."""
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
     """Which hosts are paid by which mode; empty where all are paid alike."""
     audit: Audit | None = None
@@ -55,8 +55,6 @@ class Episode:
     """How long it took."""
     act_seconds: float = 0.0
     """How much of that the controller took."""
-    worth: Worth | None = None
-    """What seeds were worth in the last step."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
     costs: Costs | None = None
@@ -80,9 +78,11 @@ class Episode:
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
         """Take in one step."""
         signals: StepSignals = info["signals"]
-        self.return_N += reward_N
+        restored_N = info["restored_potential"]  # the next sub-episode charges it again, which is no loss of the host
+        self.return_N += (reward_N + restored_N).astype(np.float32)
         for name, paid_N in info["components"].items():
-            self.terms[name] = self.terms.get(name, 0.0) + float(paid_N.mean())
+            reported_N = paid_N + restored_N if name == SHAPING else paid_N
+            self.terms[name] = self.terms.get(name, 0.0) + float(reported_N.mean())
         self.ops += np.bincount(signals.op_N, minlength=len(Op))
         live = signals.before.within(*LIVE)
         self.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
@@ -96,14 +96,14 @@ class Episode:
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
         self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
         self.blend_NS = np.where(healthy_N1, after.blend, self.blend_NS)
-        self.signals, self.worth = signals, info["worth"]
+        self.signals = signals
         self.auditor.see(signals, info["components"])
 
     def close(self, info: Mapping[str, Any]) -> None:
         """Take in the info of the last step, after `add`."""
         assert self.costs is not None
         final = info["final_info"]
-        self.audit = self.auditor.report(self.return_N, info["signals"].committed_accuracy_N, self.modes)
+        self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
         self.training_flops_N, self.measuring_flops_N = final["training_flops"], final["measuring_flops"]
         self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
@@ -140,7 +140,7 @@ class Episode:
             "host/accuracy": _mean(signals.accuracy_N),
             "host/accuracy_gain": _mean(signals.accuracy_N - self.first_accuracy_N),
             "host/loss": _mean(signals.loss_N),
-            "host/committed_accuracy": _mean(signals.committed_accuracy_N),
+            "host/committed_accuracy": _mean(signals.worth.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
             "host/parameters_committed": self.committed["params"].mean(),
             "host/flops_committed": self.committed["flops"].mean(),
@@ -171,8 +171,7 @@ class Episode:
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:
         """What seeds were worth at the end, NaN where it was not measured; hosts that were rolled back then do not count."""
-        assert self.worth is not None
-        seen, healthy_N, after = self.worth, ~signals.rolled_back_N, signals.after
+        seen, healthy_N, after = signals.worth, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {
             "host/all_off_accuracy": _mean(seen.all_off_accuracy_N[healthy_N]),

@@ -1,4 +1,4 @@
-"""Host training as a vectorised environment: N hosts in lockstep, one action each, one host epoch a step."""
+"""Host training as a vectorised environment: N hosts in lockstep, one action each, one host epoch per step."""
 
 # N hosts, S slots, H heads, O operations, K blueprints, V counterfactual variants, I samples of an epoch
 
@@ -28,7 +28,7 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gradient_ratio
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import EMPTY, Stage
+from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, count_costs
 from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
@@ -44,8 +44,7 @@ from esper.task.instances import Split
 Array = npt.NDArray[Any]
 
 PROBE_EVERY = 2
-"""Host epochs from one measurement of growth potential to the next, the first of which comes with the first. Fewer: fresher, and
-dearer for hosts as small as those of `digits`, see benchmarks/README.md."""
+"""Measure growth potential every N host epochs. Lower: fresher, costlier; see benchmarks/README.md."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,13 +73,13 @@ class GrowthConfig(EnvConfig):
 
 
 class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
-    """N hosts that a controller watches and grows.
+    """N hosts that a controller observes and grows.
 
-    A step carries out one action a host, trains every host for an epoch, measures it with and without each of its seeds, has the
-    governor judge it, and pays. An episode is T steps, a finite horizon: its end is `terminated`. A host that is rolled back has
-    its transition `terminated` with the penalty, and goes on from its snapshot, its live seeds removed, as a new sub-episode.
-    Both are `SAME_STEP` resets in Gymnasium's terms: the observation returned is the first of what follows, and the last of what
-    ended is in `info["final_obs"]`. `truncated` is never set.
+    A step carries out one action per host, trains every host for an epoch, measures it with and without each of its seeds, has
+    the governor judge it, and computes the reward. An episode is T steps, a finite horizon: its end is `terminated`. The
+    transition of a host that is rolled back is `terminated` with the penalty, and the host continues from its snapshot, without
+    live seeds, as a new sub-episode. Both are `SAME_STEP` resets in Gymnasium's terms: the returned observation is the first of
+    the next (sub-)episode, and `info["final_obs"]` holds the last of the one that ended. `truncated` is never set.
 
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
@@ -156,14 +155,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """New hosts, untrained and measured once.
+        """Start new hosts, untrained and measured once.
 
         Args:
-            seed: new root of all random streams; the episodes then start from 0.
-            options: `{"episode": e}` asks for the hosts of that episode; by default the next one.
+            seed: new root of all random streams; episodes then start from 0.
+            options: `{"episode": e}` starts the hosts of that episode; by default the next one.
         """
         if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one a host")
+            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
         if seed is not None:
             self.root, self.episode = int(seed), -1
         wanted = (options or {}).get("episode")
@@ -175,10 +174,10 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.pool.start(self.sampler.hosts(), self.views)
         self.time = 0
         self.reward.reset()
-        self.state = lifecycle.empty(num_hosts, num_slots)
+        self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
-        # Before anything was learnt the potential shows best what a host lacks: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.pool.potential(self.pool.feel(self.orders(), draws_NI3=self.draws()))
+        # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
+        self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -190,17 +189,18 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
-        """Act, train, validate, guard, pay, observe."""
+        """Act, train, validate, judge, reward, observe."""
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
         self._act(np.asarray(actions, dtype=np.int64))
-        report, seen = self._live(last=self.time + 1 == self.num_steps)
+        report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
-        # A seed behind the host does not show in the host's losses.
-        train_loss_N = np.where(np.isinf(report.seed_norm_MS).any(axis=1), np.inf, report.loss_M)
+        # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
+        unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
+        train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.guard.judge(train_loss_N, self.loss_N)
         self.time += 1
         signals = StepSignals(
@@ -212,9 +212,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             loss_before_N=known_loss_N,
             loss_N=self.loss_N,
             train_loss_N=report.loss_M,
-            committed_accuracy_N=seen.committed_accuracy_N,
-            all_off_accuracy_N=seen.all_off_accuracy_N,
-            interaction_NSS=seen.interaction_NSS,
+            worth=seen,
             **self.costs.signals(before, self.state),
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
@@ -223,12 +221,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.signals = signals
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
-        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N, "worth": seen}
+        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
         info["retired"] = self.guard.health.retired_N
+        resumed_N = verdict.rollback_N & (not signals.last)
+        info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
         observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances()}
@@ -273,7 +273,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return self.costs.table(*names) | {"latency_measured": self.latency.table(*names) if self.latency else None}
 
     def time_inference(self, known: Latency | None = None) -> None:
-        """Measures latency on the first device, once, where the reward needs it; or takes what the run has measured before."""
+        """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
         if known is None and self.reward.needs_latency and self.latency is None:
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
             known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
@@ -281,47 +281,48 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             self.latency, self.costs = known, replace(self.costs, latency=known.price)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Stops the threads of the shards."""
+        """Stop the threads of the shards."""
         self.pool.close()
 
     # ---- the parts of a step
 
     def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
-        """Carries out every legal action, refuses the others without effect, and lets time pass."""
+        """Carry out every legal action, refuse the others without effect, and advance time."""
         op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
         allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
         self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
         before, action_NH = self.state, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1)
         self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
         kind_N = action_NH[:, Head.BLUEPRINT]
-        gone = before.within(*lifecycle.LIVE) & ~self.state.within(*lifecycle.OCCUPIED)
+        gone = before.within(*LIVE) & ~self.state.within(*OCCUPIED)
         for host, slot in np.argwhere(gone):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
-        felt = self.pool.feel(self.orders(), draws_NI3=self.draws()) if self._informed_K[kind_N[germinates_N]].any() else None
+        if self._informed_K[kind_N[germinates_N]].any():
+            self.pool.capture(self.orders(), draws_NI3=self.draws())
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
-            self.pool.plant(int(host), slot, int(kind_N[host]), name, blend, felt)
+            self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
     def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """`[N]`: has every head that matters for the op a legal value?"""
+        """Return the hosts whose action has a legal value in every head that matters for its op `[N]`."""
         return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
     def orders(self) -> npt.NDArray[np.int64]:
-        """The order in which each host sees its training samples this epoch `[N, I]`."""
+        """Return the order of each host's training samples in this epoch `[N, I]`."""
         return self.sampler.orders(self.time, self.views)
 
     def draws(self) -> npt.NDArray[np.uint8] | None:
-        """How each image of the epoch is moved `[N, I, 3]`; None where the task does not vary its images."""
+        """Return how each image of the epoch is moved `[N, I, 3]`; None for tasks without augmentation."""
         return self.sampler.draws(self.time)
 
-    def _live(self, *, last: bool) -> tuple[TrainReport, Worth]:
-        """Trains every host, and measures it with and without each seed that is in, and as the plans of this step ask.
+    def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
+        """Train every host, and measure it with and without each seed, and by the plans of this step.
 
         Returns:
-            What training showed, and what the seeds are worth.
+            The report of the training epoch, and the counterfactuals.
         """
         plans = self.reward.needs.union(self.counterfactuals.each_step, self.counterfactuals.at_end if last else ())
         plans |= {Plan.committed} if last else set()
@@ -352,12 +353,12 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     # ---- views
 
     def legal_slots(self) -> npt.NDArray[np.bool_]:
-        """`[N, O, S]`: which operations may be done on which slots now, as the lifecycle has it and the governor lets it be."""
+        """Return which operations are legal on which slots `[N, O, S]`, by the lifecycle and the governor."""
         legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
         return legal_NOS & ~self.guard.health.veto_NO[:, :, None]
 
     def _vetoed(self) -> npt.NDArray[np.bool_]:
-        """`[N]`: does the governor withhold an operation that would be legal now?"""
+        """Return the hosts for which the governor vetoes an operation that is otherwise legal `[N]`."""
         veto_NO = self.guard.health.veto_NO
         if not veto_NO.any():
             return np.zeros(self.num_envs, dtype=np.bool_)
@@ -365,7 +366,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         return np.asarray((legal_NOS & veto_NO[:, :, None]).any(axis=(1, 2)))
 
     def observation(self) -> dict[str, Array]:
-        """The observation of every host now, by the names of `Observation`."""
+        """Return the observation of every host, by the names of `Observation`."""
         view = obs.HostView(
             step=self.time,
             num_steps=self.num_steps,
@@ -390,13 +391,13 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         }
 
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
-        """Accuracy of what each host has committed, host and fossils, on the test part `[N]` [pp]."""
+        """Return the committed accuracy of each host, with fossils alone, on the test part `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
         return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 
 
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
-    """Observations of the marked hosts, one dict each, None for the others `[N]`: the form that Gymnasium's wrappers expect."""
+    """Return the observations of the marked hosts `[N]`, one dict each and None elsewhere, as Gymnasium's wrappers expect."""
     single = np.full(len(which_N), None, dtype=object)
     for host in np.flatnonzero(which_N):
         single[host] = {name: array[host] for name, array in arrays.items()}

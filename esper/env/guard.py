@@ -1,11 +1,12 @@
-"""Snapshots and rollbacks: what the environment does with the governor's verdicts.
+"""Snapshots and rollbacks: how the environment acts on the governor's verdicts.
 
-A snapshot is all that a host is: parameters, momentum and batch statistics of the host and of its seeds, the lifecycle with its
-clocks, and what was measured of it. Random streams are named by host and epoch, so there is no generator to be kept.
+A snapshot is the whole state of a host: parameters, momentum and batch statistics of the host and of its seeds, the lifecycle
+with its clocks, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
 
-A host is remembered after every healthy epoch. That costs less than a thousandth of training it (64 hosts of digits: 1 ms of
-seconds), and less often would lose more of what it learnt. So the state before any action, a fossilisation too, is the snapshot
-while the host is healthy. While it is suspect it keeps the snapshot of before: what it comes back to is not on the brink itself.
+A snapshot is saved after every healthy epoch. That costs less than a thousandth of training (64 hosts of digits: 1 ms of
+seconds), and saving less often would lose more of what the host learnt. So while a host is healthy, its snapshot is the state
+before any action, fossilisation included. While it is suspect it keeps the snapshot from before, so that it is not restored to a
+state that is about to diverge.
 """
 
 # N hosts, S slots
@@ -21,19 +22,19 @@ from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Op, SlotState
+from esper.lifecycle.stages import LIVE, Op, SlotState
 from esper.reward.signals import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 
 MEASURED = ("accuracy_NH", "potential_NSK", "loss_N")
-"""What an environment knows of each host beside its lifecycle, by the names of `Guarded`."""
+"""Measurements of each host besides its lifecycle, by the names of `Guarded`."""
 OF_HEALTH = ("loss_NW", "best_loss_N")
-"""What goes back of a host's `Health`."""
+"""Fields of `Health` that a rollback restores."""
 
 
 class Guarded(Protocol):
-    """What the guard sees and changes of an environment."""
+    """The part of an environment that the guard reads and changes."""
 
     pool: ShardPool
     slots: SlotsConfig
@@ -45,7 +46,7 @@ class Guarded(Protocol):
 
 
 class Guard:
-    """Remembers the healthy, brings the sick back, and knows of each host's health what the governor needs."""
+    """Saves snapshots of healthy hosts, rolls others back, and keeps the `Health` that the governor needs."""
 
     health: Health
 
@@ -53,7 +54,7 @@ class Guard:
         self.governor = governor
 
     def start(self, env: Guarded) -> None:
-        """New hosts, measured once, are remembered as they are."""
+        """Save snapshots of new hosts, which were measured once."""
         self.health = self.governor.start(env.loss_N)
         self._kept: dict[str, npt.NDArray[Any]] = {}
         self._remember(env, np.ones(len(env.loss_N), dtype=np.bool_))
@@ -63,43 +64,43 @@ class Guard:
         return self.governor.judge(self.health, train_loss_N, loss_N)
 
     def settle(self, env: Guarded, verdict: Verdict) -> None:
-        """Brings the sick back to their snapshots, and remembers the healthy of whom nothing is suspect."""
+        """Roll back hosts by the verdict, and save snapshots of healthy hosts that are not suspect."""
         sick_N = verdict.rollback_N
         self.health = self.governor.after(self.health, verdict, env.loss_N)
         if sick_N.any():
-            self._bring_back(env, sick_N)
+            self._roll_back(env, sick_N)
         self._remember(env, ~(sick_N | verdict.suspect_N | self.health.retired_N))
 
-    def _bring_back(self, env: Guarded, sick_N: BoolArray) -> None:
-        """The sick are their snapshots again, and their live seeds are removed: one of them may be what made them sick."""
+    def _roll_back(self, env: Guarded, sick_N: BoolArray) -> None:
+        """Restore hosts from their snapshots, and remove their live seeds, one of which may be the cause."""
         env.pool.restore(sick_N)
         back = {name: _where(sick_N, self._kept[name], array) for name, array in self._arrays(env).items()}
-        lives = {name: back[name] for name in env.state.arrays()}
-        env.state = replace(env.state, **lives)  # the step's signals keep the state that it led to
+        states = {name: back[name] for name in env.state.arrays()}
+        env.state = replace(env.state, **states)  # the signals keep the state before the rollback
         for name in MEASURED:
             setattr(env, name, back[name])
         self.health = replace(self.health, **{name: back[name] for name in OF_HEALTH})
-        doomed_NS = env.state.within(*lifecycle.LIVE) & sick_N[:, None]
-        for host, slot in np.argwhere(doomed_NS):
+        live_NS = env.state.within(*LIVE) & sick_N[:, None]
+        for host, slot in np.argwhere(live_NS):
             env.pool.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
-        env.state = lifecycle.prune(env.state, doomed_NS)
+        env.state = lifecycle.prune(env.state, live_NS)
         env.op_N = np.where(sick_N, Op.WAIT, env.op_N)
-        self._look_again(env, np.asarray(doomed_NS.any(axis=1)))
+        self._measure_again(env, np.asarray(live_NS.any(axis=1)))
 
-    def _look_again(self, env: Guarded, bereft_N: BoolArray) -> None:
-        """Measures hosts that a rollback has robbed of seeds: to be judged by what they showed with them would never end."""
-        if not bereft_N.any():
+    def _measure_again(self, env: Guarded, pruned_N: BoolArray) -> None:
+        """Measure hosts that lost seeds in a rollback: judged by a loss with them, they would be rolled back for ever."""
+        if not pruned_N.any():
             return
         env.pool.arrange(lifecycle.roles(env.state, env.slots))
         measured = env.pool.validate(env.state.alpha[None])
         accuracy_N, loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
-        env.accuracy_NH[bereft_N, 0] = accuracy_N[bereft_N]
-        env.state.accuracy[bereft_N] = accuracy_N[bereft_N, None]
-        env.loss_N = np.where(bereft_N, loss_N, env.loss_N)
-        self.health = self.health.rebased(bereft_N, loss_N)
+        env.accuracy_NH[pruned_N, 0] = accuracy_N[pruned_N]
+        env.state.accuracy[pruned_N] = accuracy_N[pruned_N, None]
+        env.loss_N = np.where(pruned_N, loss_N, env.loss_N)
+        self.health = self.health.rebased(pruned_N, loss_N)
 
     def _remember(self, env: Guarded, healthy_N: BoolArray) -> None:
-        """Snapshots of the marked hosts: networks, optimisers, lifecycle, and what is known of them."""
+        """Save snapshots of the marked hosts: networks, optimisers, lifecycle and measurements."""
         if not healthy_N.any():
             return
         env.pool.remember(healthy_N)
@@ -107,11 +108,11 @@ class Guard:
             self._kept[name] = array.copy() if healthy_N.all() else _where(healthy_N, array, self._kept[name])
 
     def _arrays(self, env: Guarded) -> dict[str, npt.NDArray[Any]]:
-        """Every array that goes back with a host, `[N, ...]` each."""
+        """Return every array that a rollback restores, `[N, ...]` each."""
         measured = {name: getattr(env, name) for name in MEASURED}
         return env.state.arrays() | measured | {name: getattr(self.health, name) for name in OF_HEALTH}
 
 
 def _where(which_N: BoolArray, here: npt.NDArray[Any], there: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows of the marked hosts from `here`, the others from `there`."""
+    """Return the rows of the marked hosts from `here`, the others from `there`."""
     return np.where(which_N.reshape(-1, *[1] * (there.ndim - 1)), here, there)

@@ -1,7 +1,7 @@
-"""The data as each member of a shard sees it: its inputs, its labels, and the samples it is measured on.
+"""Each member's view of the data: inputs, labels, and the samples it is measured on.
 
-What all members share costs nothing: where no host has wrong labels there is no table of labels, and where all have all classes
-there are no weights.
+What all members share takes no memory: where no host has wrong labels there is no table of labels, and where all have all
+classes there are no weights.
 """
 
 # M members, B batch, T targets of a sample (positions of a sequence, 1 of an image), K classes
@@ -19,17 +19,17 @@ from esper.task.instances import DataView
 
 
 class MemberData:
-    """M members' views of one set of data on its device."""
+    """The views of M members of one data set, on its device."""
 
     def __init__(self, data: Data, views: Sequence[DataView], augmentation: Augmentation | None, device: torch.device) -> None:
-        """Stacks the views of the members, one each; none at all stands for members that see everything as it is."""
+        """Stack the views of the members, one each; without views all members see the data unchanged."""
         self.data, self.augmentation = data, augmentation
         self.labels_M = self.classes_MK = self.rate_M1 = None
         if any(one.labels is not None for one in views):
             plain = data.train_y.cpu()
-            told = [plain if one.labels is None else one.labels for one in views]
+            labels = [plain if one.labels is None else one.labels for one in views]
             small = next(one.labels.dtype for one in views if one.labels is not None)
-            self.labels_M = torch.stack([labels.to(small) for labels in told]).to(device)
+            self.labels_M = torch.stack([row.to(small) for row in labels]).to(device)
         if any(one.classes is not None for one in views):
             everything = np.ones(data.num_classes, dtype=np.bool_)
             rows = [everything if one.classes is None else one.classes for one in views]
@@ -40,11 +40,11 @@ class MemberData:
         self._ragged = bool(torch.stack([(part == IGNORED).any() for part in (data.valid_y, data.test_y)]).any())
 
     def batch(self, index_MB: Tensor, draws_MB3: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs in the layout of their kind, and targets `[M, B*T]`, of these training samples.
+        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these training samples.
 
         Args:
-            index_MB: which samples, for each member.
-            draws_MB3: how each image is moved; None for not at all.
+            index_MB: samples of each member.
+            draws_MB3: how each image is moved; None moves none.
         """
         x = self.data.train_x[index_MB]
         if draws_MB3 is not None and self.augmentation is not None:
@@ -54,7 +54,7 @@ class MemberData:
         return side_by_side(self.data.inputs(x)), y.flatten(1)
 
     def measured(self, samples: slice, *, test: bool, members: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs of these samples for every member, their targets `[B, T]`, and what each counts `[M, B, T]` (None: as all)."""
+        """Return inputs of these samples for every member, targets `[B, T]`, and weights `[M, B, T]` (None: all 1)."""
         inputs, targets = (self.data.test_x, self.data.test_y) if test else (self.data.valid_x, self.data.valid_y)
         y_BT = targets[samples].view(len(targets[samples]), -1)
         weight = None
@@ -66,5 +66,5 @@ class MemberData:
         return x, y_BT, None if weight is None else weight.double().expand(members, *y_BT.shape)
 
     def num_measured(self, *, test: bool) -> int:
-        """Samples of the part that is measured."""
+        """Return the number of samples of the part that is measured."""
         return len(self.data.test_y if test else self.data.valid_y)

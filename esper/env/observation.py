@@ -1,30 +1,117 @@
-"""What the controller sees: one table of features, from which the vector, its size, its names, its docs and its tests come.
+"""The observation of the controller: one table of features gives the vectors, their sizes and names, the docs and the tests.
 
-Scales are fixed, so that rollout and update see the same numbers and nothing has to be remembered. "Never measured" differs from
-zero. The controller sees neither the reward nor the instance.
+A feature is a quantity, and the scaling that makes it a network input. An extractor returns the quantity in its unit; scale,
+range and fill value are data, which `FeatureTable` applies to all features at once. Scales are fixed, so that rollout and update
+see the same numbers without state. "Never measured" differs from zero. The observation contains neither reward nor instance.
 """
 
-# N hosts, S slots, K blueprints
+# N hosts, S slots, K blueprints, F features of a table
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.features import Feature, FloatArray, HostView, Plan, Yardstick
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import OCCUPIED, Mode, Op, Stage
+from esper.lifecycle.stages import OCCUPIED, Mode, Op, SlotState, Stage
+
+FloatArray = npt.NDArray[np.float32]
 
 HISTORY = 3
-"""Epochs of accuracy that are seen besides the last one."""
+"""Past epochs of accuracy in the observation."""
 LEAST_POTENTIAL = 1e-8
-"""Growth potential that is seen as nothing much [nats per unit of learning rate]."""
+"""Growth potential where its logarithm starts to rise [nats per unit of learning rate]."""
 MOST_POTENTIAL = 1e6
-"""Growth potential above which nothing more is seen [nats per unit of learning rate]."""
+"""Growth potential above which the feature saturates [nats per unit of learning rate]."""
 LOG_UNIT = 10.0
-"""What a potential's logarithm is divided by, to be of order one."""
+"""Scale of the logarithm of a potential, which makes it of order one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostView:
+    """What is known about N hosts when they are observed."""
+
+    step: int
+    """Host epochs so far."""
+    num_steps: int
+    accuracy_NH: FloatArray
+    """Validation accuracy now and 1, 2, 3 epochs ago [pp]; NaN before it was measured."""
+    loss_N: FloatArray
+    """Validation loss [nats]."""
+    chance_loss: float
+    """Loss of a random guess [nats]."""
+    state: SlotState
+    potential_NSK: FloatArray
+    """Growth potential of each blueprint, NaN where unknown [nats per unit of learning rate]."""
+    params_NS: npt.NDArray[np.int64]
+    host_params: int
+    max_seeds: int
+    """Seeds a host may hold: the number of slots where there is no cap."""
+    op_N: npt.NDArray[np.int64]
+    """Operation carried out in the last step; WAIT at the start."""
+    refused_N: npt.NDArray[np.bool_]
+    """Hosts whose last action was refused."""
+
+
+class RunScale(StrEnum):
+    """A scale that differs from run to run: an attribute of `HostView`."""
+
+    num_steps = "an episode"
+    chance_loss = "a random guess, ln(number of classes)"
+    host_params = "a host without seeds"
+    max_seeds = "the seed cap, or without one the slots in use"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feature:
+    """One number per host, or one per slot."""
+
+    name: str
+    meaning: str
+    extract: Callable[[HostView], npt.NDArray[Any]]
+    """The quantity in its unit, `[N]` or `[N, S]`; NaN where it was never measured."""
+    unit: str = ""
+    """Empty for flags, which are 1 or 0."""
+    scale: float | RunScale = 1.0
+    """Divisor, in that unit."""
+    low: float = 0.0
+    high: float = 1.0
+    """Clipping range after scaling."""
+    fill: float = 0.0
+    """Value where the quantity was never measured, or is NaN."""
+    indicators: tuple[str, ...] = ()
+    """Features of the same table that tell `fill` from a measured value; empty where the quantity is always measured."""
+
+
+class FeatureTable:
+    """Features as arrays, so that scaling, clipping and filling apply to all of them at once."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self.features = tuple(features)
+        self.low_F, self.high_F, self.fill_F = (
+            np.array([getattr(feature, key) for feature in features], np.float32) for key in ("low", "high", "fill")
+        )
+        scales = [(rank, feature.scale) for rank, feature in enumerate(features)]
+        self.scale_F = np.array([1.0 if isinstance(scale, RunScale) else scale for _, scale in scales], np.float32)
+        self.run_scales = [(rank, scale.name) for rank, scale in scales if isinstance(scale, RunScale)]
+
+    def values(self, view: HostView) -> FloatArray:
+        """Return `[N, F]` or `[N, S, F]`: finite and within the ranges of the table, whatever the view holds."""
+        scale_F = self.scale_F.copy()
+        for rank, name in self.run_scales:
+            scale_F[rank] = getattr(view, name)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # diverged hosts hold anything
+            value = np.stack([one.extract(view) for one in self.features], axis=-1, dtype=np.float32, casting="unsafe")
+            value /= scale_F
+        np.copyto(value, self.fill_F, where=np.isnan(value))
+        return np.clip(value, self.low_F, self.high_F, out=value)
+
+
+# ---- the features
 
 
 def _past(ago: int) -> list[Feature]:
@@ -35,43 +122,43 @@ def _past(ago: int) -> list[Feature]:
             meaning=f"validation accuracy {ago} epoch{'s' * (ago > 1)} ago",
             extract=lambda v: v.accuracy_NH[:, ago],
             unit="pp",
-            one=100.0,
-            told_by=(known,),
+            scale=100.0,
+            indicators=(known,),
         ),
-        Feature(name=known, meaning="did it exist?", extract=lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
+        Feature(name=known, meaning="it exists", extract=lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
     ]
 
 
 def _last_op(op: Op) -> Feature:
-    meaning = "was this carried out in the last step?"
+    meaning = "it was carried out in the last step"
     return Feature(name=f"last_op_{op.name.lower()}", meaning=meaning, extract=lambda v: v.op_N == op)
 
 
 def _stage(stage: Stage) -> Feature:
-    meaning = "is the slot in this stage?"
+    meaning = "the slot is in this stage"
     return Feature(name=f"stage_{stage.name.lower()}", meaning=meaning, extract=lambda v: v.state.stage == stage)
 
 
 def _blend(blend: Blend) -> Feature:
     return Feature(
         name=f"blend_{blend.name.lower()}",
-        meaning="is this how the seed is blended in?",
+        meaning="the seed is blended in this way",
         extract=lambda v: v.state.within(*OCCUPIED) & (v.state.blend == blend),
     )
 
 
 def best_potential(potential_NSK: FloatArray) -> FloatArray:
-    """`[N, S]`: growth potential of the best blueprint of which it is known, NaN where there is none."""
+    """Return the growth potential of the best blueprint `[N, S]`, NaN where none is known."""
     return np.fmax.reduce(potential_NSK, axis=2)
 
 
 def log_potential(potential: FloatArray) -> FloatArray:
-    """Growth potential x [nats per unit of learning rate] as it is seen, log(1 + x / 1e-8) / 10: 0 is none, 1 is 2.2e-4."""
+    """Return log(1 + x / 1e-8) / 10 of growth potential x [nats per unit of learning rate]: 0 is none, 1 is 2.2e-4."""
     return (_log(potential) / LOG_UNIT).astype(np.float32)
 
 
-def potential_seen(feature: FloatArray) -> FloatArray:
-    """Undoes `log_potential`."""
+def exp_potential(feature: FloatArray) -> FloatArray:
+    """Invert `log_potential`."""
     return (LEAST_POTENTIAL * np.expm1(LOG_UNIT * feature)).astype(np.float32)
 
 
@@ -93,43 +180,43 @@ _MOST_SEEN = float(np.log1p(MOST_POTENTIAL / LEAST_POTENTIAL)) / LOG_UNIT
 def _potential_of(name: str, rank: int) -> Feature:
     return Feature(
         name=f"potential_of_{name}",
-        meaning=f"growth potential x of {name}; 0 too where it cannot grow, since nothing can be gained",
+        meaning=f"growth potential x of {name}; 0 also where it cannot grow",
         extract=lambda v: _log(v.potential_NSK[:, :, rank]),
         unit=_POTENTIAL_UNIT,
-        one=LOG_UNIT,
+        scale=LOG_UNIT,
         high=_MOST_SEEN,
-        told_by=("potential_measured",),
+        indicators=("potential_measured",),
     )
 
 
 HOST_FEATURES: tuple[Feature, ...] = (
     Feature(
         name="time_left",
-        meaning="what is ahead of the episode",
+        meaning="time left in the episode",
         extract=lambda v: np.full(len(v.loss_N), v.num_steps - v.step),
         unit="host epochs",
-        one=Yardstick.num_steps,
+        scale=RunScale.num_steps,
     ),
-    Feature(name="accuracy", meaning="validation accuracy", extract=lambda v: v.accuracy_NH[:, 0], unit="pp", one=100.0),
+    Feature(name="accuracy", meaning="validation accuracy", extract=lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
     Feature(
         name="loss",
-        meaning="validation loss; of a host whose loss is no number, as bad as can be",
+        meaning="validation loss; the upper bound where it is NaN",
         extract=lambda v: v.loss_N,
         unit="nats",
-        one=Yardstick.chance_loss,
+        scale=RunScale.chance_loss,
         high=5.0,
-        unknown=5.0,
+        fill=5.0,
     ),
     *(feature for ago in range(1, HISTORY + 1) for feature in _past(ago)),
     Feature(
         name="seeds_left",
-        meaning="seeds that the host may still hold besides those it has",
+        meaning="seeds that the host may hold besides those it has",
         extract=lambda v: v.max_seeds - v.state.within(*OCCUPIED).sum(axis=1),
         unit="seeds",
-        one=Yardstick.max_seeds,
+        scale=RunScale.max_seeds,
     ),
     *(_last_op(op) for op in Op),
-    Feature(name="last_refused", meaning="was the last action refused?", extract=lambda v: v.refused_N),
+    Feature(name="last_refused", meaning="the last action was refused", extract=lambda v: v.refused_N),
 )
 
 SLOT_FEATURES: tuple[Feature, ...] = (
@@ -137,82 +224,82 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature(name="alpha", meaning="blend weight", extract=lambda v: v.state.alpha, unit="1"),
     Feature(
         name="alpha_target",
-        meaning="where alpha goes or stays, also before it starts",
+        meaning="target of alpha, also before the ramp starts",
         extract=lambda v: v.state.ramp_target,
         unit="1",
     ),
-    Feature(name="alpha_up", meaning="is alpha on its way up?", extract=lambda v: v.state.mode == Mode.UP),
-    Feature(name="alpha_down", meaning="is alpha on its way down?", extract=lambda v: v.state.mode == Mode.DOWN),
+    Feature(name="alpha_up", meaning="alpha is rising", extract=lambda v: v.state.mode == Mode.UP),
+    Feature(name="alpha_down", meaning="alpha is falling", extract=lambda v: v.state.mode == Mode.DOWN),
     Feature(
         name="time_to_target",
-        meaning="time until alpha is there; 0 where it does not move",
+        meaning="time until alpha reaches its target; 0 where it does not move",
         extract=lambda v: np.where(v.state.moving, v.state.ramp_total - v.state.ramp_done, 0),
         unit="host epochs",
-        one=8.0,
+        scale=8.0,
     ),
-    Feature(name="dying", meaning="does the ramp end in the seed's removal?", extract=lambda v: v.state.dying),
+    Feature(name="dying", meaning="the ramp ends in the seed's removal", extract=lambda v: v.state.dying),
     *(_blend(blend) for blend in Blend),
     Feature(
         name="stage_age",
         meaning="time in the stage",
         extract=lambda v: v.state.stage_age,
         unit="host epochs",
-        one=Yardstick.num_steps,
+        scale=RunScale.num_steps,
     ),
     Feature(
         name="seed_age",
         meaning="time since germination",
         extract=lambda v: v.state.seed_age,
         unit="host epochs",
-        one=Yardstick.num_steps,
+        scale=RunScale.num_steps,
     ),
     Feature(
         name="contribution",
         meaning="validation accuracy with the seed minus without",
         extract=lambda v: np.where(v.state.measured, v.state.contribution, np.nan),
         unit="pp",
-        one=50.0,
+        scale=50.0,
         low=-2.0,
         high=2.0,
-        told_by=("contribution_measured",),
+        indicators=("contribution_measured",),
     ),
     Feature(
         name="contribution_error",
         meaning="its standard error",
         extract=lambda v: np.where(v.state.measured, v.state.contribution_error, np.nan),
         unit="pp",
-        one=5.0,
+        scale=5.0,
         high=4.0,
-        told_by=("contribution_measured",),
+        indicators=("contribution_measured",),
     ),
-    Feature(name="contribution_measured", meaning="has it been measured?", extract=lambda v: v.state.measured),
+    Feature(name="contribution_measured", meaning="it was measured", extract=lambda v: v.state.measured),
     Feature(
         name="improvement",
-        meaning="validation accuracy that the host won while the seed is in the stage",
+        meaning="validation accuracy gained by the host while the seed is in the stage",
         extract=lambda v: np.where(v.state.within(*OCCUPIED), v.state.improvement, np.nan),
         unit="pp",
-        one=50.0,
+        scale=50.0,
         low=-2.0,
         high=2.0,
-        told_by=tuple(f"stage_{stage.name.lower()}" for stage in OCCUPIED),
+        indicators=tuple(f"stage_{stage.name.lower()}" for stage in OCCUPIED),
     ),
     Feature(
         name="gradient_ratio",
-        meaning="gradient of the seed over the host's, a parameter",
+        meaning="gradient of the seed over that of the host, per parameter",
         extract=lambda v: v.state.gradient_ratio,
         unit="1",
-        one=10.0,
-        told_by=("gradient_measured",),
+        scale=10.0,
+        indicators=("gradient_measured",),
     ),
-    Feature(name="gradient_measured", meaning="has it been measured?", extract=lambda v: ~np.isnan(v.state.gradient_ratio)),
+    Feature(name="gradient_measured", meaning="it was measured", extract=lambda v: ~np.isnan(v.state.gradient_ratio)),
     Feature(
         name="potential",
         meaning="growth potential x of the best blueprint",
         extract=lambda v: _log(best_potential(v.potential_NSK)),
         unit=_POTENTIAL_UNIT,
-        one=LOG_UNIT,
+        scale=LOG_UNIT,
         high=_MOST_SEEN,
-        told_by=("potential_measured",),
+        indicators=("potential_measured",),
     ),
     Feature(
         name="potential_relative",
@@ -221,11 +308,11 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         unit="1",
         low=-10.0,
         high=10.0,
-        told_by=("potential_measured",),
+        indicators=("potential_measured",),
     ),
     Feature(
         name="potential_measured",
-        meaning="is the potential of a blueprint known?",
+        meaning="the potential of some blueprint is known",
         extract=lambda v: ~np.isnan(best_potential(v.potential_NSK)),
     ),
     Feature(
@@ -233,30 +320,30 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         meaning="parameters of the seed, its gate's included",
         extract=lambda v: v.params_NS,
         unit="parameters",
-        one=Yardstick.host_params,
+        scale=RunScale.host_params,
         high=10.0,
     ),
 )
 
 
 def slot_table(blueprints: Sequence[str]) -> tuple[Feature, ...]:
-    """The features of a slot where these blueprints are offered: `SLOT_FEATURES`, and the potential of each."""
+    """Return the features of a slot for these blueprints: `SLOT_FEATURES`, and the potential of each blueprint."""
     return (*SLOT_FEATURES, *(_potential_of(name, rank) for rank, name in enumerate(blueprints)))
 
 
-_HOST_PLAN = Plan(HOST_FEATURES)
+_HOST_TABLE = FeatureTable(HOST_FEATURES)
 
 
 @cache
-def _slot_plan(blueprints: tuple[str, ...]) -> Plan:
-    return Plan(slot_table(blueprints))
+def _slot_table(blueprints: tuple[str, ...]) -> FeatureTable:
+    return FeatureTable(slot_table(blueprints))
 
 
 def host_features(view: HostView) -> FloatArray:
-    """`[N, D]` in the order of `HOST_FEATURES`."""
-    return _HOST_PLAN.seen(view)
+    """Return `[N, D]` in the order of `HOST_FEATURES`."""
+    return _HOST_TABLE.values(view)
 
 
 def slot_features(view: HostView, blueprints: Sequence[str]) -> FloatArray:
-    """`[N, S, F]` in the order of `slot_table`."""
-    return _slot_plan(tuple(blueprints)).seen(view)
+    """Return `[N, S, F]` in the order of `slot_table`."""
+    return _slot_table(tuple(blueprints)).values(view)

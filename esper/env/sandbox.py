@@ -23,10 +23,9 @@ from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, legal_values, para
 from esper.env.base import Array, EnvConfig, EnvParts, Hparam, observation_space
 from esper.env.sandbox_optimum import optimal_value
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
-from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import Stage, empty
 from esper.reward.audit import Audit
 from esper.seeding import stream
 from esper.task.instances import Split
@@ -187,7 +186,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.kind_N = (uniform_NT[:, 0] * len(rules.worth_QSK)).astype(np.int64)
         cdf_N1S = rules.light_QS.cumsum(axis=1)[self.kind_N][:, None]
         self.light_NT = (cdf_N1S[:, :, :-1] <= uniform_NT[:, 1:, None]).sum(axis=2)
-        self.time, self.state = 0, lifecycle.empty(self.num_envs, self.layout.num_slots)
+        self.time, self.state = 0, empty(self.num_envs, self.layout.num_slots)
         return self.observation(), {}
 
     def step(

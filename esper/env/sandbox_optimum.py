@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from esper.env.actions import PINNED, RELEVANT, Head, Op
 from esper.env.sandbox_rules import Array, SandboxRules
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import SlotState, Stage
+from esper.lifecycle.stages import SlotState, Stage, empty
 
 Ints = npt.NDArray[np.int64]
 UNREAD = (
@@ -92,7 +91,7 @@ class Optimum:
     def _reach(self) -> tuple[list[SlotState], list[Ints]]:
         """Configurations before each step and after the last, from an empty host on, and where each action leads."""
         rules, action_AH = self.rules, self.action_AH
-        states, nexts = [lifecycle.empty(1, rules.worth_QSK.shape[1])], []
+        states, nexts = [empty(1, rules.worth_QSK.shape[1])], []
         for _ in range(rules.num_steps):
             state = states[-1]
             legal_CA = rules.legal(state)[:, action_AH[:, Head.OP], action_AH[:, Head.SLOT]]

@@ -11,7 +11,7 @@ from esper.env.actions import EnvSpec, HeadsConfig, execute, legal_slots
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
-from esper.lifecycle.stages import SlotState, Stage
+from esper.lifecycle.stages import OCCUPIED, TAKES_PART, SlotState, Stage
 
 Array = npt.NDArray[np.float64]
 CONTRIBUTION_UNIT = 2.0
@@ -93,17 +93,17 @@ class SandboxRules:
     def grow(self, state: SlotState, action_CH: npt.NDArray[np.int64]) -> SlotState:
         """Return configurations after one step of legal actions, in which every seed at an alpha above 0 is measured."""
         state = lifecycle.tick(execute(state, action_CH, self.slots), self.slots, self.gates)
-        return replace(state, measured=state.measured | (state.within(*lifecycle.TAKES_PART) & (state.alpha > 0)))
+        return replace(state, measured=state.measured | (state.within(*TAKES_PART) & (state.alpha > 0)))
 
     def worth_of(self, state: SlotState) -> Array:
         """Return `[C, S, Q]`: worth of the seed in each slot on a host of each kind; 0 where there is no seed."""
         slot_S = np.arange(state.stage.shape[1])
         worth_CSQ = np.moveaxis(self.worth_QSK, 0, 2)[slot_S, state.blueprint]
-        return np.where(state.within(*lifecycle.OCCUPIED)[:, :, None], worth_CSQ, 0.0)
+        return np.where(state.within(*OCCUPIED)[:, :, None], worth_CSQ, 0.0)
 
     def reward(self, state: SlotState, *, last: bool) -> Array:
         """Return `[C, Q]`: reward of a step that leads to these configurations, on a host of each kind."""
-        rent_CS = np.where(state.within(*lifecycle.OCCUPIED), np.array(self.rent_K)[state.blueprint], 0.0)
-        in_CS = np.where(state.within(*lifecycle.TAKES_PART), state.alpha, 0.0)
+        rent_CS = np.where(state.within(*OCCUPIED), np.array(self.rent_K)[state.blueprint], 0.0)
+        in_CS = np.where(state.within(*TAKES_PART), state.alpha, 0.0)
         times_CS = in_CS + self.keep_bonus * last * state.within(Stage.FOSSILIZED)
         return (times_CS[:, :, None] * self.worth_of(state)).sum(axis=1) - rent_CS.sum(axis=1)[:, None]

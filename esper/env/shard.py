@@ -1,7 +1,7 @@
 """A shard trains and measures its members: hosts on one device, as one fused program.
 
-The environment hands out its hosts to shards and runs the shards side by side. All tensors of a shard are made on its device;
-what comes back is one small array a call, copied once.
+A shard is the only door to its network: what goes in and comes out are arrays and plain data, so that a shard could as well live
+in another process. All of its tensors lie on its device; what returns is copied once per call.
 """
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
@@ -19,27 +19,29 @@ from torch import Tensor, nn
 from esper.env.member_data import MemberData
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
-from esper.lifecycle.roles import Fossils, Incubation
+from esper.hosts.base import SlotSpec
+from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
 from esper.measure.counterfactuals import Measurement
+from esper.measure.potential import SAMPLES, SPOTS
+from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig
-from esper.seeds.slot_gradients import GradientHooks, SlotGradients
+from esper.seeds.slot_gradients import GradientHooks, SlotArrays, SlotGradients
 from esper.task.base import Task
 from esper.task.data import Data
 from esper.task.instances import DataView
 
 CPU_MEMBERS = 16
-"""Hosts of a shard on a CPU. On 2 cores, two shards of 16 with one thread each trained as fast as one of 32 with two, and under
-foreign load many times as fast, since they wait for each other once an epoch and not in every operation."""
-FELT_BATCHES = 2
-"""Batches from which informed seeds get their first weights. More: less noise in them, and a longer wait at germination."""
-LOOK_EVERY = 4
-"""Batches after which a shard looks whether any of its members is still well. More: sick ones are trained in vain for longer, and
-a GPU is waited for less often."""
+"""Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
+many times as fast under foreign load, since they synchronise once per epoch and not in every operation."""
+CAPTURED_BATCHES = 2
+"""Batches from which informed seeds get their first weights. More: less noise, and slower germination."""
+CHECK_EVERY = 4
+"""Check for non-finite losses every N batches. Higher: fewer GPU syncs, more wasted work."""
 VALIDATION_BATCH = 512
-"""Samples measured at once; a bound on memory, without effect on the result."""
+"""Samples measured at once: bounds memory, without effect on the result."""
 CPU_FEATURES = 2_000_000
-"""Numbers in the largest features measured at once on a CPU. More: features of above 32 MB, which the C library takes from the
-system and gives back each time, at twice the price of computing in them."""
+"""Most numbers in the features measured at once on a CPU. Higher: features above 32 MB, which the C library maps and unmaps on
+every use, at twice the cost of computing with them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,20 +50,20 @@ class DeviceConfig:
 
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU.
-    Shards run side by side on threads; the results do not depend on it but for float rounding."""
+    Shards run in parallel threads. Results are the same for every value up to float rounding."""
 
     def __post_init__(self) -> None:
         if self.members_per_shard < 0:
             raise ValueError(
-                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 leaves it to esper"
+                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 chooses a default"
             )
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device of this name; auto is the first GPU, or the CPU where there is none.
+    """Return the torch device of this name; auto is the first GPU, or the CPU where there is none.
 
     Raises:
-        ValueError: this machine does not have it.
+        ValueError: this machine does not have the device.
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -77,18 +79,22 @@ def find_device(name: str) -> torch.device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What one epoch of training showed."""
+    """The result of one epoch of training."""
 
     loss_M: npt.NDArray[np.float32]
     """Mean training loss of each member [nats]."""
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
     seed_norm_MS: npt.NDArray[np.float32]
-    """The same of each seed, NaN where none learnt, infinite where its gradient was not finite."""
+    """The same for each seed; NaN where none learns, infinite where its gradient is not finite."""
+    finite_M: npt.NDArray[np.bool_]
+    """Hosts whose buffers (batch statistics) are finite; an infinite variance does not show in any loss."""
+    gradients: tuple[SlotArrays, ...] = ()
+    """Gradients of each slot on the last batch, where they were asked for."""
 
 
 class Shard:
-    """M hosts on one device."""
+    """M hosts on one device, with their seeds."""
 
     def __init__(
         self,
@@ -106,6 +112,7 @@ class Shard:
         self.views = MemberData(data, views, task.augmentation, device)
         host_optimiser, seed_optimiser = task.optimisers
         self.members, self._widths = len(hosts), list[int]()
+        self._gradients: list[SlotGradients] | None = None
         self.network = GrowingNetwork(
             hosts,
             blueprints,
@@ -117,24 +124,82 @@ class Shard:
             device=device,
         )
 
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots of a host."""
+        return tuple(self.network.slots)
+
+    # ---- seeds
+
+    def arrange(self, roles: Roles) -> None:
+        """Set which seeds take part until the next call, and drop captured gradients; see `GrowingNetwork.arrange`."""
+        self._gradients = None
+        self.network.arrange(roles)
+
+    def plant(self, member: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
+        """Plant a newborn seed.
+
+        Args:
+            stream: name of the random stream of its first weights: root, purpose, keys.
+
+        Raises:
+            ValueError: the blueprint is informed by slot gradients, and none were captured since the last `arrange`.
+        """
+        root, purpose, *keys = stream
+        generator = torch_stream(int(root), str(purpose), *keys)
+        self.network.plant(member, slot, blueprint, generator, blend, self._gradients)
+
+    def clear(self, member: int, slot: int, blueprint: int) -> None:
+        """Remove a seed."""
+        self.network.clear(member, slot, blueprint)
+
+    def capture(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> None:
+        """Capture slot gradients on the first batches of an epoch, for informed seeds; nothing else is changed.
+
+        They are kept until `take_gradients` or `arrange`. See `train_epoch` for the arguments.
+        """
+        count = CAPTURED_BATCHES * self.task.batch_size
+        index_MB, draws = (
+            None if array is None else torch.from_numpy(array[:, :count]).to(self.device) for array in (order_MI, draws_MI3)
+        )
+        assert index_MB is not None
+        self._gradients = self.network.capture(*self.views.batch(index_MB, draws))
+
+    def take_gradients(self) -> tuple[SlotArrays, ...]:
+        """Return the captured gradients of each slot, and drop them."""
+        taken, self._gradients = self._gradients or [], None
+        return tuple(slot.arrays() for slot in taken)
+
+    # ---- snapshots
+
+    def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
+        """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
+        self.network.remember(healthy_M)
+
+    def restore(self, sick_M: npt.NDArray[np.bool_]) -> None:
+        """Restore the marked members from their snapshots; see `GrowingNetwork.restore`."""
+        self.network.restore(torch.from_numpy(sick_M).to(self.device))
+
+    # ---- training and validation
+
     def train_epoch(
         self,
         order_MI: npt.NDArray[np.int64],
         *,
         draws_MI3: npt.NDArray[np.uint8] | None = None,
-        hooks: GradientHooks | None = None,
+        probe: bool = False,
         retired_M: npt.NDArray[np.bool_] | None = None,
     ) -> TrainReport:
-        """Trains every member on its own order of the training samples.
+        """Train every member on its own order of the training samples.
 
-        Members are one program, so that one whose loss is no longer finite is computed on with the others, whose numbers do not
-        depend on it. The epoch is cut short once none is left that is well.
+        Members are one program: one whose loss is not finite is computed on with the others, whose numbers are the same without
+        it up to float rounding. The epoch is cut short once no member is left that is finite.
 
         Args:
-            order_MI: sample indices; whole batches only are used.
-            draws_MI3: how each image is moved; see `Augmentation`. None for not at all.
-            hooks: see `GrowingNetwork.forward`; they watch the last batch.
-            retired_M: members that stay as they are: they are computed with the others, and laid back afterwards.
+            order_MI: sample indices; only whole batches are used.
+            draws_MI3: how each image is moved, see `Augmentation`; None moves none.
+            probe: return the slot gradients of a few samples of the last batch.
+            retired_M: members that stay as they are: they are computed with the others, and restored afterwards.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
@@ -145,38 +210,36 @@ class Shard:
             for array in (order_MI, draws_MI3)
         )
         assert order is not None
+        hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         kept, learning = network.copies(retired_M), torch.from_numpy(~retired_M).to(self.device)
         in_vain = bool(retired_M.all())
         for step in range(batches):
-            if in_vain and step < batches - 1:  # the last batch is what the hooks watch
+            if in_vain and step < batches - 1:  # the hooks watch the last batch
                 continue
-            index_MB = order[:, step]
-            x, y_MB = self.views.batch(index_MB, None if draws is None else draws[:, step])
+            x, y_MB = self.views.batch(order[:, step], None if draws is None else draws[:, step])
             losses += network.backward(x, y_MB, hooks if step == batches - 1 else None)
             network.step()
-            if step % LOOK_EVERY == LOOK_EVERY - 1:  # a sum stays infinite or NaN once it is
+            if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
-        report = torch.cat([(losses / batches)[:, None], network.take_norms()], 1).cpu().numpy()
-        network.lay_back(retired_M, kept)
+        columns = [(losses / batches)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
+        report = torch.cat(columns, 1).cpu().numpy()
+        network.put_back(retired_M, kept)
         report[retired_M] = np.nan
-        return TrainReport(loss_M=report[:, 0], host_norm_M=report[:, 1], seed_norm_MS=report[:, 2:])
-
-    def feel(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> list[SlotGradients]:
-        """What each slot feels of the first batches of an epoch to come; nothing is changed by it. See `train_epoch`."""
-        count = FELT_BATCHES * self.task.batch_size
-        index_MB, draws = (
-            None if array is None else torch.from_numpy(array[:, :count]).to(self.device) for array in (order_MI, draws_MI3)
+        return TrainReport(
+            loss_M=report[:, 0],
+            host_norm_M=report[:, 1],
+            seed_norm_MS=report[:, 2:-1],
+            finite_M=report[:, -1] != 0,
+            gradients=tuple(slot.arrays() for slot in hooks.gradients()) if hooks else (),
         )
-        assert index_MB is not None
-        return self.network.feel(*self.views.batch(index_MB, draws))
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
-        """Measures every member under V settings of its alphas; nothing is changed by it, batch statistics included.
+        """Measure every member under V settings of its alphas; nothing is changed, batch statistics included.
 
         Args:
-            alpha_VMS: blend weights; variant 0 is what the others are compared with.
+            alpha_VMS: blend weights; variant 0 is the baseline of the others.
             test: measure on the test part instead of the validation part.
         """
         network, views = self.network, self.views
@@ -195,7 +258,7 @@ class Shard:
         return _measurement(sums)
 
     def _at_once(self, tree: Tree) -> int:
-        """Samples to measure at once."""
+        """Return the number of samples to measure at once."""
         batch = VALIDATION_BATCH // self.data.positions
         if self.device.type == "cpu":
             if not self._widths:
@@ -206,24 +269,24 @@ class Shard:
 
 
 class Sums(NamedTuple):
-    """Sums over samples, of which the targets of one sample (all positions of a sequence) count as one draw."""
+    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw."""
 
     targets: Tensor
-    """How many there are `[M]`."""
+    """Number of targets `[M]`."""
     targets_square: Tensor
-    """Sum over samples of the square of their targets `[M]`."""
+    """Sum over samples of their squared number of targets `[M]`."""
     right: Tensor
-    """Targets that a variant has right `[V, M]`."""
+    """Correct predictions of each variant `[V, M]`."""
     loss: Tensor
     """`[V, M]` [nats]"""
     right_targets: Tensor
-    """Sum over samples of right ones times targets `[V, M]`."""
+    """Sum over samples of correct predictions times targets `[V, M]`."""
     right_right: Tensor
-    """Sum over samples of right ones of one variant times those of another `[V, V, M]`."""
+    """Sum over samples of the correct predictions of one variant times those of another `[V, V, M]`."""
 
 
 def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Sums:
-    """What a batch adds to each of `Sums`."""
+    """Return the sums over one batch."""
     if weight_MBT is None:
         count_MB = torch.full_like(right_VMBT[0, :, :, 0], right_VMBT.shape[-1])
     else:
@@ -240,9 +303,9 @@ def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> S
 
 
 def _measurement(batches: Sequence[Sums]) -> Measurement:
-    """Means over targets, their covariance, and the error of the difference to variant 0.
+    """Return means over targets, their covariance, and the error of the difference to variant 0.
 
-    With R and n what is right and what there is in a sample, a = sum R / sum n is an accuracy, and the covariance of two is
+    With R correct predictions of n targets in a sample, a = sum R / sum n is an accuracy, and the covariance of two accuracies is
     sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; the difference G = R - R' likewise.
     """
     targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))

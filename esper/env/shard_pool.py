@@ -1,6 +1,6 @@
-"""All hosts of an environment, dealt out to shards that run side by side."""
+"""All hosts of an environment, dealt to shards that run in parallel."""
 
-# N hosts, M members of a shard, S slots, V variants, I samples of an epoch
+# N hosts, M members of a shard, S slots, V variants, K blueprints, I samples of an epoch
 
 import ctypes
 import os
@@ -18,11 +18,10 @@ from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_
 from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles, no_seeds
 from esper.measure.costs import Meter
 from esper.measure.counterfactuals import Measurement
-from esper.measure.sensor import SAMPLES, SPOTS, PotentialSensor
-from esper.seeding import torch_stream
+from esper.measure.potential import PotentialSensor
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import SeedError
-from esper.seeds.slot_gradients import GradientHooks, SlotGradients
+from esper.seeds.slot_gradients import SlotArrays, SlotGradients
 from esper.task.base import Task
 from esper.task.data import Data
 from esper.task.instances import DataView
@@ -31,12 +30,12 @@ Result = TypeVar("Result")
 
 
 class Epoch(NamedTuple):
-    """What one epoch of all hosts showed."""
+    """The results of one epoch of all hosts."""
 
     report: TrainReport
     measured: Measurement
     potential_NSK: npt.NDArray[np.float32]
-    """Growth potential of each slot and blueprint [nats per unit of learning rate]; see `population.potential`."""
+    """Growth potential of each slot and blueprint [nats per unit of learning rate]; see `measure.potential`."""
 
 
 class ShardPool:
@@ -53,10 +52,10 @@ class ShardPool:
         fossils: Fossils = Fossils.learning,
         meter: Meter | None = None,
     ) -> None:
-        """Finds the devices and takes the data there.
+        """Find the devices and copy the data there.
 
         Args:
-            meter: counts what training and measuring take, if given.
+            meter: counts the FLOPs of training and measuring, if given.
         """
         self.meter = meter
         self.task, self.blueprints, self._growth = task, tuple(blueprints), (incubation, fossils)
@@ -65,14 +64,14 @@ class ShardPool:
         self.shards: list[Shard] = []
         self._roles: Roles | None = None
         self._sensors: dict[torch.device, PotentialSensor] = {}
-        # One thread a shard: kernels this small gain nothing from more, and their threads spin for each other, which beside a
-        # busy neighbour has taken a hundred times as long.
+        # One thread per shard: kernels this small gain nothing from more, and their threads spin while they wait for each other,
+        # which beside a busy neighbour has taken a hundred times as long.
         workers = min(len(self.places), max(available_cores(), len(devices)))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
 
     def start(self, hosts: Sequence[nn.Module], views: Sequence[DataView] = ()) -> None:
-        """Takes N new hosts and what their instances make of the data; what was there is dropped."""
+        """Replace all hosts by N new ones, with their instances' views of the data."""
         incubation, fossils = self._growth
         self.shards, self._roles = [], None
         if self.meter:
@@ -92,8 +91,10 @@ class ShardPool:
             for device, rows in self.places
         ]
         if not self._sensors:  # all hosts of a task have the same slots
-            slots = self.shards[0].network.slots
+            slots = self.shards[0].slots
             self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
+
+    # ---- training and measuring
 
     def epoch(
         self,
@@ -104,13 +105,12 @@ class ShardPool:
         probe: bool = True,
         retired_N: npt.NDArray[np.bool_] | None = None,
     ) -> Epoch:
-        """Trains every host for an epoch and validates it; see `Shard.train_epoch` and `Shard.validate`.
+        """Train every host for an epoch and validate it; see `Shard.train_epoch` and `Shard.validate`.
 
         Args:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
             retired_N: hosts that stay as they are.
         """
-        hooks = [GradientHooks(shard.members, SAMPLES, SPOTS) if probe else None for shard in self.shards]
 
         def train(index: int) -> TrainReport:
             rows = self.places[index][1]
@@ -118,7 +118,7 @@ class ShardPool:
                 return self.shards[index].train_epoch(
                     order_NI[rows],
                     draws_MI3=_part(draws_NI3, rows),
-                    hooks=hooks[index],
+                    probe=probe,
                     retired_M=None if retired_N is None else retired_N[rows],
                 )
 
@@ -136,23 +136,30 @@ class ShardPool:
             loss_M=np.concatenate([report.loss_M for report in reports]),
             host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
             seed_norm_MS=np.concatenate([report.seed_norm_MS for report in reports]),
+            finite_M=np.concatenate([report.finite_M for report in reports]),
         )
         self._count(alpha_VNS, trained=order_NI.shape[1])
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
-            felt = {shard: one.gradients() for shard, one in zip(self.shards, hooks, strict=True) if one is not None}
-            potential_NSK = self.potential(felt)
+            potential_NSK = self._potential([report.gradients for report in reports])
         return Epoch(report, _joined([one.result() for one in measured]), potential_NSK)
 
-    def potential(self, felt: Mapping[Shard, Sequence[SlotGradients]]) -> npt.NDArray[np.float32]:
-        """Growth potential `[N, S, K]` from what each shard's slots felt [nats per unit of learning rate].
+    def potential(
+        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
+        self.capture(order_NI, draws_NI3=draws_NI3)
+        return self._potential([shard.take_gradients() for shard in self.shards])
 
-        All shards of a device at once: of kernels this small many cost more than large ones.
+    def _potential(self, gradients: Sequence[Sequence[SlotArrays]]) -> npt.NDArray[np.float32]:
+        """Return growth potential `[N, S, K]` from the slot gradients of each shard.
+
+        All shards of a device are measured at once: many kernels this small cost more than few large ones.
         """
 
         def measure(device: torch.device) -> npt.NDArray[np.float32]:
-            parts = [felt[shard] for shard in self.shards if shard.device == device]
-            whole = [SlotGradients.joined(slot) for slot in zip(*parts, strict=True)]
+            parts = [one for one, (place, _) in zip(gradients, self.places, strict=True) if place == device]
+            whole = [SlotGradients.joined(slot, device) for slot in zip(*parts, strict=True)]
             return self._sensors[device].measure(whole).cpu().numpy()
 
         return np.concatenate(list(self._sensing.map(measure, self._sensors)))
@@ -162,74 +169,59 @@ class ShardPool:
         self._count(alpha_VNS, test=test)
         return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)))
 
-    def feel(
-        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
-    ) -> dict[Shard, list[SlotGradients]]:
-        """See `Shard.feel`; what is felt, by shard."""
-        felt = self._each(lambda shard, rows: shard.feel(order_NI[rows], draws_MI3=_part(draws_NI3, rows)))
-        return dict(zip(self.shards, felt, strict=True))
-
-    def arrange(self, roles: Roles) -> None:
-        """See `GrowingNetwork.arrange`."""
-        self._roles = roles
-        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
-            shard.network.arrange(roles.of(rows))
-
-    def plant(
-        self,
-        host: int,
-        slot: int,
-        blueprint: int,
-        name: tuple[int | str, ...],
-        blend: Blend = Blend.ADD,
-        felt: Mapping[Shard, Sequence[SlotGradients]] | None = None,
-    ) -> None:
-        """A newborn seed for this host, with first weights from the stream of this name: root, purpose, keys.
-
-        Args:
-            felt: what the slots feel, from `feel`; for blueprints that are informed by it.
-        """
-        shard, member = self._of(host)
-        root, purpose, *keys = name
-        generator = torch_stream(int(root), str(purpose), *keys)
-        shard.network.plant(member, slot, blueprint, generator, blend, None if felt is None else felt[shard])
-
-    def clear(self, host: int, slot: int, blueprint: int) -> None:
-        """Removes a seed."""
-        shard, member = self._of(host)
-        shard.network.clear(member, slot, blueprint)
-
-    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
-        """See `GrowingNetwork.remember`. Copies of so little are made sooner than threads are woken."""
-        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
-            shard.network.remember(healthy_N[rows])
-
-    def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
-        """See `GrowingNetwork.restore`."""
-        self._each(lambda shard, rows: shard.network.restore(torch.from_numpy(sick_N[rows]).to(shard.device)))
-
     def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0, test: bool = False) -> None:
-        """Tells the meter of training on so many samples a host, and of one measurement."""
+        """Count training on this many samples per host, and one measurement."""
         if self.meter is None:
             return
         roles, batch = self._roles or no_seeds(*alpha_VNS.shape[1:]), min(self.task.batch_size, max(trained, 1))
         self.meter.train(roles, trained // batch * batch)
         self.meter.measure(roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
 
+    # ---- seeds and snapshots
+
+    def capture(self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None) -> None:
+        """Capture slot gradients in every shard, for informed seeds; see `Shard.capture`."""
+        self._each(lambda shard, rows: shard.capture(order_NI[rows], draws_MI3=_part(draws_NI3, rows)))
+
+    def arrange(self, roles: Roles) -> None:
+        """Set which seeds take part; see `Shard.arrange`."""
+        self._roles = roles
+        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
+            shard.arrange(roles.of(rows))
+
+    def plant(self, host: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
+        """Plant a newborn seed; see `Shard.plant`."""
+        shard, member = self._of(host)
+        shard.plant(member, slot, blueprint, stream, blend)
+
+    def clear(self, host: int, slot: int, blueprint: int) -> None:
+        """Remove a seed."""
+        shard, member = self._of(host)
+        shard.clear(member, slot, blueprint)
+
+    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+        """Save snapshots of the marked hosts. These copies are so small that threads would cost more."""
+        for shard, (_, rows) in zip(self.shards, self.places, strict=True):
+            shard.remember(healthy_N[rows])
+
+    def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
+        """Restore the marked hosts from their snapshots."""
+        self._each(lambda shard, rows: shard.restore(sick_N[rows]))
+
     def close(self) -> None:
-        """Stops the threads."""
+        """Stop the threads."""
         self._pool.shutdown()
         self._sensing.shutdown()
 
     def _of(self, host: int) -> tuple[Shard, int]:
-        """The shard of a host, and its place there."""
+        """Return the shard of a host, and its index there."""
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             if rows.start <= host < rows.stop:
                 return shard, host - rows.start
         raise IndexError(f"there is no host {host}")
 
     def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
-        """Does the work for every shard with its rows of the hosts, side by side."""
+        """Call `work` for every shard with its rows of the hosts, in parallel."""
 
         def named(shard: Shard, rows: slice) -> Result:
             with _by_host(rows):
@@ -241,7 +233,7 @@ class ShardPool:
 
 @contextmanager
 def _by_host(rows: slice) -> Generator[None]:
-    """An error in a seed of a shard names its members; this says which hosts they are."""
+    """Name the hosts in errors about seeds, where a shard names its members."""
     try:
         yield
     except SeedError as error:
@@ -249,7 +241,7 @@ def _by_host(rows: slice) -> Generator[None]:
 
 
 def _joined(parts: Sequence[Measurement]) -> Measurement:
-    """The measurements of all shards."""
+    """Join the measurements of all shards."""
     return Measurement(
         accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
         loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
@@ -259,14 +251,14 @@ def _joined(parts: Sequence[Measurement]) -> Measurement:
 
 
 def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:
-    """These rows, where there is an array."""
+    """Return these rows of an array, or None where there is none."""
     return None if array is None else array[rows]
 
 
 def return_memory() -> None:
-    """Hands freed memory back to the system, where the C library can (glibc).
+    """Return freed memory to the system, where the C library can (glibc).
 
-    It keeps what is freed for later; features of ever other sizes leave holes in it, which add up to twice what is in use.
+    glibc keeps freed memory for reuse; features of ever different sizes fragment it to twice what is in use.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
@@ -277,28 +269,28 @@ _limit: int | None = None
 
 
 def limit_cores(cores: int | None) -> None:
-    """From now on crews of this process use so many cores at most, its share of the machine; None is no limit."""
+    """Limit the cores that pools of this process use, its share of the machine; None removes the limit."""
     global _limit
     _limit = cores
 
 
 def all_cores() -> int:
-    """Cores that this process can run on."""
+    """Return the number of cores that this process can run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_cores() -> int:
-    """Those of them that it may use."""
+    """Return the number of cores that pools of this process may use."""
     return min(all_cores(), _limit or all_cores())
 
 
 def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
-    """Hosts in the largest shard."""
+    """Return the number of hosts in the largest shard."""
     return max(rows.stop - rows.start for _, rows in _deal(num_hosts, devices))
 
 
 def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:
-    """Deals hosts out in order: as evenly as can be over the devices, then into shards of at most `members_per_shard`.
+    """Deal hosts in order: as evenly as possible to devices, then to shards of at most `members_per_shard`.
 
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.

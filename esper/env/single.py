@@ -1,4 +1,4 @@
-"""One host as an ordinary Gymnasium environment, for single-agent libraries and for Gymnasium's own checks."""
+"""One host as a plain Gymnasium environment, for single-agent libraries and Gymnasium's own checks."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ import numpy.typing as npt
 from esper.env.actions import Op
 from esper.env.growth_env import Array, GrowthEnv
 
-PRIVATE = ("signals", "worth", "final_obs", "_final_obs")
-"""Entries of the population's info that say nothing more of a single host."""
+PRIVATE = ("signals", "final_obs", "_final_obs")
+"""Entries of the vector environment's info that are left out for a single host."""
 
 
 class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
     """The only host of a `GrowthEnv`, without autoreset: the end of an episode returns its last observation.
 
-    A `reset` without arguments goes on with what follows in the population: the next episode, or, after a rollback, the same host
-    from its snapshot as a new sub-episode. So the numbers are those of the population, whichever way a host is driven.
+    A `reset` without arguments continues with what follows in the vector environment: the next episode, or, after a rollback, the
+    same host from its snapshot as a new sub-episode. So the numbers are the same in both interfaces.
     """
 
     def __init__(self, population: GrowthEnv) -> None:
-        """Wraps an environment of one host, which nobody else may step.
+        """Wrap an environment of one host, which must not be stepped elsewhere.
 
         Raises:
             ValueError: the environment has more than one host.
@@ -36,7 +36,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         self._next: dict[str, Array] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The first observation of the next episode; see `GrowthEnv.reset` for `seed` and `options`."""
+        """Return the first observation of the next episode; see `GrowthEnv.reset` for `seed` and `options`."""
         super().reset(seed=seed)
         if self._next is None or seed is not None or options:
             self._next, _ = self.population.reset(seed=seed, options=options)
@@ -44,7 +44,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         return _only(self._now), {}
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
-        """One action and one host epoch.
+        """Carry out one action and one host epoch.
 
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet, or none since the last episode ended.
@@ -59,10 +59,10 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _only(shown)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """`[sum of head sizes]` legality of every value of every head, laid end to end, as masking libraries expect it.
+        """Return the legality of every value of every head, concatenated, as masking libraries expect it.
 
-        Heads are masked each on its own, and an operation and a slot that are legal apart may not be so together: such an action
-        is refused, without effect. A slot is masked where nothing can be done but to wait, unless that is so of all of them.
+        Heads are masked independently. An operation and a slot that are each legal may be illegal together: such an action is
+        refused, without effect. A slot is masked where only WAIT is legal, unless that holds for all slots.
 
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet.
@@ -75,12 +75,12 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         return np.concatenate([legal_OS.any(axis=1), slots, self._now["legal_values"][0].astype(np.bool_)])
 
     def close(self) -> None:
-        """Closes the population."""
+        """Close the vector environment."""
         self.population.close()
 
 
 def _only(value: Any) -> Any:
-    """What belongs to the only host: the first entry of every array and list, in dicts of any depth."""
+    """Return the part of the only host: the first entry of every array and list, in dicts of any depth."""
     if isinstance(value, dict):
         return {name: _only(part) for name, part in value.items()}
     if isinstance(value, np.ndarray):

@@ -137,11 +137,6 @@ class Fleet:
         ]
         self._whole = True
 
-    @property
-    def num_parameters(self) -> int:
-        """P, the parameters of one member."""
-        return self.flat.shape[1]
-
     def bind(self, flat: Tensor | None = None, members: int | None = None) -> nn.Module:
         """Lays views of `flat` (default: all members) into the layers and returns the module, ready for one forward.
 

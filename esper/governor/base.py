@@ -1,4 +1,4 @@
-"""What a governor says, and what it must be able to do."""
+"""The interface of governors, and their verdicts."""
 
 # N hosts, O operations
 
@@ -16,7 +16,7 @@ class Cause(IntEnum):
 
     HEALTHY = 0
     NONFINITE = 1
-    """The training loss, the validation loss or a seed's gradient is NaN or infinite."""
+    """The training loss, the validation loss, a seed's gradient or a batch statistic is NaN or infinite."""
     DIVERGENCE = 2
     """The validation loss is far above chance and far above the best that this host has shown."""
     LOBOTOMY = 3
@@ -27,12 +27,12 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the governor says of N hosts after an epoch. It changes nothing by itself."""
+    """The governor's verdict on N hosts after an epoch."""
 
     cause_N: npt.NDArray[np.int64]
     """`Cause` of each host."""
     suspect_N: BoolArray
-    """Is something wrong that is not yet reason enough for a rollback? Such a host is not remembered."""
+    """Hosts with a suspicious loss that is no reason for a rollback yet; no snapshot of them is saved."""
     penalty: float
     """Points taken for a rollback, on the transition that caused it [pp]."""
 
@@ -43,24 +43,24 @@ class Verdict:
 
 @dataclass(kw_only=True, slots=True)
 class GovernorConfig:
-    """How hosts are guarded."""
+    """A governor."""
 
     def build(self, *, num_classes: int) -> "Governor":
-        """The governor of hosts that tell `num_classes` classes apart."""
+        """Build the governor for hosts with `num_classes` classes."""
         raise TypeError(f"{type(self).__name__} does not say how it judges: define build(num_classes)")
 
 
 class Governor:
-    """Judges hosts after every epoch. What it knows of them is a `Health`, kept for it by the environment."""
+    """Judges hosts after every epoch, from their `Health`, which the environment keeps."""
 
     window: int = 1
-    """Healthy losses of a host that are kept."""
+    """Number of healthy losses kept per host."""
 
     def start(self, loss_N: FloatArray) -> Health:
-        """New hosts, measured once before they were trained.
+        """Return the health of new hosts, measured once before training.
 
         Raises:
-            FloatingPointError: one has a loss that is not finite, so that there is no healthy state to come back to.
+            FloatingPointError: a loss is not finite, so there is no healthy state to restore.
         """
         if len(sick := np.flatnonzero(~np.isfinite(loss_N))):
             raise FloatingPointError(
@@ -70,16 +70,16 @@ class Governor:
         return newborn(loss_N, self.window)
 
     def judge(self, health: Health, train_loss_N: FloatArray, loss_N: FloatArray) -> Verdict:
-        """Judges N hosts.
+        """Judge N hosts.
 
         Args:
-            health: what is known of them up to the epoch before.
-            train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient was not finite, NaN or
-                anything where a host is retired.
+            health: health of the hosts up to the epoch before.
+            train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient or the batch statistics of the
+                host are not finite, undefined where a host is retired.
             loss_N: validation loss after it [nats].
         """
         raise TypeError(f"{type(self).__name__} does not say how it judges: define judge(...)")
 
     def after(self, health: Health, verdict: Verdict, loss_N: FloatArray) -> Health:
-        """What is known of the hosts after the epoch that was judged. By default nothing is learnt."""
+        """Return the health of the hosts after the epoch that was judged; by default unchanged."""
         return health

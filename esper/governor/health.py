@@ -1,4 +1,4 @@
-"""What a governor knows of each host."""
+"""The health of each host: the state that a governor judges by."""
 
 # N hosts, W window of losses, O operations
 
@@ -14,31 +14,31 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 GROWTH = (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)
-"""Operations that bring a host's growth forward: they wait until a suspicion is settled. Removing a seed may be the cure."""
+"""Operations that continue growth: vetoed for suspect hosts. Pruning is allowed, since it may be the cure."""
 SPREAD = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation: 1 / 0.67449, the normal's upper quartile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """What is known of N hosts. The first two go back with a host when it is rolled back; the others count what befell it."""
+    """The health of N hosts. A rollback restores the first two fields; the others count events."""
 
     loss_NW: FloatArray
-    """Validation losses of the last healthy epochs, the newest first, NaN where there were fewer [nats]."""
+    """Validation losses of the last healthy epochs, newest first, padded with NaN [nats]."""
     best_loss_N: FloatArray
     """Lowest validation loss [nats]."""
     suspect_N: IntArray
-    """Suspect epochs in a row up to now."""
+    """Consecutive suspect epochs."""
     well_N: IntArray
-    """Healthy epochs in a row up to now."""
+    """Consecutive healthy epochs."""
     falls_N: IntArray
-    """Rollbacks that no recovery has made good."""
+    """Rollbacks since the last recovery."""
     retired_N: BoolArray
-    """Is the host left as its last snapshot until the episode ends? It trains no more, and nothing is done to it."""
+    """Hosts that stay at their last snapshot until the episode ends, without training or actions."""
 
     @property
     def veto_NO(self) -> BoolArray:
-        """`[N, O]`: operations that no slot of the host may be given now, for the health of the whole host."""
+        """Operations vetoed on all slots of a host `[N, O]`."""
         veto = np.zeros((len(self.best_loss_N), len(Op)), dtype=np.bool_)
         veto[:, list(GROWTH)] = (self.suspect_N > 0)[:, None]
         veto[self.retired_N] = True
@@ -46,7 +46,7 @@ class Health:
         return veto
 
     def rebased(self, where_N: BoolArray, loss_N: FloatArray) -> "Health":
-        """The marked hosts are judged by this loss alone from now on: they have lost seeds, and what these showed with them."""
+        """Return the health with this loss alone for the marked hosts, whose earlier losses were with seeds that are gone."""
         first_NW = np.full_like(self.loss_NW, np.nan)
         first_NW[:, 0] = loss_N
         return replace(
@@ -57,7 +57,7 @@ class Health:
 
 
 def newborn(loss_N: FloatArray, window: int) -> Health:
-    """Hosts of which one loss is known."""
+    """Return the health of hosts with one known loss."""
     count_N = np.zeros(len(loss_N), dtype=np.int64)
     none_NW = np.full((len(loss_N), window), np.nan, dtype=np.float32)
     blank = Health(loss_NW=none_NW, best_loss_N=loss_N, suspect_N=count_N, well_N=count_N, falls_N=count_N, retired_N=count_N > 0)
@@ -65,7 +65,7 @@ def newborn(loss_N: FloatArray, window: int) -> Health:
 
 
 def median(values_NW: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Median of each row `[N]` over what is not NaN; NaN where all is."""
+    """Return the median of each row `[N]`, ignoring NaN; NaN where all values are."""
     ordered_NW = np.sort(values_NW, axis=1)  # NaN comes last
     count_N = (~np.isnan(values_NW)).sum(axis=1)
     middle_N2 = np.stack([np.maximum(count_N - 1, 0) // 2, count_N // 2], axis=1)
@@ -73,9 +73,9 @@ def median(values_NW: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def usual(loss_NW: FloatArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Median of each host's losses, and their spread as a standard deviation, from the median absolute deviation; `[N]` each.
+    """Return the median of each host's losses, and a robust standard deviation (median absolute deviation), `[N]` each.
 
-    Neither moves much with a few outliers; F. R. Hampel, "The influence curve and its role in robust estimation", 1974.
+    Both are robust to outliers; F. R. Hampel, "The influence curve and its role in robust estimation", 1974.
     """
     loss = loss_NW.astype(np.float64)
     middle_N = median(loss)

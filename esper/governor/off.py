@@ -12,7 +12,7 @@ from esper.governor.health import FloatArray, Health
 
 @dataclass(kw_only=True, slots=True)
 class NoGovernorConfig(GovernorConfig):
-    """Nobody watches: a host whose loss is not finite ends the run with an error, since nothing could be learnt from it."""
+    """No rollbacks: a host that is not finite ends the run with an error."""
 
     def build(self, *, num_classes: int) -> "NoGovernor":
         return NoGovernor()
@@ -25,8 +25,8 @@ class NoGovernor(Governor):
         sick = np.flatnonzero(~(np.isfinite(train_loss_N) & np.isfinite(loss_N)))
         if len(sick):
             raise FloatingPointError(
-                f"hosts {', '.join(map(str, sick))} have a loss or gradient that is not finite, and governor=off does not roll "
-                "back: use governor=watchdog"
+                f"hosts {', '.join(map(str, sick))} have a loss, gradient or batch statistic that is not finite, and "
+                "governor=off does not roll back: use governor=watchdog"
             )
         none_N = np.zeros(len(loss_N), dtype=np.int64)
         return Verdict(cause_N=none_N, suspect_N=none_N > 0, penalty=0.0)

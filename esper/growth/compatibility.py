@@ -1,4 +1,4 @@
-"""Do these hosts and seeds fit together, and can they be computed side by side? Asked before a run starts."""
+"""Compatibility of hosts and seeds, checked before a run starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,18 +16,18 @@ from esper.seeds.blueprints.registry import check_blueprints
 def check_fit(
     host: nn.Module, blueprints: Mapping[str, BlueprintConfig], slots: Sequence[SlotSpec], members: int, task: str
 ) -> None:
-    """Builds a host and every seed once, as a shard would. Torch's random stream stays where it is.
+    """Build a host and every seed once, as a shard would. Torch's random stream is unchanged.
 
     Args:
         host: one of the hosts.
-        blueprints: those of the run, by name.
-        slots: the slots in use.
-        members: most hosts of a shard.
-        task: how the person who asked knows the task.
+        blueprints: blueprints of the run, by name.
+        slots: slots in use.
+        members: hosts in the largest shard.
+        task: the task as typed, for messages.
 
     Raises:
-        ValueError: a blueprint cannot grow in a slot, or `members` hosts or seeds cannot be computed as one program; the message
-            names what it is about and the remedy.
+        ValueError: a blueprint cannot grow in a slot, or `members` hosts or seeds cannot be fused; the message names it and the
+            remedy.
     """
     check_blueprints(blueprints, slots, task)
     few = min(2, members)

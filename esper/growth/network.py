@@ -1,17 +1,16 @@
 """Hosts with slots and seeds, as one program: forward, backward, counterfactual forward, optimiser step, snapshots.
 
-Which member holds which seed at which alpha is data (`Roles`), given anew each epoch; the parameters live in the host's fleet and
-in the banks. Seeds in training are behind the host: it computes what it would without them. How they learn is `incubation`:
+Which member holds which seed at which alpha is data (`Roles`), set anew each epoch; the parameters live in the host's fleet and
+in the banks. Seeds in training are behind the host: it computes the same as without them. `incubation` says how they learn:
 
     straight_through   y = h + (d - sg(d)),  d = delta(sg(h)): the output is h, and the seed gets the gradient dL/dy of a host
-                       that does not contain it (see `alpha.blend`)
-    closed_loop        y = h, and the seed learns in a shadow pass in which its effect is in (see `shadow`)
+                       that does not contain it (see `blend.blend`)
+    closed_loop        y = h, and the seed learns in a second pass that includes its effect (see `closed_loop`)
     none               no seed is ever behind: alpha is at its target from the first batch on
 
 where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
 
-Hosts and seeds are clipped and moved each within a budget of its own. A fossil is moved with the settings of the host's
-optimiser, or not at all (`fossils`).
+Hosts and seeds have a clipping budget each. A fossil learns with the settings of the host's optimiser, or not at all (`fossils`).
 """
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import by_member
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
-from esper.growth.closed_loop import Shadow, shadow_of
+from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
@@ -44,15 +43,15 @@ BankKey = tuple[int, int, bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learners:
-    """How the seeds of one slot are moved by an optimiser step."""
+    """How an optimiser step updates the seeds of one slot."""
 
     slot: int
     banks: tuple[tuple[SeedBank, Tensor], ...]
-    """The banks, each with the members that learn in it."""
+    """Banks, each with the members that learn in it."""
     learns_M1: Tensor
-    """bool `[M, 1]`: all of these members; other rows keep their bits."""
+    """All of these members, bool `[M, 1]`; other rows keep their bits."""
     settings: RowSettings | None
-    """Of each row, where they differ from the seeds' optimiser."""
+    """Settings of each row, where they differ from the seeds' optimiser."""
 
 
 class GrowingNetwork:
@@ -60,13 +59,13 @@ class GrowingNetwork:
 
     Args:
         hosts: M hosts.
-        blueprints: what a seed may be, in the order of their indices.
-        host_optimiser: of the hosts, and of fossils where they learn.
-        seed_optimiser: of the other seeds.
-        incubation: how seeds learn that are behind the host.
-        fossils: do seeds learn that were kept?
+        blueprints: blueprints in the order of their indices.
+        host_optimiser: optimiser of hosts, and of fossils that learn.
+        seed_optimiser: optimiser of the other seeds.
+        incubation: how seeds behind the host learn.
+        fossils: whether fossils learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
-        device: where it all lies.
+        device: device of all tensors.
     """
 
     def __init__(
@@ -91,12 +90,12 @@ class GrowingNetwork:
         self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
         self.banks: dict[BankKey, SeedBank] = {}
         self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
-        self.shadow: Shadow | None = None
+        self.closed_loop: ClosedLoopPass | None = None
         self._learners: list[Learners] = []
         self._kept: dict[str, Tensor] = {}
 
     def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
-        """The bank of a slot and a blueprint, made when it is first needed. Seeds with a gate have banks of their own."""
+        """Return the bank of a slot and a blueprint, created on first use. Seeds with a gate have separate banks."""
         key = (slot, blueprint, gated)
         if key not in self.banks:
             self.banks[key] = SeedBank(
@@ -117,33 +116,33 @@ class GrowingNetwork:
         blueprint: int,
         generator: torch.Generator,
         blend: Blend = Blend.ADD,
-        felt: Sequence[SlotGradients] | None = None,
+        gradients: Sequence[SlotGradients] | None = None,
     ) -> None:
-        """Puts a newborn seed there, with its gate if it blends by one.
+        """Plant a newborn seed, with a gate if it blends by one.
 
         Args:
-            felt: what each slot felt, for a blueprint that is informed by it.
+            gradients: those of each slot, for blueprints with informed first weights.
 
         Raises:
-            ValueError: it is informed, and there is nothing felt.
+            ValueError: the blueprint is informed, and there are no gradients.
         """
         bank = self.bank(slot, blueprint, blend is Blend.GATE)
         if not is_informed(bank.blueprint):
             bank.plant(member, generator)
             return
-        if felt is None:
-            raise ValueError("a seed with init=informed is planted from what its slot felt: give `felt`, or use init=default")
-        here = felt[slot].of_member(member)
+        if gradients is None:
+            raise ValueError("a seed with init=informed needs slot gradients: capture them before planting, or use init=default")
+        here = gradients[slot].of_member(member)
         bank.plant(member, generator, here.scaled() if blend is Blend.MULTIPLY else here)
 
     def clear(self, member: int, slot: int, blueprint: int) -> None:
-        """Removes a seed, its gate included."""
+        """Remove a seed, gate included."""
         for gated in (False, True):
             if (slot, blueprint, gated) in self.banks:
                 self.banks[slot, blueprint, gated].clear([member])
 
     def arrange(self, roles: Roles) -> None:
-        """Says which seeds take part until the next call; `roles` has a row for each member."""
+        """Set which seeds take part until the next call; `roles` has a row for each member."""
         closed = self.incubation is Incubation.closed_loop
         learns_MS = roles.learns & (roles.blueprint >= 0)
         if self.fossils is Fossils.frozen:
@@ -165,12 +164,12 @@ class GrowingNetwork:
             )
             for slot in range(len(self.slots))
         ]
-        self.shadow = shadow_of(find, roles, self.device) if closed else None
-        taught_S = np.flatnonzero(learns_MS.any(axis=0))
-        self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in taught_S]
+        self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
+        learning_S = np.flatnonzero(learns_MS.any(axis=0))
+        self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
-        """How the marked seeds of a slot are moved."""
+        """Return how the marked seeds of a slot are updated."""
         (host, seed), settings = self._optimisers, None
         if host != seed and (roles.fossil[:, slot] & learns_M).any():
             settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
@@ -188,18 +187,18 @@ class GrowingNetwork:
         self.host.module.train(mode)
 
     def forward(self, x: Tensor, hooks: GradientHooks | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
-        """Outputs `[M, B, K]` of a batch in the layout of its kind.
+        """Return the outputs `[M, B, K]` for a batch in the layout of its kind.
 
         Args:
             x: the batch.
-            hooks: if given, they watch the features that leave each slot.
-            starts: if given, the features where the shadow pass starts are laid there.
+            hooks: capture the features that leave each slot.
+            starts: stores the features where the closed-loop pass starts.
         """
         segments = self._segments(self.host.bind())
         for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
             x = segment(x)
-            if starts is not None and self.shadow is not None:
-                self.shadow.start(slot, x, self.members, starts)
+            if starts is not None and self.closed_loop is not None:
+                self.closed_loop.start(slot, x, self.members, starts)
             if seeds is not None:
                 x = seeds.blended(x, self.members)
             if hooks is not None and segment is not segments[-1]:
@@ -207,7 +206,7 @@ class GrowingNetwork:
         return by_member(x, self.members)
 
     def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None) -> Tensor:
-        """Lays down the gradients of one batch: of the hosts and their seeds, and of seeds that learn in a shadow pass.
+        """Compute the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
 
         Args:
             x: the batch in the layout of its kind.
@@ -220,12 +219,12 @@ class GrowingNetwork:
         starts: dict[int, Tensor] = {}
         loss_M = member_losses(self.forward(x, hooks, starts), y_MB)
         loss_M.sum().backward()
-        if self.shadow is not None:
-            member_losses(self.shadow.logits(self.host, starts), y_MB[self.shadow.members_L]).sum().backward()
+        if self.closed_loop is not None:
+            member_losses(self.closed_loop.logits(self.host, starts), y_MB[self.closed_loop.members_L]).sum().backward()
         return loss_M.detach()
 
-    def feel(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
-        """What each slot feels of a batch, by the statistics that are also used for measuring; nothing is changed by it."""
+    def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
+        """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
         member_losses(self.forward(x, hooks), y_MB).sum().backward()
@@ -234,15 +233,15 @@ class GrowingNetwork:
         return hooks.gradients()
 
     def tree(self, alpha_VMS: npt.NDArray[np.float32]) -> Tree:
-        """Where V settings of all alphas part, for the seeds that take part now; see `variants.tree`."""
+        """Return the tree of V settings of all alphas, for the seeds that take part now; see `variants.tree`."""
         return tree(alpha_VMS, self.plan)
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
-        """Logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
+        """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
         return path_logits(self.host, tree, x)
 
     def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
-        """Logits `[V, M, B, classes]` of a batch under V settings of all alphas, sharing what they share.
+        """Return the logits `[V, M, B, classes]` of a batch under V settings of all alphas, with shared computation.
 
         Args:
             x: the batch in the layout of its kind.
@@ -253,7 +252,7 @@ class GrowingNetwork:
 
     @torch.no_grad()
     def widths(self, x: Tensor) -> list[int]:
-        """Numbers in the features of one member after each segment, for a batch in the layout of its kind."""
+        """Return the size of one member's features after each segment, for a batch in the layout of its kind."""
         sizes: list[int] = []
         for segment in self._segments(self.host.bind()):
             x = segment(x)
@@ -261,16 +260,16 @@ class GrowingNetwork:
         return sizes
 
     def step(self) -> None:
-        """Every member's host and every learning seed takes one optimiser step, each within its own clipping budget."""
+        """Take one optimiser step for every host and every learning seed, each with its own clipping budget."""
         self.optimiser.step()
         for learners in self._learners:
             for bank, _ in learners.banks:
                 bank.optimiser.step(learners.learns_M1, learners.settings)
 
     def take_norms(self) -> Tensor:
-        """Mean gradient norms before clipping over the steps since the last call `[M, 1 + S]`: of the hosts, then of the seeds.
+        """Return mean gradient norms before clipping since the last call `[M, 1 + S]`: hosts, then seeds.
 
-        NaN where no seed learnt, infinite where a gradient was not finite. A seed's gate is part of it.
+        NaN where no seed learns, infinite where a gradient is not finite. A seed's gate is included.
         """
         norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         norms[:, 0] = self.optimiser.take_norms()
@@ -279,8 +278,15 @@ class GrowingNetwork:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
 
+    def finite_buffers(self) -> Tensor:
+        """Return which members have finite buffers alone `[M]`; every member where there are none."""
+        finite_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
+        for buffer in self.host.buffers.values():
+            finite_M &= buffer.isfinite().reshape(self.members, -1).all(1)
+        return finite_M
+
     def rows(self) -> dict[str, Tensor]:
-        """Everything that belongs to a member, each tensor with a leading member axis; a member is a set of rows."""
+        """Return the whole state of the members by name: a member is one row of every tensor."""
         rows = {"host": self.host.flat.detach(), "host_momentum": self.optimiser.momentum}
         rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
         for (slot, blueprint, gated), bank in self.banks.items():
@@ -290,7 +296,7 @@ class GrowingNetwork:
         return rows
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
-        """Copies the rows of the marked members into their snapshots; a new bank's snapshot is empty before its first."""
+        """Save the rows of the marked members as their snapshots; a new bank's snapshot is zero before its first."""
         whole, mask = bool(healthy_M.all()), self._tensor(healthy_M)
         for name, row in self.rows().items():
             kept = self._kept.get(name)
@@ -299,18 +305,18 @@ class GrowingNetwork:
             kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
     def restore(self, sick_M: Tensor) -> None:
-        """Brings the marked members back to their snapshots, exactly; other members keep their bits."""
+        """Restore the marked members from their snapshots, exactly; other members keep their bits."""
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))
             row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
     def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
-        """Copies of the rows of the marked members."""
+        """Return copies of the rows of the marked members."""
         mask = self._tensor(which_M)
         return {name: row[mask] for name, row in self.rows().items()} if which_M.any() else {}
 
-    def lay_back(self, which_M: npt.NDArray[np.bool_], copies: dict[str, Tensor]) -> None:
-        """The marked members are again as when the copies were made, exactly; other members keep their bits."""
+    def put_back(self, which_M: npt.NDArray[np.bool_], copies: dict[str, Tensor]) -> None:
+        """Restore the marked members from `copies`, exactly; other members keep their bits."""
         mask = self._tensor(which_M)
         for name, row in self.rows().items():
             if name in copies:
@@ -324,7 +330,7 @@ class GrowingNetwork:
 
 
 def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    """Mean cross entropy of each member `[M]` [nats]; sequences come as `[M, B*T, K]` with targets `[M, B*T]` or `[M, B, T]`."""
+    """Return the mean cross entropy of each member `[M]` [nats]; for sequences `[M, B*T, K]`, targets are `[M, B*T]`."""
     loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
-    # A negative target (torch's ignore_index, such as that of padding) counts nowhere.
+    # Negative targets (torch's ignore_index, such as padding) do not count.
     return loss.view(len(targets_MB), -1).sum(1) / (targets_MB >= 0).view(len(targets_MB), -1).sum(1)

@@ -98,7 +98,7 @@ class Outcome:
         return Outcome(
             return_N=episode.return_N,
             accuracy_N=episode.test_accuracy_N,
-            validation_N=episode.signals.committed_accuracy_N,
+            validation_N=episode.signals.worth.committed_accuracy_N,
             params_N=episode.kept_params_N,
             flops_N=episode.committed["flops"],
             training_flops_N=episode.training_flops_N,

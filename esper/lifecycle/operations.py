@@ -18,21 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.lifecycle.gates import GatesConfig, StrictConfig, gate_open, may_blend, may_fossilize, may_hold
+from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, may_hold
 from esper.lifecycle.ramps import ramp
 from esper.lifecycle.roles import Fossils, Incubation, Roles
-from esper.lifecycle.slots import (
-    GATES,
-    DeepConfig,
-    EveryBlockConfig,
-    Isolation,
-    OneConfig,
-    OneSeedConfig,
-    PostConfig,
-    PreConfig,
-    SlotsConfig,
-    ThreeConfig,
-)
+from esper.lifecycle.slots import GATES, Isolation, SlotsConfig
 from esper.lifecycle.stages import (
     BLENDED,
     LIVE,
@@ -41,63 +30,22 @@ from esper.lifecycle.stages import (
     BoolArray,
     FloatArray,
     IntArray,
-    Mode,
-    Op,
     SlotState,
     Stage,
     empty,
 )
 
-__all__ = [
-    "BLENDED",
-    "GATES",
-    "LIVE",
-    "OCCUPIED",
-    "TAKES_PART",
-    "DeepConfig",
-    "EveryBlockConfig",
-    "GatesConfig",
-    "Isolation",
-    "Mode",
-    "OneConfig",
-    "OneSeedConfig",
-    "Op",
-    "PostConfig",
-    "PreConfig",
-    "SlotState",
-    "SlotsConfig",
-    "Stage",
-    "StrictConfig",
-    "ThreeConfig",
-    "advance",
-    "empty",
-    "fossilize",
-    "gate_open",
-    "germinate",
-    "may_blend",
-    "may_fossilize",
-    "may_germinate",
-    "may_hold",
-    "may_prune",
-    "may_retarget",
-    "prune",
-    "ramp_down",
-    "retarget",
-    "roles",
-    "shortest_life",
-    "tick",
-]
-
-
 # ---- what may be done
 
 
 def may_germinate(state: SlotState, slots: SlotsConfig, chosen_S: BoolArray) -> BoolArray:
-    """`[N, S]`: dormant slots in use, of hosts whose cap is not reached."""
-    below_cap = np.ones(len(state.stage), dtype=np.bool_)
+    """Return where a seed may germinate `[N, S]`: dormant slots in use, of hosts that have room for another seed."""
+    room_N = np.ones(len(state.stage), dtype=np.bool_)
     if slots.max_seeds > 0:
-        below_cap = state.within(*OCCUPIED).sum(axis=1) < slots.max_seeds
-    return state.within(Stage.DORMANT) & chosen_S & below_cap[:, None]
+        room_N = state.within(*OCCUPIED).sum(axis=1) < slots.max_seeds
+    if slots.one_at_a_time:
+        room_N &= ~state.within(Stage.GERMINATED, Stage.TRAINING).any(axis=1)
+    return state.within(Stage.DORMANT) & chosen_S & room_N[:, None]
 
 
 def may_prune(state: SlotState, slots: SlotsConfig) -> BoolArray:
@@ -245,13 +193,18 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
 
 
 def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
-    """Steps from a seed's germination to its fossilisation, both included, where every gate is passed as soon as may be.
+    """Return the steps from germination to fossilisation, both included, if every gate is passed as soon as it opens.
+
+    A gate that opens by itself (`slots.auto_advance`) is passed within the step; one by hand takes the action of a later step.
 
     Args:
-        ticks: length of its first ramp [host epochs].
+        ticks: length of the seed's first ramp [host epochs].
     """
-    blending = 0 if slots.incubation == Incubation.none else max(ticks - 1, gates.min_blending)
-    return gates.min_training + blending + 2
+    auto, incubates = slots.auto_advance, slots.incubation != Incubation.none
+    blending = max(ticks - ("holding" in auto), gates.min_blending) if incubates else 0
+    held_by_hand = ("holding" if incubates else "blending") not in auto
+    at_once = held_by_hand and "fossilized" in auto  # time follows the action: held and fossilized in one step
+    return gates.min_training + blending + 2 + ("training" not in auto) - at_once
 
 
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:

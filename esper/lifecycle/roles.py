@@ -1,4 +1,4 @@
-"""What each seed does in the next host epoch: how the lifecycle's arrays reach the network."""
+"""The role of each seed in the next host epoch: how the lifecycle reaches the network."""
 
 # N hosts (or M members of a shard), S slots
 
@@ -17,32 +17,32 @@ class Blend(IntEnum):
     MULTIPLY = 1
     """y = h * (1 + alpha * tanh(delta))"""
     GATE = 2
-    """y = h + alpha * g(x) * delta with a learnt gate g a sample"""
+    """y = h + alpha * g(x) * delta, with a learnt gate g per sample"""
 
 
 class Incubation(StrEnum):
     """How a seed learns while it is not yet in the host's output."""
 
     straight_through = "straight_through"
-    """Behind the host, with the gradient that its output would get if it were fully in."""
+    """Behind the host, with the gradient that its output would get at alpha 1."""
     closed_loop = "closed_loop"
-    """Behind the host, on a shadow pass of the rest of the network in which its effect is in and only the seed learns."""
+    """Behind the host, in a second pass of the rest of the network that includes its effect and in which only it learns."""
     none = "none"
-    """Not at all: it is in at once, which changes nothing at first, since a seed is born as the identity."""
+    """No incubation: it is in at once, which changes nothing at first, since a seed is the identity at birth."""
 
 
 class Fossils(StrEnum):
-    """What a seed that was kept does from then on."""
+    """Whether fossils learn."""
 
     frozen = "frozen"
-    """Its parameters stay as they were."""
+    """Their parameters stay constant."""
     learning = "learning"
-    """It goes on learning with the host."""
+    """They learn with the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """The part of every seed, each an array `[N, S]`."""
+    """The role of every seed, each an array `[N, S]`."""
 
     blueprint: npt.NDArray[np.int64]
     """Index of the blueprint where a seed takes part, -1 elsewhere."""
@@ -51,21 +51,21 @@ class Roles:
     alpha: npt.NDArray[np.float32]
     """Blend weight."""
     behind: npt.NDArray[np.bool_]
-    """Trains behind the host: its alpha is 0, and it learns nevertheless."""
+    """Seeds that train behind the host, at alpha 0."""
     open: npt.NDArray[np.bool_]
-    """May its gradient reach the host?"""
+    """Seeds whose gradient reaches the host."""
     learns: npt.NDArray[np.bool_]
-    """Does the optimiser move its parameters?"""
+    """Seeds that the optimiser updates."""
     fossil: npt.NDArray[np.bool_]
-    """Is it the host's own for good?"""
+    """Fossils."""
 
     def of(self, rows: slice) -> "Roles":
-        """Those of some hosts."""
+        """Return the roles of some of the hosts."""
         return Roles(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
 
 
 def no_seeds(num_hosts: int, num_slots: int) -> Roles:
-    """The roles where no seed takes part."""
+    """Return roles without seeds."""
     shape = (num_hosts, num_slots)
     no = np.zeros(shape, dtype=np.bool_)
     return Roles(

@@ -41,12 +41,15 @@ class SlotsConfig:
     """Names of the slots in use, such as [r0c0,r1c2]; empty means those that the option names, every slot where it names none."""
     max_seeds: int = 0
     """Most seeds a host may hold at once, live and fossilized together, at least 0; 0 means no cap."""
+    one_at_a_time: bool = False
+    """If true, a host may germinate a seed only while none of its seeds is germinated or in training."""
     auto_advance: list[str] = field(default_factory=lambda: ["training", "holding"])
     """Stages that are entered as soon as their gate opens, without an action, out of training, blending, holding, fossilized."""
     min_prune_age: int = 5
     """Host epochs a seed lives before it may be pruned, at least 0. More keeps a controller from churning."""
     embargo: int = 2
-    """Host epochs an emptied slot stays closed after the one in which it was emptied, at least 0."""
+    """Host epochs an emptied slot stays closed besides the one in which it is emptied and the next, at least 0: a slot emptied in
+    step t may be planted again in step t + embargo + 2."""
     prune_after: int = 0
     """A seed that was not kept after so many host epochs is removed, at least 0; 0 never does. Lower makes room sooner."""
     prune_below: float | None = None

@@ -120,6 +120,10 @@ class SlotState:
         """The arrays by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
+    def of(self, rows: slice) -> "SlotState":
+        """Return the state of some of the hosts."""
+        return SlotState(**{name: array[rows] for name, array in self.arrays().items()})
+
     def within(self, *stages: Stage) -> BoolArray:
         """`[N, S]`: is the slot in one of these stages?"""
         return _is_one_of(stages)[self.stage]

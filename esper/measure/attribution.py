@@ -1,15 +1,15 @@
-"""What each seed is worth: contributions, interactions and Shapley values, as pure functions of measured settings.
+"""Attribution: contributions, interactions and Shapley values of seeds, as pure functions of measured settings.
 
 A setting is a coalition: the set of seeds that are on, each at the alpha it has, written as bits (bit s is slot s). f is the
-accuracy under it. Every effect here is a contrast: weights of coalitions whose sum of weight times accuracy it is. So its error
-follows from the covariance of the accuracies, which were all measured on the same samples: they rise and fall together, and to
-add their variances as if they were independent would be wrong in most contrasts by a factor of several.
+accuracy under it. Every effect here is a contrast: a weighted sum of the accuracies of coalitions. So its error follows from the
+covariance of the accuracies, which are all measured on the same samples: they are strongly correlated, and adding their variances
+as if they were independent would be wrong by a factor of several in most contrasts.
 
     contribution  c_i  = f(all) - f(all but i)
-    interaction   I_ij = f(ij) - f(i) - f(j) + f(none)         what two give together beyond what each gives alone
+    interaction   I_ij = f(ij) - f(i) - f(j) + f(none)         effect of two together beyond the sum of both alone
     Shapley       phi_i, the mean over all orders of f(those before i and i) - f(those before i)
 
-The Shapley values of a host add up to f(all) - f(none) (Shapley 1953). Exact ones need all 2^n coalitions; above `FULL` seeds
+The Shapley values of a host add up to f(all) - f(none) (Shapley 1953). Exact values need all 2^n coalitions; above `FULL` seeds
 they are estimated from random orders, each with its reverse (Mitchell et al. 2022, arXiv:2104.12199).
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 FULL = 4
-"""Seeds up to which Shapley values are exact."""
+"""Most seeds for which Shapley values are exact."""
 
 Contrast = dict[int, float]
 """Weight of each coalition."""
@@ -31,18 +31,18 @@ Float64 = npt.NDArray[np.float64]
 
 
 def members(coalition: int) -> tuple[int, ...]:
-    """The slots of a coalition, ascending."""
+    """Return the slots of a coalition, ascending."""
     return tuple(slot for slot in range(coalition.bit_length()) if coalition >> slot & 1)
 
 
 def subsets(coalition: int) -> list[int]:
-    """Every part of a coalition: none, each one, each two, and so on to all."""
+    """Return every subset of a coalition, by size."""
     slots = members(coalition)
     return [sum(1 << slot for slot in some) for count in range(len(slots) + 1) for some in combinations(slots, count)]
 
 
 def interaction(a: int, b: int, base: int = 0) -> Contrast:
-    """I_ab of two slots beside the seeds of `base`, which are on throughout."""
+    """Return the contrast I_ab of two slots, with the seeds of `base` on throughout."""
     return {base | 1 << a | 1 << b: 1.0, base | 1 << a: -1.0, base | 1 << b: -1.0, base: 1.0}
 
 
@@ -63,7 +63,7 @@ def shapley(players: int) -> list[Contrast]:
 
 
 def prefixes(order: Sequence[int]) -> list[int]:
-    """The coalitions that come about when slots join in this order: none, the first, the first two, up to all."""
+    """Return the coalitions of slots that join in this order: none, the first, the first two, up to all."""
     found = [0]
     for slot in order:
         found.append(found[-1] | 1 << slot)
@@ -71,14 +71,14 @@ def prefixes(order: Sequence[int]) -> list[int]:
 
 
 def joining(order: Sequence[int]) -> list[Contrast]:
-    """What each slot adds when it joins in this order, in ascending order of the slots."""
+    """Return the contrast of each slot that joins in this order, in ascending order of the slots."""
     along = prefixes(order)
     added = {slot: {along[rank + 1]: 1.0, along[rank]: -1.0} for rank, slot in enumerate(order)}
     return [added[slot] for slot in sorted(order)]
 
 
 def mean(contrasts: Sequence[Contrast]) -> Contrast:
-    """The contrast of the mean effect."""
+    """Return the contrast of the mean effect."""
     total: Contrast = {}
     for contrast in contrasts:
         for coalition, weight in contrast.items():
@@ -87,7 +87,7 @@ def mean(contrasts: Sequence[Contrast]) -> Contrast:
 
 
 def draw_orders(players: int, pairs: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
-    """Random orders of the players, each followed by its reverse."""
+    """Draw random orders of the players, each followed by its reverse."""
     orders: list[tuple[int, ...]] = []
     for _ in range(pairs):
         order = tuple(int(slot) for slot in generator.permutation(members(players)))
@@ -96,7 +96,7 @@ def draw_orders(players: int, pairs: int, generator: np.random.Generator) -> lis
 
 
 def weigh(contrasts: Sequence[Contrast], place: Mapping[int, int], settings: int) -> Float64:
-    """Contrasts as rows of weights `[C, V]` of settings.
+    """Return contrasts as rows of weights `[C, V]` of settings.
 
     Args:
         place: which setting each coalition is.
@@ -113,7 +113,7 @@ def weigh(contrasts: Sequence[Contrast], place: Mapping[int, int], settings: int
 
 
 def effects(weight_CV: Float64, accuracy_V: Float64, covariance_VV: Float64) -> tuple[Float64, Float64]:
-    """Effects and their standard errors, both `[C]` [pp].
+    """Return effects and their standard errors, both `[C]` [pp].
 
     Args:
         accuracy_V: measured accuracies [pp].
@@ -127,11 +127,11 @@ def effects(weight_CV: Float64, accuracy_V: Float64, covariance_VV: Float64) -> 
 def sampled_shapley(
     orders: Sequence[Sequence[int]], place: Mapping[int, int], accuracy_V: Float64, covariance_VV: Float64
 ) -> tuple[Float64, Float64]:
-    """Estimated Shapley values of the slots, ascending, and their standard errors, both `[players]` [pp].
+    """Estimate the Shapley values of the slots, ascending, and their standard errors, both `[players]` [pp].
 
-    The mean over orders of what each slot adds. A pair of an order and its reverse is one draw: where one order has a slot
-    early, the other has it late, so that the two err against each other. The error has two parts, of the orders that were drawn
-    (from the spread of the pairs) and of the samples that accuracy was measured on.
+    A value is the mean over orders of what a slot adds. An order and its reverse are one draw: where one has a slot early, the
+    other has it late, so that their errors partly cancel. The standard error has two parts: of the orders drawn (from the spread
+    of the pairs) and of the samples that accuracy is measured on.
 
     Args:
         orders: from `draw_orders`, at least two pairs.
@@ -155,9 +155,9 @@ def sampled_shapley(
 def velocity(
     velocity: npt.NDArray[np.float32], before: npt.NDArray[np.float32], now: npt.NDArray[np.float32], keep: float = 0.7
 ) -> npt.NDArray[np.float32]:
-    """How fast contributions change [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
+    """Return how fast contributions change [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
 
-    It starts with the first difference, not with nothing, and is NaN until there is one.
+    It starts at the first difference, and is NaN before.
 
     Args:
         velocity: v, NaN where there is none yet.

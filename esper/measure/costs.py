@@ -1,9 +1,9 @@
-"""What hosts and seeds cost: parameters, floating-point operations, and how much of both training takes.
+"""Costs of hosts and seeds: parameters, and FLOPs of inference, training and measuring.
 
-FLOPs are counted by the library (`torch.utils.flop_counter`) on the plain modules and one sample, so that a host or a seed from
-outside the package needs no formula. It counts multiplications and additions of convolutions, matrix products and attention, each
-multiply-add as two; norms, activations, pooling, masks and blending are left out, and so is what it does not know (recurrent
-layers). Attention counts every pair of positions, those behind a causal mask or outside a window too.
+Parameters and FLOPs are counted on the plain modules and one sample (`torch.utils.flop_counter`), so that a host or a seed from
+outside the package needs no formula. Counted are convolutions, matrix products and attention, each multiply-add as two
+operations; norms, activations, pooling, masks and blending are left out, and so are layers that the counter does not know
+(recurrent ones). Attention counts every pair of positions, masked ones included.
 
 Training counts by the usual rule: the gradient with respect to a layer's weights costs as much as its forward, and that with
 respect to its input as much again.
@@ -28,30 +28,30 @@ from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.stages import OCCUPIED, SlotState
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
-from esper.seeds.gated import Gate, gate_parameters
+from esper.seeds.gated import Gate
 
 Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """What a host and each seed it may hold cost, in one unit."""
+    """The cost of a host and of each possible seed, in one unit."""
 
     host: float
-    """Of a host without seeds."""
+    """A host without seeds."""
     seed_KS: Numbers
-    """What a seed of each blueprint adds in each slot; 0 where it cannot grow."""
+    """A seed of each blueprint in each slot; 0 where it cannot grow."""
     gate_S: Numbers
-    """What its gate adds, if it is blended by one."""
+    """The gate of a seed in each slot."""
 
     def at(self, blueprint_NS: npt.NDArray[np.int64], blend_NS: npt.NDArray[np.int64]) -> Numbers:
-        """Of the seed in each slot `[N, S]`, its gate's included; 0 where the blueprint is negative."""
+        """Return the cost of the seed in each slot `[N, S]`, gate included; 0 where the blueprint is negative."""
         slot = np.arange(self.seed_KS.shape[1])[None]
         gates = np.where(blend_NS == Blend.GATE, self.gate_S, 0)
         return np.where(blueprint_NS >= 0, self.seed_KS[blueprint_NS, slot] + gates, 0)
 
     def of(self, state: SlotState) -> Numbers:
-        """Of the seed in each slot `[N, S]`, from its germination on."""
+        """Return the cost of the seed in each slot `[N, S]`, from its germination on."""
         return self.at(np.where(state.within(*OCCUPIED), state.blueprint, -1), state.blend)
 
 
@@ -60,37 +60,37 @@ class Flops:
     """Floating-point operations of one sample."""
 
     forward: Price
-    """Of one forward pass."""
+    """One forward pass."""
     segment_R: npt.NDArray[np.int64]
-    """Of each segment of the host; they add up to `forward.host`."""
+    """Each segment of the host; they add up to `forward.host`."""
 
     def training(self, roles: Roles, incubation: Incubation) -> npt.NDArray[np.float64]:
-        """FLOPs that training takes for one sample of each host, in these roles `[N]`.
+        """Return the FLOPs of training on one sample for each host `[N]`.
 
             the host                      3 forwards: outputs, gradient of the weights, gradient of the features
             a seed that learns            3
-            a seed that does not          2: what comes before it needs the gradient of its features
+            a seed that does not          2: the layers before it need the gradient of its features
             all after a seed in a closed loop, the host's segments and other seeds
-                                          2 more, for the shadow pass
+                                          2 more, for the closed-loop pass
             a seed behind in a closed loop
-                                          3, all of them in the shadow pass
+                                          3, all of them in the closed-loop pass
 
-        Each host counts what it would need alone: fused, hosts share kernels, and a few zeros are computed besides. The
-        optimiser is left out, and what is measured for the controller.
+        Each host counts what it would need alone: fused hosts share kernels, and compute a few zeros besides. The optimiser and
+        validation are left out.
         """
         seed_NS = self.forward.at(roles.blueprint, roles.blend)
-        shadow_NS = roles.behind & (roles.blueprint >= 0) & (incubation is Incubation.closed_loop)
+        closed_NS = roles.behind & (roles.blueprint >= 0) & (incubation is Incubation.closed_loop)
         forwards_NS = np.where(roles.learns, 3, 2)
-        main_N = 3.0 * self.forward.host + np.where(shadow_NS, 0, forwards_NS * seed_NS).sum(axis=1)
-        after_NS = np.cumsum(shadow_NS, axis=1) > 0  # at or after the first seed behind
+        main_N = 3.0 * self.forward.host + np.where(closed_NS, 0, forwards_NS * seed_NS).sum(axis=1)
+        after_NS = np.cumsum(closed_NS, axis=1) > 0  # at or after the first seed behind
         host_N = (2 * after_NS * self.segment_R[1:]).sum(axis=1)
-        return main_N + host_N + (np.where(shadow_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
+        return main_N + host_N + (np.where(closed_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
 
     def measuring(self, roles: Roles, incubation: Incubation, alpha_VNS: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """FLOPs that one sample of each host takes under V settings of its alphas `[N]`.
+        """Return the FLOPs of measuring one sample for each host under V settings of its alphas `[N]`.
 
         Settings that agree in all of a host's seeds up to some depth are computed once up to there, and a seed's branch once for
-        each distinct input from which some setting has it on, see `variants`. A host counts what it would need alone.
+        each distinct input on which some setting has it on, see `variants`. A host counts what it would need alone.
         """
         inside_NS = (roles.blueprint >= 0) & ~(roles.behind & (incubation is Incubation.closed_loop))
         seed_NS = np.where(inside_NS, self.forward.at(roles.blueprint, roles.blend), 0)
@@ -109,32 +109,32 @@ class Flops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """All that is known of what the hosts and seeds of a run cost."""
+    """All costs of the hosts and seeds of a run."""
 
     params: Price
-    """Learnt numbers."""
+    """Parameters."""
     flops: Flops
     latency: Price | None = None
-    """Seconds that a sample takes in inference, where it was measured; see `latency`."""
+    """Inference latency of one sample [s], where it was measured; see `latency`."""
 
     def signals(self, before: SlotState, after: SlotState) -> dict[str, Any]:
-        """The fields of `StepSignals` that tell costs, from the states before and after a step."""
+        """Return the cost fields of `StepSignals`, from the states before and after a step."""
         unknown_NS = np.full(before.stage.shape, np.nan, dtype=np.float32)
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "host_params": int(self.params.host),
             "params_before_NS": self.params.of(before),
             "params_NS": self.params.of(after),
         }
         for name, price in (("flops", self.flops.forward), ("latency", self.latency)):
-            told[f"host_{name}"] = math.nan if price is None else float(price.host)
+            found[f"host_{name}"] = math.nan if price is None else float(price.host)
             for key, state in ((f"{name}_before_NS", before), (f"{name}_NS", after)):
-                told[key] = unknown_NS if price is None else price.of(state).astype(np.float32)
-        return told
+                found[key] = unknown_NS if price is None else price.of(state).astype(np.float32)
+        return found
 
     def committed(
         self, blueprint_NS: npt.NDArray[np.int64], blend_NS: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.float64]]:
-        """What hosts cost with these seeds `[N]`: parameters, FLOPs of a sample, and latency [s], NaN where not measured.
+        """Return the cost of hosts with these seeds `[N]`: parameters, FLOPs per sample, and latency [s], NaN if not measured.
 
         Args:
             blueprint_NS: index of the blueprint, -1 where there is no seed.
@@ -148,7 +148,7 @@ class Costs:
         }
 
     def table(self, blueprints: Sequence[str], slots: Sequence[str]) -> dict[str, Any]:
-        """All of it for people, by name; None where it was not measured.
+        """Return all costs by name; None where not measured.
 
         Args:
             blueprints: their names, in the order of their indices.
@@ -171,27 +171,27 @@ class Costs:
 
 
 class Meter:
-    """Adds up the FLOPs that training and measuring take, host by host."""
+    """A counter of the FLOPs of training and measuring, host by host."""
 
     def __init__(self, flops: Flops, incubation: Incubation) -> None:
         self.flops, self.incubation = flops, incubation
         self.training_N = self.measuring_N = np.zeros(0)
 
     def start(self, num_hosts: int) -> None:
-        """New hosts, on which nothing was spent."""
+        """Start new hosts at 0."""
         self.training_N, self.measuring_N = np.zeros(num_hosts), np.zeros(num_hosts)
 
     def train(self, roles: Roles, samples: int) -> None:
-        """Each host was trained on so many samples."""
+        """Count training of each host on this many samples."""
         self.training_N += samples * self.flops.training(roles, self.incubation)
 
     def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int) -> None:
-        """Each host was measured on so many samples, with these settings of its alphas."""
+        """Count measuring of each host on this many samples, under these settings of its alphas."""
         self.measuring_N += samples * self.flops.measuring(roles, self.incubation, alpha_VNS)
 
 
 def count_costs(host: nn.Module, blueprints: Sequence[BlueprintConfig], sample: Tensor) -> Costs:
-    """Parameters and FLOPs of a host and of every seed that it may hold.
+    """Count the parameters and FLOPs of a host and of every possible seed.
 
     Args:
         host: a plain host, left in evaluation mode.
@@ -199,26 +199,26 @@ def count_costs(host: nn.Module, blueprints: Sequence[BlueprintConfig], sample: 
         sample: the input of a host, one sample as a batch.
     """
     specs, (features, segments) = slot_specs(host), _through(host, sample)
-    places = list(zip(specs, features, strict=True))
     with torch.random.fork_rng(devices=[]):  # newborn branches must not move the global stream
-        seed_KS = [[_flops_of(blueprint, spec, x) for spec, x in places] for blueprint in blueprints]
-        gate_S = [count_flops(Gate(spec.channels), x)[1] for spec, x in places]
-    params_KS = [[0 if one.obstacle(spec) else one.num_parameters(spec) for spec in specs] for one in blueprints]
+        seed_KS2 = np.array([[_of_seed(one, spec, x) for spec, x in zip(specs, features, strict=True)] for one in blueprints])
+        gate_S2 = np.array([_of_module(Gate(spec.channels), x) for spec, x in zip(specs, features, strict=True)])
+    seed_KS2, gate_S2 = seed_KS2.reshape(len(blueprints), len(specs), 2), gate_S2.reshape(len(specs), 2)
     return Costs(
-        params=Price(
-            host=sum(parameter.numel() for parameter in host.parameters()),
-            seed_KS=np.array(params_KS, np.int64),
-            gate_S=np.array([gate_parameters(spec.channels) for spec in specs], np.int64),
-        ),
+        params=Price(host=count_parameters(host), seed_KS=seed_KS2[..., 0], gate_S=gate_S2[..., 0]),
         flops=Flops(
-            forward=Price(host=sum(segments), seed_KS=np.array(seed_KS, np.int64), gate_S=np.array(gate_S, np.int64)),
+            forward=Price(host=sum(segments), seed_KS=seed_KS2[..., 1], gate_S=gate_S2[..., 1]),
             segment_R=np.array(segments, np.int64),
         ),
     )
 
 
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def count_flops(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The output of a module for this input, and the floating-point operations that it took."""
+    """Return the output of a module for this input, and its FLOPs."""
     # Written out as matrix products: the counter does not know the kernel that a CPU would take for attention (torch 2.13).
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         y = module(x)
@@ -226,7 +226,7 @@ def count_flops(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _through(host: nn.Module, x: Tensor) -> tuple[list[Tensor], list[int]]:
-    """The features at each slot of a host without seeds, and the FLOPs of each of its segments."""
+    """Return the features at each slot of a host without seeds, and the FLOPs of each segment."""
     features, flops = list[Tensor](), list[int]()
     host.eval()
     for segment in host.get_submodule("segments").children():
@@ -236,9 +236,14 @@ def _through(host: nn.Module, x: Tensor) -> tuple[list[Tensor], list[int]]:
     return features[:-1], flops
 
 
-def _flops_of(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor) -> int:
-    """FLOPs of a seed; 0 in a slot where it cannot grow, which is then not in use."""
+def _of_module(module: nn.Module, x: Tensor) -> tuple[int, int]:
+    """Return the parameters of a module, and its FLOPs for this input."""
+    return count_parameters(module), count_flops(module, x)[1]
+
+
+def _of_seed(blueprint: BlueprintConfig, slot: SlotSpec, x: Tensor) -> tuple[int, int]:
+    """Return the parameters and FLOPs of a seed; 0 in a slot where it cannot grow."""
     if blueprint.obstacle(slot):
-        return 0
+        return 0, 0
     with seed_errors(blueprint, slot):
-        return count_flops(blueprint.branch(slot), x)[1]
+        return _of_module(blueprint.branch(slot), x)

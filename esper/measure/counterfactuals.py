@@ -1,4 +1,4 @@
-"""Which settings of the alphas a validation measures, and what the seeds turn out to be worth: what is, and what would be."""
+"""Counterfactuals: the settings of the alphas that a validation measures, and the effects of seeds that follow."""
 
 # N hosts, S slots, V variants
 
@@ -20,20 +20,20 @@ FloatArray = npt.NDArray[np.float32]
 
 
 MOST_SUBSETS = 8
-"""Seeds of which every subset may be asked for: 256 settings, some tens of times a plain validation."""
+"""Most seeds for the plan `factorial`: 256 settings, some tens of times the cost of a plain validation."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CounterfactualsConfig:
-    """What is measured beside each host as it is and with each of its seeds off; docs/counterfactuals.md has plans and prices."""
+    """Measurements besides each host as it is and with each seed off; docs/counterfactuals.md lists plans and costs."""
 
     each_step: list[Plan] = field(default_factory=lambda: list[Plan]())
-    """Plans measured after every host epoch, such as [pairs], beside those that the reward needs. More: dearer validations."""
+    """Plans measured after every host epoch, such as [pairs], besides those that the reward needs. More: slower validation."""
     at_end: list[Plan] = field(default_factory=lambda: list[Plan]())
-    """Plans measured at the end of an episode too, such as [shapley]; what is committed always is."""
+    """Plans measured at the end of an episode too, such as [shapley]; `committed` always is."""
     orders: int = 8
-    """Pairs of random orders that Shapley values of a host with more than four seeds come from, at least 2. More: smaller errors,
-    and in proportion more settings."""
+    """Pairs of random orders for the Shapley values of a host with more than four seeds, >= 2. More: smaller errors, and
+    proportionally more settings."""
 
     def __post_init__(self) -> None:
         for name in ("each_step", "at_end"):
@@ -45,10 +45,10 @@ class CounterfactualsConfig:
         if twice := [plan for plan in self.at_end if plan in self.each_step]:
             raise ValueError(f"counterfactuals.at_end names {twice[0]}, which each_step measures there too: leave it out")
         if self.orders < 2:
-            raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair tells no error")
+            raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair gives no error")
 
     def check_hosts(self, seeds: int) -> None:
-        """Raises ValueError where hosts that may hold so many seeds would be measured in more settings than one can wait for."""
+        """Raise ValueError where hosts with this many seeds would be measured in too many settings."""
         for name in ("each_step", "at_end"):
             if Plan.factorial in getattr(self, name) and seeds > MOST_SUBSETS:
                 raise ValueError(
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What validation showed, for each variant of the alphas."""
+    """The results of a validation, for each variant of the alphas."""
 
     accuracy_VM: npt.NDArray[np.float32]
     """[pp]"""
@@ -85,43 +85,49 @@ class Measurement:
     error_VM: npt.NDArray[np.float32]
     """Standard error of the accuracy difference to variant 0, from samples paired with themselves [pp]."""
     covariance_VVM: npt.NDArray[np.float64]
-    """Covariance of the accuracies, which are of the same samples [pp^2]: the error of any contrast follows from it."""
+    """Covariance of the accuracies on the same samples [pp^2], from which the error of any contrast follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """What a validation told about the seeds; NaN where it was not measured in this step, or there is no such seed."""
+    """The effects of seeds from one validation; NaN where not measured in this step, or where there is no such seed."""
 
     contribution_NS: FloatArray
     """f(all) - f(all but this seed), fossils included [pp]."""
     contribution_error_NS: FloatArray
-    """Standard errors, here and below: of the validation samples, and of the orders where those are drawn [pp]."""
+    """Standard error, here and below: from the validation samples, and from random orders where there are any [pp]."""
     all_off_accuracy_N: FloatArray
-    """Accuracy with all live seeds off; that of the host as it is where no live seed is in [pp]."""
+    """Accuracy with all live seeds off; where no live seed is in, that of the host as it is [pp]."""
     committed_accuracy_N: FloatArray
-    """The same number, told where what is committed is asked for."""
+    """The same number, where the plan `committed` is measured: on the last step, or if asked for."""
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray
     interaction_NSS: FloatArray
-    """Of each pair of live seeds beside the fossils alone, 0 of a seed with itself [pp]."""
+    """Interaction of each pair of live seeds besides the fossils; 0 for a seed with itself [pp]."""
     interaction_error_NSS: FloatArray
     shapley_NS: FloatArray
     """Shapley values of all seeds, fossils included, which add up to f(all) - f(the bare host) [pp]."""
     shapley_error_NS: FloatArray
 
+    @classmethod
+    def unknown(cls, hosts: int, slots: int) -> "Worth":
+        """Return what is known before anything was measured: NaN everywhere."""
+        shapes = {entry.name: (hosts, *[slots] * entry.name.rpartition("_")[2].count("S")) for entry in fields(cls)}
+        return cls(**{name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
+
 
 def is_in(state: SlotState) -> BoolArray:
-    """`[N, S]`: seeds whose effect shows: they take part at an alpha above 0."""
+    """Return the seeds that take part at an alpha above 0 `[N, S]`."""
     return state.within(*TAKES_PART) & (state.alpha > 0)
 
 
 def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str, ...] = (0,), pairs: int = 8) -> Settings:
-    """The settings of these plans and of leave-one-out, each of a host's own once.
+    """Return the settings of these plans and of leave-one-out, without duplicates per host.
 
     Args:
-        name: root, then keys of the stream from which the orders of each host's seeds are drawn.
-        pairs: of orders of a host with many seeds.
+        name: root and keys of the stream for random orders.
+        pairs: pairs of orders for a host with many seeds.
     """
     inside_NS, bits_S = is_in(state), 1 << np.arange(state.stage.shape[1], dtype=np.int64)
     inside_N = (inside_NS @ bits_S).tolist()
@@ -153,42 +159,42 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
 
 
 def worth(asked: Settings, measured: Measurement) -> Worth:
-    """What the seeds are worth, from the accuracies under these settings."""
+    """Compute the effects of seeds from the accuracies under these settings."""
     hosts, slots = asked.alpha_VNS.shape[1:]
-    found = Worth(**{entry.name: np.full(_shape(entry.name, hosts, slots), np.nan, np.float32) for entry in fields(Worth)})
+    found = Worth.unknown(hosts, slots)
     for index, (place, inside, fossils) in enumerate(zip(asked.places, asked.inside, asked.fossils, strict=True)):
         host = _Host(place, measured.accuracy_VM[:, index].astype(np.float64), measured.covariance_VVM[:, :, index])
         present, live = attribution.members(inside), attribution.members(inside & ~fossils)
         off = [place[inside & ~(1 << slot)] for slot in present]
         found.contribution_NS[index, present] = measured.accuracy_VM[0, index] - measured.accuracy_VM[off, index]
         found.contribution_error_NS[index, present] = measured.error_VM[off, index]
-        if asked.plans & _TELL_ALL_OFF:
+        if asked.plans & _GIVES_ALL_OFF:
             found.all_off_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
         if Plan.committed in asked.plans:
             found.committed_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
-        if asked.plans & _TELL_SOLO:
+        if asked.plans & _GIVES_SOLO:
             alone = [{fossils | 1 << slot: 1.0, fossils: -1.0} for slot in live]
             found.solo_NS[index, live], found.solo_error_NS[index, live] = host.effects(alone)
-        if asked.plans & _TELL_PAIRS:
+        if asked.plans & _GIVES_PAIRS:
             found.interaction_NSS[index, live, live] = found.interaction_error_NSS[index, live, live] = 0.0
             for a, b in combinations(live, 2):
                 value_C, error_C = host.effects([attribution.interaction(a, b, fossils)])
                 found.interaction_NSS[index, (a, b), (b, a)] = value_C
                 found.interaction_error_NSS[index, (a, b), (b, a)] = error_C
-        if asked.plans & _TELL_SHAPLEY:
+        if asked.plans & _GIVES_SHAPLEY:
             shares = host.sampled(asked.orders[index]) if asked.orders[index] else host.effects(attribution.shapley(inside))
             found.shapley_NS[index, present], found.shapley_error_NS[index, present] = shares
     return found
 
 
-_TELL_PAIRS = {Plan.pairs, Plan.factorial}
-_TELL_SOLO = {Plan.solo_on, *_TELL_PAIRS}
-_TELL_ALL_OFF = {Plan.all_off, Plan.committed, *_TELL_SOLO}
-_TELL_SHAPLEY = {Plan.shapley, Plan.factorial}
+_GIVES_PAIRS = {Plan.pairs, Plan.factorial}
+_GIVES_SOLO = {Plan.solo_on, *_GIVES_PAIRS}
+_GIVES_ALL_OFF = {Plan.all_off, Plan.committed, *_GIVES_SOLO}
+_GIVES_SHAPLEY = {Plan.shapley, Plan.factorial}
 
 
 class _Host(NamedTuple):
-    """What was measured of one host."""
+    """The measurements of one host."""
 
     place: Mapping[int, int]
     accuracy_V: attribution.Float64
@@ -202,8 +208,3 @@ class _Host(NamedTuple):
     def sampled(self, orders: Sequence[Sequence[int]]) -> tuple[attribution.Float64, attribution.Float64]:
         """See `attribution.sampled_shapley`."""
         return attribution.sampled_shapley(orders, self.place, self.accuracy_V, self.covariance_VV)
-
-
-def _shape(name: str, hosts: int, slots: int) -> tuple[int, ...]:
-    """The shape that a name's suffix tells."""
-    return (hosts, *[slots] * name.rpartition("_")[2].count("S"))

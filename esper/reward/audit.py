@@ -1,5 +1,4 @@
-"""Is what is paid what is meant? Signs of seeds that bind a host instead of helping it, and of pay that parts from the
-outcome."""
+"""Reward-hacking checks: seeds that a host depends on without gaining from them, and rewards that part from the outcome."""
 
 # N hosts, S slots
 
@@ -12,42 +11,40 @@ import numpy.typing as npt
 from scipy import stats
 
 from esper.lifecycle.stages import TAKES_PART
-from esper.reward.memory import Births
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
-from esper.reward.terms import CONTRIBUTES, contributions
+from esper.reward.terms import CONTRIBUTES, Births, contributions
 
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 RATIO = 5.0
-"""A seed that seems to contribute this many times what was gained since it came is suspect: the host has come to lean on it."""
+"""A seed whose contribution exceeds the gain since its birth by this factor is suspect: the host has come to depend on it."""
 HARM = 0.2
-"""A host that lost more than this since a seed came that it cannot do without is held to ransom [pp]."""
+"""A host that lost more than this since the birth of a seed that contributes is held to ransom [pp]."""
 ERRORS = 2.0
-"""Contributions count from so many of their standard errors on, and so do losses."""
+"""Contributions and losses count above this many standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """What the rewards of one episode of N hosts look like from outside."""
+    """Reward-hacking checks of one episode of N hosts."""
 
     seed_epochs: int
-    """Contributions measured: seeds times host epochs."""
+    """Number of measured contributions: seeds times host epochs."""
     attribution_ratio: float
-    """Share of them in which a seed contributed `RATIO` times what was gained since it came, or more; NaN without any."""
+    """Share in which a contribution is at least `RATIO` times the gain since birth; NaN without any."""
     ransomware: float
-    """Share of them in which the host could not do without a seed, and was worse than before it came; NaN without any."""
+    """Share in which a seed contributes, and the host is worse than before its birth; NaN without any."""
     shaped_ratio: float
-    """Sum of |shaping| over that of |reward|, over steps and hosts: above 1 shaping outweighs what it shapes. NaN where nothing
-    was paid."""
+    """Sum of |shaping| over sum of |reward|, over steps and hosts: above 1 shaping dominates. NaN where all rewards are 0."""
     goodhart: float
-    """Rank correlation (Spearman) over hosts between what they were paid and the accuracy of what they committed, mean over the
-    modes that pay them: 1 where pay puts hosts in the right order. NaN where it cannot be told."""
+    """Rank correlation (Spearman) over hosts of return and committed accuracy, mean over reward modes; 1 is the right order.
+    NaN where undefined."""
 
 
 def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, BoolArray, BoolArray]:
-    """`[N, S]` each: whose contribution was measured, who leans on whom, and who is held to ransom; see `RATIO` and `HARM`.
+    """Return measured seeds, suspects by `RATIO`, and suspects by `HARM`, `[N, S]` each.
 
     Args:
         gain_NS: accuracy gained since each seed's birth, from `Births` [pp].
@@ -62,8 +59,7 @@ def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, Bool
 
 
 def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> float:
-    """Spearman's rank correlation within each group of hosts, mean over hosts; NaN where no group has two different values of
-    each."""
+    """Return Spearman's rank correlation within each group of hosts, mean over hosts; NaN where no group varies in both."""
     found: list[tuple[float, int]] = []
     for rows in groups.values() or [slice(None)]:
         known = np.isfinite(outcome_N[rows]) & np.isfinite(paid_N[rows])
@@ -75,7 +71,7 @@ def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[
 
 
 class Auditor:
-    """Watches one episode, step by step; pays nothing and changes nothing."""
+    """Collects the checks of one episode, step by step; changes nothing."""
 
     def __init__(self) -> None:
         self._births = Births()
@@ -83,18 +79,18 @@ class Auditor:
         self._shaped = self._paid = 0.0
 
     def see(self, signals: StepSignals, components: Mapping[str, FloatArray]) -> None:
-        """Takes a step in, with what it paid by term."""
+        """Take in a step, with its reward by term."""
         found = suspects(signals, self._births.gain(signals))
         self._counts += [int(which_NS.sum()) for which_NS in found]
         self._shaped += float(np.abs(components.get(SHAPING, np.zeros(1))).sum())
         self._paid += float(np.abs(sum(components.values(), start=np.zeros(1))).sum())
 
     def report(self, return_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> Audit:
-        """The whole episode.
+        """Return the checks of the whole episode.
 
         Args:
-            return_N: sum of what each host was paid [pp].
-            outcome_N: accuracy of what it committed [pp]; NaN where it could not be measured.
+            return_N: return of each host [pp].
+            outcome_N: committed accuracy [pp]; NaN where not measured.
             groups: hosts by the mode that pays them, see `Reward.groups`.
         """
         measured, leans, ransom = self._counts.tolist()

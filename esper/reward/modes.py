@@ -101,6 +101,7 @@ class ShapedConfig(RewardConfig):
         "rent": table.RENT,
         "germinate_cost": table.GERMINATE,
         "prune_cost": table.PRUNE,
+        "auto_prune_cost": table.AUTO_PRUNE,
         "terminal": table.TERMINAL,
         "shock": table.SHOCK,
         "hindsight": table.HINDSIGHT,
@@ -121,6 +122,9 @@ class ShapedConfig(RewardConfig):
     """Points for removing a seed, at least 0."""
     terminal: float = 1.0
     """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    auto_prune_cost: float = 0.0
+    """Points for each seed that a rule of `slots` removes (`prune_after`, `prune_below`), at least 0. Higher makes a controller
+    prune before the rule does."""
     shock: float = 0.0
     """Points for taking alpha from 0 to 1 in one step for a seed as large as the host, at least 0. Higher favours long ramps."""
     hindsight: float = 0.0

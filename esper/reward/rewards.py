@@ -1,4 +1,4 @@
-"""Reward functions: the weighted terms of one mode, and several modes side by side."""
+"""Reward functions: the weighted terms of one mode, and several modes in one run."""
 
 # N hosts
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 from esper.lifecycle.stages import SlotState
 from esper.measure.plans import Plan
 from esper.reward import terms
-from esper.reward.memory import Memory
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING, Pay, Pays, Potential
+from esper.reward.terms import Memory
 
 FloatArray = npt.NDArray[np.float32]
 
 
 class Weights(Protocol):
-    """A config of weights: a number for each key of `pays`."""
+    """A config with a weight for each key of `pays`."""
 
     pays: ClassVar[Pays]
 
@@ -30,42 +30,50 @@ class Reward:
     names: tuple[str, ...]
     """Names of the terms, in order."""
     needs: frozenset[Plan] = frozenset()
-    """Counterfactuals it must be told after every step, beside those of leave-one-out."""
+    """Counterfactuals to measure after every step, besides leave-one-out."""
     needs_latency: bool = False
-    """Must it be told measured latency? It is then timed once, when the run begins."""
+    """If true, latency is measured once, when the run starts."""
     groups: Mapping[str, slice] = {}
-    """Which hosts are paid by which mode, by name; empty where all are paid alike."""
+    """Hosts by the name of their mode; empty where all have the same."""
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
-        """Every term of the step, weighted, by name: `[N]` each [pp]. To be called once for each step."""
+        """Return every weighted term of the step by name, `[N]` each [pp]. Call once per step."""
         raise TypeError(f"{type(self).__name__} does not say what it pays: define components(signals)")
 
     def __call__(self, signals: StepSignals) -> tuple[FloatArray, dict[str, FloatArray]]:
-        """The reward `[N]` [pp], and the terms it is the sum of."""
+        """Return the reward `[N]` [pp], and the terms that it is the sum of."""
         components = self.components(signals)
         if not components:
             return np.zeros(len(signals.op_N), dtype=np.float32), {}
         return np.stack(list(components.values())).sum(axis=0), components
 
+    def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: what shaping charges there; by default 0.
+
+        A sub-episode after a rollback is charged for the potential of the snapshot, though nothing was lost by it: reported
+        returns add this back.
+        """
+        return np.zeros(len(accuracy_N), dtype=np.float32)
+
     def reset(self) -> None:
-        """A new episode begins: whatever is remembered of hosts is forgotten."""
+        """Start a new episode, without memory of hosts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of hosts within an episode; at its start there is nothing."""
+        """Return the memory of hosts within an episode; empty at its start."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Load what `state_dict` returned."""
 
 
 class WeightedReward(Reward):
-    """The weighted terms of a mode; those of weight 0 are not computed."""
+    """The weighted terms of a mode; terms of weight 0 are not computed."""
 
     def __init__(self, config: Weights, gamma: float) -> None:
         self.gamma = gamma
         self._potentials: list[tuple[float, Potential]] = []
         self._terms: dict[str, tuple[float, Pay]] = {}
-        """Signed weight and term, by the name of the component; shaping holds its place."""
+        """Signed weight and term, by the name of the component."""
         chosen = {key: entry for key, entry in config.pays.items() if getattr(config, key)}
         for key, entry in chosen.items():
             weight = getattr(config, key)
@@ -88,9 +96,12 @@ class WeightedReward(Reward):
         return terms.shaping(before_N, after_N, self.gamma, signals)
 
     def potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        """What it is worth to be in a state `[N]` [pp]."""
+        """Return the shaping potential Phi of states `[N]` [pp]."""
         parts = [weight * potential.of(accuracy_N, state) for weight, potential in self._potentials]
         return sum(parts, start=np.zeros(len(accuracy_N), dtype=np.float32)).astype(np.float32)
+
+    def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        return (self.gamma * self.potential(accuracy_N, state)).astype(np.float32)
 
     def reset(self) -> None:
         for memory in self._memories.values():
@@ -105,7 +116,7 @@ class WeightedReward(Reward):
 
 
 class PerHost(Reward):
-    """Several modes, each for some of the hosts; a host is paid exactly as if all were paid by its mode."""
+    """Several modes, each for some of the hosts; each host is paid exactly as in a run of its mode alone."""
 
     def __init__(self, parts: Mapping[str, Reward], counts: Mapping[str, int]) -> None:
         self._parts, self.groups, start = parts, {}, 0
@@ -122,6 +133,10 @@ class PerHost(Reward):
             for name, paid_N in self._parts[mode].components(signals.of(rows)).items():
                 paid[name][rows] = paid_N
         return paid
+
+    def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
+        parts = [self._parts[mode].initial_potential(accuracy_N[rows], state.of(rows)) for mode, rows in self.groups.items()]
+        return np.concatenate(parts)
 
     def reset(self) -> None:
         for part in self._parts.values():

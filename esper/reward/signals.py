@@ -1,4 +1,4 @@
-"""Everything measured in one step, by name: what rewards, governor and telemetry read."""
+"""Everything measured in one step, by name: the input of rewards, governor and telemetry."""
 
 # N hosts, S slots
 
@@ -9,18 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lifecycle.stages import SlotState
+from esper.measure.counterfactuals import Worth
 
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSignals:
-    """One step of N hosts: the state the action found, and the state that it led to after a host epoch."""
+    """One step of N hosts: the state before the action, and the state after it and a host epoch."""
 
     before: SlotState
     after: SlotState
     op_N: npt.NDArray[np.int64]
-    """Operation that was carried out; WAIT where the action was refused."""
+    """Operation carried out; WAIT where the action was refused."""
     accuracy_before_N: FloatArray
     """Validation accuracy before the step [pp]."""
     accuracy_N: FloatArray
@@ -31,40 +32,35 @@ class StepSignals:
     """Validation loss after it [nats]."""
     train_loss_N: FloatArray
     """Mean training loss of the epoch [nats]."""
-    committed_accuracy_N: FloatArray
-    """Validation accuracy with the fossils alone [pp]; NaN where it is not measured, as before the last step unless asked for."""
-    all_off_accuracy_N: FloatArray
-    """Validation accuracy with all live seeds off [pp], that of the host as it is where none is in; NaN where not measured."""
-    interaction_NSS: FloatArray
-    """What each pair of live seeds gives beyond what each gives alone [pp], beside the fossils; 0 of a seed with itself, NaN
-    where not measured in this step, or where there is no such pair."""
+    worth: Worth
+    """Counterfactuals: accuracies and effects with seeds on and off."""
     params_before_NS: npt.NDArray[np.int64]
     params_NS: npt.NDArray[np.int64]
-    """Parameters of the seed in each slot, 0 where there is none, before and after."""
+    """Parameters of the seed in each slot before and after the step, 0 where there is none."""
     host_params: int
     """Parameters of a host without seeds."""
     flops_before_NS: FloatArray
     flops_NS: FloatArray
-    """FLOPs that the seed in each slot adds to the forward pass of one sample, 0 where there is none, before and after; see
-    `population.costs`."""
+    """FLOPs of the seed in each slot in the forward pass of one sample before and after the step, 0 where there is none; see
+    `measure.costs`."""
     host_flops: float
-    """Those of a host without seeds."""
+    """FLOPs of a host without seeds."""
     latency_before_NS: FloatArray
     latency_NS: FloatArray
-    """Seconds that the seed in each slot adds to the forward pass of one sample, 0 where there is none, before and after; NaN
-    throughout where the reward does not need it, and it was not measured."""
+    """Latency of the seed in each slot in the forward pass of one sample before and after the step [s], 0 where there is none;
+    NaN throughout where the reward does not need it."""
     host_latency: float
-    """That of a host without seeds [s], or NaN."""
+    """Latency of a host without seeds [s], or NaN."""
     steps_left: int
-    """Steps of the episode that follow this one."""
+    """Steps of the episode after this one."""
     last: bool
-    """Does the step end the episode?"""
+    """True for the last step of the episode."""
     rolled_back_N: npt.NDArray[np.bool_]
-    """Did the governor roll this host back? Its transition ends with the penalty, and what was measured of it is void."""
+    """Hosts that the governor rolled back: the transition ends with the penalty, and its measurements are void."""
 
     @property
     def ended_N(self) -> npt.NDArray[np.bool_]:
-        """Does the transition end a (sub-)episode?"""
+        """Hosts whose transition ends a (sub-)episode `[N]`."""
         return self.rolled_back_N | self.last
 
     @property
@@ -73,11 +69,11 @@ class StepSignals:
         return ~self.rolled_back_N[:, None]
 
     def of(self, rows: slice) -> "StepSignals":
-        """The same of some of the hosts."""
+        """Return the signals of some of the hosts."""
 
         def part(value: Any) -> Any:
-            if isinstance(value, SlotState):
-                return SlotState(**{name: array[rows] for name, array in value.arrays().items()})
+            if isinstance(value, SlotState | Worth):
+                return type(value)(**{entry.name: getattr(value, entry.name)[rows] for entry in fields(value)})
             return value[rows] if isinstance(value, np.ndarray) else value
 
         return StepSignals(**{entry.name: part(getattr(self, entry.name)) for entry in fields(self)})

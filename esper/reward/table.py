@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from esper.lifecycle.stages import Op, SlotState
 from esper.measure.plans import Plan
-from esper.reward import stateful, terms
+from esper.reward import terms
 from esper.reward.signals import StepSignals
 
 FloatArray = npt.NDArray[np.float32]
@@ -100,25 +100,25 @@ ESCROW = Term(
     name="escrow",
     unit="pp",
     formula="change of each seed's balance towards the least min(c, g) of the last steps; kept by fossils alone",
-    make=lambda mode, gamma: stateful.Escrow(mode.window, mode.most),
+    make=lambda mode, gamma: terms.Escrow(mode.window, mode.most),
 )
 FOSSILIZED = Term(
     name="fossilized",
     unit="pp",
     formula="sum over seeds kept in this step of min(c, g)",
-    make=lambda mode, gamma: stateful.Fossilized(),
+    make=lambda mode, gamma: terms.Fossilized(),
 )
 DRIP = Term(
     name="drip",
     unit="pp",
     formula="sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
-    make=lambda mode, gamma: stateful.Drip(mode.min_steps),
+    make=lambda mode, gamma: terms.Drip(mode.min_steps),
 )
 HINDSIGHT = Term(
     name="hindsight",
     unit="pp",
     formula="sum over seeds kept in this step of min(c, sum over scaffolds of gamma^age * max(0, interaction))",
-    make=lambda mode, gamma: stateful.Hindsight(gamma),
+    make=lambda mode, gamma: terms.Hindsight(gamma),
     needs=frozenset({Plan.pairs, Plan.solo_on, Plan.all_off}),
 )
 RENT = Term(
@@ -151,6 +151,13 @@ SHOCK = Term(
 )
 GERMINATE = _counted(Op.GERMINATE, "germinate")
 PRUNE = _counted(Op.PRUNE, "prune")
+AUTO_PRUNE = Term(
+    name="auto_prune",
+    unit="count",
+    sign=-1,
+    formula="seeds removed by `slots.prune_after` or `slots.prune_below`",
+    make=_pure(terms.auto_pruned),
+)
 ACTIONS = Term(name="actions", unit="1", sign=-1, formula="1 where anything but WAIT was carried out", make=_pure(terms.actions))
 CONTRIBUTING = Term(
     name="contributing",
@@ -159,12 +166,12 @@ CONTRIBUTING = Term(
     make=_pure(terms.contributing),
 )
 LOSS_FALL = Term(
-    name="loss_fall", unit="nat", formula="validation loss - validation loss'", make=lambda mode, gamma: stateful.LossFall()
+    name="loss_fall", unit="nat", formula="validation loss - validation loss'", make=lambda mode, gamma: terms.LossFall()
 )
 GAIN = Term(
     name="gain",
     unit="pp",
     formula="committed accuracy - accuracy of the newborn host, at the end",
-    make=lambda mode, gamma: stateful.Gain(),
+    make=lambda mode, gamma: terms.Gain(),
 )
 TERMINAL = Term(name="terminal", unit="pp", formula="committed accuracy, at the end", make=lambda mode, gamma: terms.terminal)

@@ -1,24 +1,33 @@
-"""The terms of which rewards are made: pure functions of a step, each for all hosts at once.
+"""The terms of which rewards are made: what a step pays, for all hosts at once.
 
-Every term is in points [pp]: one point is one percentage point of accuracy of the network that is left at the end. Terms that go
-by slot are summed over slots, so what is paid cannot depend on the slot that an action names, and seeds in all slots earn alike.
+Every term is in points [pp]: one point is one percentage point of accuracy of the network that is left at the end. Terms by slot
+are summed over slots, so the pay does not depend on the slot that an action names, and seeds in all slots earn alike.
+
+Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
+step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
+compare what they hold with the state before the next step. What a term has paid for a seed that a rollback removes is taken back:
+for live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
 """
 
-# N hosts, S slots
+# N hosts, S slots, W steps of a window
 
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage
+from esper.lifecycle.stages import LIVE, OCCUPIED, Op, SlotState, Stage
 from esper.reward.signals import StepSignals
 
+Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
-STAGE_POTENTIAL = np.array([0.0, 1.0, 2.0, 3.5, 5.5, 6.0, 0.0, 0.0], dtype=np.float32)
-"""Worth of having brought a seed to a stage, by `Stage`."""
+STAGE_VALUE = np.array([0.0, 1.0, 2.0, 3.5, 5.5, 6.0, 0.0, 0.0], dtype=np.float32)
+"""Potential of a seed in each stage, by `Stage`."""
+assert len(STAGE_VALUE) == len(Stage)
 CONTRIBUTES = 1.0
 """A seed that contributes at least this much counts as contributing [pp]."""
 
@@ -35,23 +44,23 @@ class RentUnit(StrEnum):
 
 
 def contributions(state: SlotState) -> FloatArray:
-    """What each seed was last found to contribute `[N, S]` [pp]; 0 where nothing was measured."""
+    """Return the last measured contribution of each seed `[N, S]` [pp]; 0 where there is none."""
     return np.where(state.measured & state.within(*OCCUPIED), state.contribution, 0.0).astype(np.float32)
 
 
 def attribution(signals: StepSignals) -> FloatArray:
-    """Sum over slots of the seeds' measured contributions [pp]: accuracy with a seed minus without it, fossils included."""
+    """Return the sum of the seeds' contributions [pp]: accuracy with a seed minus without it, fossils included."""
     return np.where(signals.healthy_N1, contributions(signals.after), 0.0).sum(axis=1).astype(np.float32)
 
 
 def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
-    """Cost of all seeds in the host, in host sizes [1], as they stand after the step; of a rolled back host, before.
+    """Return the cost of all seeds of each host [host sizes] after the step; for a host that is rolled back, before it.
 
     Args:
-        fossils: charge for those alone.
+        fossils: charge for fossils alone.
 
     Raises:
-        ValueError: nobody counts or measures this unit.
+        ValueError: this unit is not measured.
     """
     before_NS = getattr(signals, f"{unit}_before_NS")
     cost_NS = np.where(signals.healthy_N1, getattr(signals, f"{unit}_NS"), before_NS)
@@ -60,41 +69,50 @@ def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: boo
         cost_NS = np.where(kept_NS, cost_NS, 0)
     due_N = cost_NS.sum(axis=1) / getattr(signals, f"host_{unit}")
     if not np.isfinite(due_N).all():
-        raise ValueError(f"reward.rent_unit={unit} has no price here, since it is not measured: use reward.rent_unit=params")
+        raise ValueError(f"reward.rent_unit={unit} is not measured here: use reward.rent_unit=params")
     return due_N.astype(np.float32)
 
 
 def final_rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
-    """On the last step `rent`; else 0."""
+    """Return `rent` on the last step; 0 before."""
     return rent(signals, unit, fossils=fossils) if signals.last else np.zeros(len(signals.op_N), dtype=np.float32)
 
 
 def operations(signals: StepSignals, op: int) -> FloatArray:
-    """1 where this operation was carried out."""
+    """Return 1 where this operation was carried out."""
     return (signals.op_N == op).astype(np.float32)
 
 
 def actions(signals: StepSignals) -> FloatArray:
-    """1 where anything was done but to wait."""
+    """Return 1 where anything but WAIT was carried out."""
     return (signals.op_N != Op.WAIT).astype(np.float32)
 
 
+def auto_pruned(signals: StepSignals) -> FloatArray:
+    """Return the number of seeds that a rule of `slots` removed, and no action [count]; 0 after a rollback."""
+    before, after = signals.before, signals.after
+    removed_NS = before.within(*LIVE) & after.within(Stage.PRUNED) & ~before.dying & signals.healthy_N1
+    ramped_N = (after.dying & ~before.dying).any(axis=1)  # such a PRUNE removes its seed later
+    asked_N = (signals.op_N == Op.PRUNE) & ~ramped_N
+    return np.maximum(removed_NS.sum(axis=1) - asked_N, 0).astype(np.float32)
+
+
 def alpha_shock(signals: StepSignals) -> FloatArray:
-    """Sum over slots of the squared change of alpha, each times the seed's parameters in host sizes [1]; 0 after a rollback."""
+    """Return the sum over slots of the squared change of alpha times the seed's size [host sizes]; 0 after a rollback."""
     params_NS = np.maximum(signals.params_before_NS, signals.params_NS)
     shock_NS = np.square(signals.after.alpha - signals.before.alpha) * params_NS / signals.host_params
     return np.where(signals.healthy_N1, shock_NS, 0.0).sum(axis=1).astype(np.float32)
 
 
 def terminal(signals: StepSignals) -> FloatArray:
-    """On the last step the accuracy of what was committed [pp]: host and fossils, without seeds still on trial; else 0."""
+    """Return the committed accuracy on the last step [pp]: host and fossils, without seeds on trial; 0 before."""
     if not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
-    return np.where(signals.rolled_back_N, 0.0, signals.committed_accuracy_N).astype(np.float32)
+    return np.where(signals.rolled_back_N, 0.0, signals.worth.committed_accuracy_N).astype(np.float32)
 
 
 def contributing(signals: StepSignals) -> FloatArray:
-    """On the last step the number of fossils that contribute at least `CONTRIBUTES` [count]; else 0."""
+    """Return the number of fossils that contribute at least `CONTRIBUTES` on the last step; 0 before."""
     if not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
     fossil_NS = signals.after.within(Stage.FOSSILIZED) & signals.healthy_N1
@@ -102,27 +120,223 @@ def contributing(signals: StepSignals) -> FloatArray:
 
 
 def new_fossils(signals: StepSignals) -> BoolArray:
-    """`[N, S]`: seeds that this step has kept for good; not what was asked for, but what is so afterwards."""
+    """Return the seeds that became fossils in this step `[N, S]`, by an action or by time."""
     now, then = signals.after.within(Stage.FOSSILIZED), signals.before.within(Stage.FOSSILIZED)
     return now & ~then & signals.healthy_N1
 
 
 def stage_potential(state: SlotState) -> FloatArray:
-    """Sum over slots of the worth of their stages [1]."""
-    return STAGE_POTENTIAL[state.stage].sum(axis=1)
+    """Return the sum over slots of `STAGE_VALUE` [1]."""
+    return STAGE_VALUE[state.stage].sum(axis=1)
 
 
 def shaping(before_N: FloatArray, after_N: FloatArray, gamma: float, signals: StepSignals) -> FloatArray:
-    """Potential-based shaping, gamma * Phi(s') - Phi(s), which leaves the best policy as it is (Ng, Harada, Russell 1999).
+    """Return potential-based shaping, gamma * Phi(s') - Phi(s), which keeps the best policy (Ng, Harada, Russell 1999).
 
-    The potential of a terminal state is 0, so the discounted sum over an episode is -Phi(s_0) whatever was done in it.
+    The potential of a terminal state is 0, so the discounted sum over an episode is -Phi(s_0) under any policy.
 
     Args:
-        before_N: Phi of the state that the action found.
-        after_N: Phi of the state that it led to; ignored where the transition ends the episode.
+        before_N: Phi of the state before the action.
+        after_N: Phi of the state after it; ignored where the transition ends the (sub-)episode.
         gamma: the agent's discount per step.
     """
     return (gamma * np.where(signals.ended_N, 0.0, after_N) - before_N).astype(np.float32)
 
 
-assert len(STAGE_POTENTIAL) == len(Stage)
+# ---- terms with memory
+
+
+class Memory:
+    """Arrays over hosts that last from one step to the next, within an episode."""
+
+    def __init__(self, *inner: "Memory") -> None:
+        self.inner = inner
+        self.kept: dict[str, FloatArray] = {}
+        """The arrays by name; empty before the first step."""
+
+    def reset(self) -> None:
+        """Start a new episode."""
+        self.kept = {}
+        for memory in self.inner:
+            memory.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arrays as tensors, for a checkpoint within an episode."""
+        kept = {name: torch.tensor(array) for name, array in self.kept.items()}
+        return {"kept": kept, "inner": [memory.state_dict() for memory in self.inner]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.kept = {name: tensor.numpy().copy() for name, tensor in state["kept"].items()}
+        for memory, inner in zip(self.inner, state["inner"], strict=True):
+            memory.load_state_dict(inner)
+
+    def recall(self, name: str, shape: tuple[int, ...], value: float = 0.0) -> FloatArray:
+        """Return the array of this name; `value` everywhere at first."""
+        return self.kept.get(name, np.full(shape, value, dtype=np.float32))
+
+
+class Births(Memory):
+    """The accuracy of a host when each of its seeds was planted.
+
+    A contribution is what would be lost without a seed now. It can be large although the host never gained by the seed, since a
+    host learns to lean on its seeds. The accuracy gained since a seed's birth, minus what its neighbours came to contribute in
+    that time, shows the difference: it works for a single seed too, and helpful neighbours do not hide a harmful seed.
+    """
+
+    def gain(self, signals: StepSignals) -> FloatArray:
+        """Take in a step; call once per step.
+
+        Returns:
+            `[N, S]` [pp], accuracy gained since a seed's birth minus its neighbours' contributions: by the seed and by what the
+            host has learnt itself. NaN where there is no seed, its birth was not seen, or the host was rolled back.
+        """
+        before, after, shape = signals.before, signals.after, signals.before.stage.shape
+        then_NS, now_NS = contributions(before), contributions(after)
+        there_NS = after.within(*OCCUPIED)
+        born_NS = ~before.within(*OCCUPIED) & there_NS
+        accuracy_NS = np.where(born_NS, signals.accuracy_before_N[:, None], self.recall("accuracy", shape, np.nan))
+        others_NS = np.where(born_NS, then_NS.sum(axis=1, keepdims=True), self.recall("others", shape))
+        neighbours_NS = now_NS.sum(axis=1, keepdims=True) - now_NS - others_NS
+        gain_NS = signals.accuracy_N[:, None] - accuracy_NS - neighbours_NS
+        self.kept = {"accuracy": accuracy_NS.astype(np.float32), "others": others_NS}
+        return np.where(there_NS & signals.healthy_N1, gain_NS, np.nan).astype(np.float32)
+
+
+def seed_worth(signals: StepSignals, gain_NS: FloatArray) -> FloatArray:
+    """Return min(contribution, gain since birth) of each seed `[N, S]` [pp]; 0 where either is unknown."""
+    known_NS = signals.after.measured & np.isfinite(gain_NS)
+    return np.where(known_NS, np.minimum(contributions(signals.after), gain_NS), 0.0).astype(np.float32)
+
+
+def _total(paid_NS: FloatArray) -> FloatArray:
+    return paid_NS.sum(axis=1).astype(np.float32)
+
+
+class Gain(Memory):
+    """The committed accuracy minus that of the newborn host, on the last step [pp]; 0 before."""
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        first_N = self.kept.setdefault("first", signals.accuracy_before_N.copy())
+        paid_N = terminal(signals) - (first_N if signals.last else 0.0)
+        return np.where(signals.rolled_back_N, 0.0, paid_N).astype(np.float32)
+
+
+class LossFall(Memory):
+    """The fall of the validation loss [nats]; over an episode, from its first to its last healthy measurement.
+
+    What a host loses by a rollback is charged with the next step, so that nothing is paid twice.
+    """
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        known_N = self.kept.get("loss", signals.loss_before_N)
+        now_N = np.where(signals.rolled_back_N, known_N, signals.loss_N).astype(np.float32)
+        self.kept = {"loss": now_N}
+        return known_N - now_N
+
+
+class Fossilized(Memory):
+    """The `seed_worth` of each seed that becomes a fossil [pp]; below 0 where it harms."""
+
+    def __init__(self) -> None:
+        self.births = Births()
+        Memory.__init__(self, self.births)
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        paid_NS = self.recall("paid", signals.before.stage.shape)
+        lost_NS = np.where(signals.before.within(Stage.FOSSILIZED), 0.0, paid_NS)
+        new_NS = np.where(new_fossils(signals), seed_worth(signals, self.births.gain(signals)), 0.0)
+        self.kept = {"paid": (paid_NS - lost_NS + new_NS).astype(np.float32)}
+        return _total(new_NS - lost_NS)
+
+
+class Drip(Memory):
+    """The `seed_worth` of a fossil when it was kept, spread over the steps left then, while it keeps contributing [pp].
+
+    A step pays worth / max(steps left, `min_steps`) * clip(contribution now / contribution then, -1, 1), and nothing where the
+    worth was not above 0. A seed kept at the very end gets little.
+    """
+
+    def __init__(self, min_steps: int) -> None:
+        self.min_steps, self.births = min_steps, Births()
+        Memory.__init__(self, self.births)
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        shape, now_NS = signals.before.stage.shape, contributions(signals.after)
+        fossil_NS = signals.before.within(Stage.FOSSILIZED)
+        kept = {name: self.recall(name, shape) for name in ("rate", "promised", "paid")}
+        lost_NS = np.where(fossil_NS, 0.0, kept["paid"])
+        kept = {name: np.where(fossil_NS, array_NS, 0.0) for name, array_NS in kept.items()}
+        owed_NS = (kept["rate"] > 0) & signals.healthy_N1
+        holds_NS = np.clip(now_NS / np.where(owed_NS, kept["promised"], 1.0), -1, 1)
+        paid_NS = np.where(owed_NS, kept["rate"] * holds_NS, 0.0)
+        worth_NS = np.maximum(seed_worth(signals, self.births.gain(signals)), 0.0)
+        new_NS = new_fossils(signals) & (worth_NS > 0)
+        kept["rate"] = np.where(new_NS, worth_NS / max(signals.steps_left, self.min_steps), kept["rate"])
+        kept["promised"] = np.where(new_NS, now_NS, kept["promised"])
+        kept["paid"] = kept["paid"] + paid_NS
+        self.kept = {name: array_NS.astype(np.float32) for name, array_NS in kept.items()}
+        return _total(paid_NS - lost_NS)
+
+
+class Escrow(Memory):
+    """Changes of each seed's balance [pp]: an advance on its worth, which only fossils keep.
+
+    The balance follows the minimum `seed_worth` of the last `window` steps, at least 0, by at most `most` per step. Fossilisation
+    freezes it; it is taken back when the seed is removed, lost or still on trial at the end. So an episode pays the balances of
+    the fossils at its end, and nothing else.
+    """
+
+    def __init__(self, window: int, most: float) -> None:
+        self.window, self.most, self.births = window, most, Births()
+        Memory.__init__(self, self.births)
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        before, after, shape = signals.before, signals.after, signals.before.stage.shape
+        balance_NS = self.recall("balance", shape)
+        gain_NS = self.births.gain(signals)
+        known_NS = after.measured & np.isfinite(gain_NS)
+        newest_NS = np.where(known_NS, seed_worth(signals, gain_NS), np.nan)
+        recent_NSW = np.roll(self.recall("recent", (*shape, self.window), np.nan), 1, axis=2)
+        recent_NSW[:, :, 0] = newest_NS
+        least_NS = recent_NSW.min(axis=2)  # NaN until there are as many
+        target_NS = np.where(np.isfinite(least_NS), np.maximum(least_NS, 0.0), 0.0)
+        step_NS = np.clip(target_NS - balance_NS, -self.most, self.most)
+        frozen_NS = before.within(Stage.FOSSILIZED)
+        held_NS = after.within(Stage.FOSSILIZED) if signals.last else after.within(*OCCUPIED)
+        stays_NS = np.where(signals.healthy_N1, held_NS, frozen_NS) & (before.within(*OCCUPIED) | (balance_NS == 0))
+        change_NS = np.where(stays_NS, np.where(frozen_NS, 0.0, step_NS), -balance_NS)
+        recent_NSW[~stays_NS] = np.nan
+        self.kept = {"balance": (balance_NS + change_NS).astype(np.float32), "recent": recent_NSW}
+        return _total(change_NS)
+
+
+class Hindsight(Memory):
+    """Pay for scaffolds when a seed becomes a fossil: what seeds that are not fossils did for it [pp].
+
+    The largest positive interaction measured for each pair of live seeds, discounted by the steps since, summed over the seed's
+    scaffolds, removed ones included, and capped by the seed's contribution.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+        Memory.__init__(self)
+
+    def __call__(self, signals: StepSignals) -> FloatArray:
+        before, after, shape = signals.before, signals.after, signals.before.stage.shape
+        paid_NS = self.recall("paid", shape)
+        lost_NS = np.where(before.within(Stage.FOSSILIZED), 0.0, paid_NS)
+        fresh_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
+        live_NS = after.within(*LIVE) | new_fossils(signals)
+        boost_NSS = self.gamma * np.where(fresh_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
+        pairs_NSS = live_NS[:, :, None] & live_NS[:, None, :] & signals.healthy_N1[:, :, None]
+        found_NSS = np.where(pairs_NSS & np.isfinite(signals.worth.interaction_NSS), signals.worth.interaction_NSS, 0.0)
+        boost_NSS = np.where(live_NS[:, :, None], np.maximum(boost_NSS, found_NSS), 0.0)
+        scaffold_NSS = ~np.eye(shape[1], dtype=np.bool_) & ~after.within(Stage.FOSSILIZED)[:, None, :]
+        earned_NS = np.where(scaffold_NSS, boost_NSS, 0.0).sum(axis=2)
+        earned_NS = np.minimum(earned_NS, np.maximum(contributions(after), 0.0))
+        new_NS = np.where(new_fossils(signals), earned_NS, 0.0)
+        boost_NSS = np.where(new_fossils(signals)[:, :, None] | ~signals.healthy_N1[:, :, None], 0.0, boost_NSS)
+        kept = {"paid": paid_NS - lost_NS + new_NS, "boost": boost_NSS}
+        self.kept = {name: array.astype(np.float32) for name, array in kept.items()}
+        return _total(new_NS - lost_NS)

@@ -1,7 +1,7 @@
-"""Seeds live in banks: one bank a (slot, blueprint), with a row for each member, of which some hold a live seed.
+"""Banks of seeds: one bank per (slot, blueprint), with a row for each member; some rows hold a live seed.
 
-Germinating member i writes row i, parameters and optimiser state together; clearing zeroes it. Which rows are alive is data, so
-the program never changes its shape under the controller, and only live rows are computed.
+Germination in member i writes row i, parameters and optimiser state together; clearing zeroes it. Which rows are live is data, so
+the program keeps its shape, and only live rows are computed.
 """
 
 # M members, L live members, P parameters of one member
@@ -25,19 +25,19 @@ from esper.seeds.slot_gradients import SlotGradients
 
 @dataclass(kw_only=True, slots=True)
 class SGDConfig:
-    """Stochastic gradient descent with momentum, for each member on its own."""
+    """Stochastic gradient descent with momentum, separate for each member."""
 
     learning_rate: float = 0.05
-    """Step size, above 0. Larger learns faster until it diverges."""
+    """Step size, > 0. Higher learns faster until it diverges."""
     momentum: float = 0.9
-    """Share of the last step that goes on, in [0, 1)."""
+    """Share of the last step that is kept, in [0, 1). Higher smooths more."""
     weight_decay: float = 0.0
-    """Pull of every parameter towards 0 [1 / step], at least 0."""
+    """Decay of every parameter towards 0 [1 / step], >= 0."""
     max_norm: float = 1.0
-    """A member's gradient is scaled down to at most this norm, above 0. Hosts and seeds have budgets of their own."""
+    """Maximum gradient norm of a member, > 0; larger gradients are scaled down. Hosts and seeds are clipped separately."""
 
     def check(self, where: str) -> None:
-        """Raises ValueError in the words of the command line; `where` is the key of this config."""
+        """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
         if not self.learning_rate > 0:
             raise ValueError(f"{where}.learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.momentum < 1:
@@ -50,7 +50,7 @@ class SGDConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSettings:
-    """The settings of `SGDConfig` for each row on its own, each `[M, 1]`."""
+    """The settings of `SGDConfig` for each row, `[M, 1]` each."""
 
     learning_rate: Tensor
     momentum: Tensor
@@ -59,11 +59,11 @@ class RowSettings:
 
     @classmethod
     def of(cls, config_M: Sequence[SGDConfig], like: Tensor) -> "RowSettings":
-        """Those of one config a row, on the device and in the type of `like`."""
+        """Return the settings of one config per row, with the device and dtype of `like`."""
         return cls(**{name: like.new_tensor([[getattr(config, name)] for config in config_M]) for name in cls.__slots__})
 
     def faster(self, rate_M1: Tensor) -> "RowSettings":
-        """The same with each row's learning rate times a factor."""
+        """Return the settings with each row's learning rate times a factor."""
         return replace(self, learning_rate=self.learning_rate * rate_M1)
 
 
@@ -83,12 +83,12 @@ class MemberSGD:
         self._norms, self._steps = torch.zeros_like(self.momentum[:, :1]), 0
 
     def step(self, active_M1: Tensor | None = None, settings: RowSettings | None = None) -> None:
-        """One update from `flat.grad`, which is then dropped. A row's numbers do not depend on whether others have settings.
+        """Take one step from `flat.grad`, which is then dropped. A row's numbers do not depend on the settings of others.
 
         Args:
-            active_M1: bool `[M, 1]`; other rows keep parameters and momentum as they are. None: every row moves, and a row
-                without gradient, momentum and weight decay stays where it is.
-            settings: of each row, in place of the config.
+            active_M1: bool `[M, 1]`; other rows keep parameters and momentum. None updates every row: one without gradient,
+                momentum and weight decay stays the same.
+            settings: settings of each row, in place of the config.
         """
         grad, use = self.flat.grad, settings or self.settings or self.config
         if grad is None:
@@ -109,9 +109,9 @@ class MemberSGD:
         self.flat.grad = None
 
     def take_norms(self) -> Tensor:
-        """Mean gradient norm of each row before clipping, over the steps since the last call `[M]`.
+        """Return the mean gradient norm of each row before clipping, over the steps since the last call `[M]`.
 
-        NaN where there were no steps, infinite where a gradient was not finite.
+        NaN without steps, infinite where a gradient is not finite.
         """
         mean = (self._norms / self._steps if self._steps else torch.full_like(self._norms, torch.nan)).squeeze(1)
         mean = torch.where(mean.isnan(), torch.inf, mean) if self._steps else mean
@@ -121,7 +121,7 @@ class MemberSGD:
 
 
 class SeedBank:
-    """All seeds of one blueprint in one slot, with a gate each where the bank is gated."""
+    """All seeds of one blueprint in one slot; in a gated bank each has a gate."""
 
     def __init__(
         self,
@@ -146,36 +146,36 @@ class SeedBank:
             self.fleet.flat.zero_()
         self.optimiser = MemberSGD(self.fleet.flat, optimiser, rate_M1)
 
-    def plant(self, member: int, generator: torch.Generator, felt: SlotGradients | None = None) -> None:
-        """Writes a newborn seed into a row: first weights from the generator, optimiser state from nothing.
+    def plant(self, member: int, generator: torch.Generator, gradients: SlotGradients | None = None) -> None:
+        """Write a newborn seed into a row: first weights from the generator, and a zero optimiser state.
 
         Args:
-            felt: what the slot of this member felt, `[1, n, ...]`: filters are made from it. None: all weights are drawn.
+            gradients: slot gradients of this member `[1, n, ...]`, for informed filters. None draws all weights.
         """
         row = newborn(self.blueprint, self.slot, generator, gated=self.gated)
-        if felt is not None:
-            row = informed(self.blueprint, self.slot, row, felt)
+        if gradients is not None:
+            row = informed(self.blueprint, self.slot, row, gradients)
         with torch.no_grad():
             self.fleet.flat[member] = row.to(self.fleet.flat.device)
             self.optimiser.momentum[member] = 0.0
 
     def clear(self, members: Sequence[int]) -> None:
-        """Empties rows, parameters and optimiser state together."""
+        """Zero rows, parameters and optimiser state together."""
         with torch.no_grad():
             self.fleet.flat[list(members)] = 0.0
             self.optimiser.momentum[list(members)] = 0.0
 
     def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
-        """What the live members' seeds make of their features, in the layout of `x`: delta(x), or g(x) * delta(x) with a gate.
+        """Return the deltas of the live members' seeds, in the layout of `x`: delta(x), or g(x) * delta(x) with a gate.
 
-        One live row beside empty ones is computed twice: an ungrouped convolution may round in another way than a grouped one,
-        and the numbers of a member must not depend on whether others hold a seed.
+        A single live row of several is computed twice: an ungrouped convolution may round differently from a grouped one, and the
+        numbers of a member should not depend on whether others hold a seed.
 
         Args:
             live_L: rows of the bank, in the order of the features.
             x: features of L members.
-            taught_L1: bool `[L, 1]`; rows whose parameters get a gradient. None: all.
-            learns: without it, no parameter gets one.
+            taught_L1: bool `[L, 1]`, rows whose parameters get a gradient. None: all.
+            learns: if false, no parameter gets a gradient.
 
         Raises:
             SeedError: the branch raised an error.
@@ -191,23 +191,23 @@ class SeedBank:
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:
-    """The module of a seed: the blueprint's branch, with a gate where wanted."""
+    """Return the module of a seed: the blueprint's branch, with a gate if `gated`."""
     branch = blueprint.branch(slot)
     return Gated(branch, slot.channels) if gated else branch
 
 
 def newborn(blueprint: BlueprintConfig, slot: SlotSpec, generator: torch.Generator, *, gated: bool = False) -> Tensor:
-    """The parameters `[P]` of a new seed, drawn from the generator and from nothing else; the branch first, then its gate."""
+    """Return the parameters `[P]` of a new seed, drawn from the generator alone: the branch, then its gate."""
     with torch.random.fork_rng(devices=[]):
         torch.random.set_rng_state(generator.get_state())
         return flatten_parameters(seed_module(blueprint, slot, gated=gated))
 
 
-def informed(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor, felt: SlotGradients) -> Tensor:
-    """The same parameters `[P]` with filters made from what the slot felt, see `inform`."""
+def informed(blueprint: BlueprintConfig, slot: SlotSpec, row: Tensor, gradients: SlotGradients) -> Tensor:
+    """Return the parameters `[P]` of `row` with filters from slot gradients; see `inform`."""
     with torch.random.fork_rng(devices=[]):
         branch = blueprint.branch(slot)
     size = sum(parameter.numel() for parameter in branch.parameters())
     nn.utils.vector_to_parameters(row[:size].clone(), branch.parameters())
-    inform(branch, felt)
+    inform(branch, gradients)
     return torch.cat([flatten_parameters(branch), row[size:]])

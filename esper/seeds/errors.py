@@ -1,4 +1,4 @@
-"""Errors in somebody's blueprint."""
+"""Errors in the code of a blueprint."""
 
 # L live members
 
@@ -12,10 +12,10 @@ from esper.seeds.blueprints.base import BlueprintConfig
 
 
 class SeedError(RuntimeError):
-    """A blueprint's branch raised an error while it was computed, which stops the run.
+    """An error in a blueprint's branch, which stops the run.
 
-    It is no host's ill health and nobody is rolled back: all seeds of a bank are one call, so that no host of them is to blame,
-    other hosts of the program are left in the middle of a batch, and what is wrong in the branch would be wrong the next time.
+    No host is rolled back for it: all seeds of a bank are one call, so the error belongs to no single host, other hosts of the
+    program are left in the middle of a batch, and the error would happen again.
     """
 
     def __init__(self, blueprint: str, slot: str, hosts: Sequence[int] | None, error: Exception) -> None:
@@ -24,14 +24,14 @@ class SeedError(RuntimeError):
         super().__init__(f"blueprint {blueprint} failed in slot {slot} of {whose} with {type(error).__name__}: {error}")
 
     def among(self, first: int) -> "SeedError":
-        """The same where the first member is this host."""
+        """Return the error with members numbered from this host."""
         hosts = None if self.hosts is None else [first + host for host in self.hosts]
         return SeedError(self.blueprint, self.slot, hosts, self.error)
 
 
 @contextmanager
 def seed_errors(blueprint: BlueprintConfig, slot: SlotSpec, live_L: Tensor | None = None) -> Generator[None]:
-    """Turns any error within into a `SeedError` that says whose it is; `live_L` are the members computed, None for all."""
+    """Turn any error into a `SeedError` with blueprint, slot and members; `live_L` are the members computed, None for all."""
     try:
         yield
     except Exception as error:

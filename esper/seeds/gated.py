@@ -1,19 +1,10 @@
-"""The learnt gate of a seed: how much of its delta each sample gets."""
+"""The learnt gate of a seed: the weight of its delta, per sample."""
 
 # B batch, M members, C channels of one member, H hidden units
 
 from torch import Tensor, nn
 
 from esper.fusion.layout import members_first
-
-
-def _hidden(channels: int) -> int:
-    return max(8, channels // 4)
-
-
-def gate_parameters(channels: int) -> int:
-    """Learnt numbers of a gate: H (C + 2) + 1."""
-    return _hidden(channels) * (channels + 2) + 1
 
 
 class Gate(nn.Module):
@@ -24,11 +15,11 @@ class Gate(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        hidden = _hidden(channels)
+        hidden = max(8, channels // 4)
         self.net = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """From the features of M members side by side: `[B, M]`, or `[M*B, 1, 1]` where x is sequences."""
+        """Return the gates of M members from their features: `[B, M]`, or `[M*B, 1, 1]` for sequences."""
         if members_first(x):
             return self.net(x.mean(1, keepdim=True))
         return self.net(x.mean((2, 3)) if x.dim() == 4 else x)
@@ -37,8 +28,8 @@ class Gate(nn.Module):
 class Gated(nn.Module):
     """A branch with its gate: g(x) * delta(x).
 
-    The two are one module, so that they are planted, trained within one clipping budget, remembered and cleared together. The
-    gate's first gradient is zero, as delta is; it moves as soon as the seed does something.
+    They are one module, so that they are planted, clipped, saved and cleared together. The gate's first gradient is zero, as
+    delta is; it moves as soon as delta does.
     """
 
     def __init__(self, branch: nn.Module, channels: int) -> None:

@@ -1,23 +1,35 @@
-"""What the slots of a host feel: features h, and the gradient dL/dh of the host's loss, of some samples.
+"""Slot gradients: the features h of each slot, and the gradient dL/dh of the host's loss, for some samples.
 
-Training has both at hand for a moment; this is where they are kept for those who ask what a seed could do there (`potential`,
-`informed`).
+Training has both at hand for a moment. Here they are captured for what asks how a seed would help there: growth potential
+(`measure.potential`) and informed first weights (`seeds.informed`).
 """
 
 # M members, n samples a member
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esper.fusion.layout import members_first
 
 
+class SlotArrays(NamedTuple):
+    """The slot gradients of one slot as arrays, in which form they leave a shard."""
+
+    features: npt.NDArray[np.float32]
+    """h `[M, n, ...]`"""
+    grad: npt.NDArray[np.float32]
+    """dL/dh `[M, n, ...]`"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotGradients:
-    """What one slot felt of some samples, by member."""
+    """Features and gradients at one slot, by member."""
 
     features: Tensor
     """h `[M, n, ...]`"""
@@ -25,51 +37,60 @@ class SlotGradients:
     """dL/dh `[M, n, ...]`, where L is each member's mean loss over these samples [nats]."""
 
     @staticmethod
-    def joined(parts: Sequence["SlotGradients"]) -> "SlotGradients":
-        """The members of several parts of a population, one part after another."""
-        if len(parts) == 1:
-            return parts[0]
-        return SlotGradients(features=torch.cat([part.features for part in parts]), grad=torch.cat([part.grad for part in parts]))
+    def joined(parts: Sequence[SlotArrays], device: torch.device) -> "SlotGradients":
+        """Join the members of several shards, one shard after another, on a device."""
+        features, grad = (
+            [torch.from_numpy(array) for array in arrays] for arrays in zip(*parts, strict=True)
+        )  # torch aligns what it joins: the same bits, however many shards there are
+        return SlotGradients(features=_cat(features).to(device), grad=_cat(grad).to(device))
+
+    def arrays(self) -> SlotArrays:
+        """Return copies on the CPU; on a CPU they share the memory."""
+        return SlotArrays(self.features.cpu().numpy(), self.grad.cpu().numpy())
 
     def of_member(self, member: int) -> "SlotGradients":
-        """What one member felt, still with a leading axis `[1, n, ...]`."""
+        """Return one member, with a leading axis of 1 `[1, n, ...]`."""
         return SlotGradients(features=self.features[member : member + 1], grad=self.grad[member : member + 1])
 
     def scaled(self) -> "SlotGradients":
-        """The same for a delta that multiplies, y = h (1 + tanh(delta)): its gradient at birth is h dL/dy."""
+        """Return the gradients for a delta that multiplies, y = h (1 + tanh(delta)): at birth its gradient is h dL/dy."""
         return SlotGradients(features=self.features, grad=self.features * self.grad)
 
 
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class GradientHooks:
-    """Watches the features of slots in a forward pass, and their gradients in the backward pass that follows."""
+    """Captures the features of slots in a forward pass, and their gradients in the backward pass that follows."""
 
     def __init__(self, members: int, count: int | None = None, spots: int = 0) -> None:
-        """Will keep the first samples of each member.
+        """Prepare to capture the first samples of each member.
 
         Args:
-            count: how many, at least; None for all.
-            spots: vectors (samples times places or positions) for each feature of a slot, at least: a slot of few places keeps
-                more samples for it.
+            count: minimum number of samples; None captures all.
+            spots: minimum number of vectors (samples times places or positions) per feature of a slot: a slot with few places
+                captures more samples.
         """
         self.members, self.count, self.spots = members, count, spots
         self._features: list[Tensor] = []
         self._grads: dict[int, Tensor] = {}
 
     def watch(self, x: Tensor) -> None:
-        """Keeps the features of the next slot, and their gradient when it comes. `x` is not changed."""
+        """Capture the features of the next slot, and their gradient when it arrives. `x` is not changed."""
         slot, count = len(self._features), self._enough(x)
         self._features.append(samples_of(x.detach(), self.members, count))
         scale = x.numel() / self._features[-1].numel()  # the mean loss of fewer samples has larger gradients
 
-        def feel(grad: Tensor) -> None:
+        def capture(grad: Tensor) -> None:
             self._grads[slot] = scale * samples_of(grad, self.members, count)
 
         if not x.requires_grad:  # nothing that learns lies before this slot
             x.requires_grad_()
-        x.register_hook(feel)
+        x.register_hook(capture)
 
     def _enough(self, x: Tensor) -> int | None:
-        """Samples to keep of these features."""
+        """Return the number of samples to capture of these features."""
         if self.count is None:
             return None
         places = x[0].numel() // x.shape[-1] if members_first(x) else x[0, 0].numel()
@@ -77,12 +98,12 @@ class GradientHooks:
         return max(self.count, -(-self.spots * (width + 1) // places))
 
     def gradients(self) -> list[SlotGradients]:
-        """What each slot felt, once the backward pass is done."""
+        """Return the gradients of each slot, once the backward pass is done."""
         return [SlotGradients(features=h, grad=self._grads[slot]) for slot, h in enumerate(self._features)]
 
 
 def samples_of(x: Tensor, members: int, count: int | None = None) -> Tensor:
-    """The first samples of each member `[M, n, ...]`, all of them where there are fewer or no count is given, as a copy.
+    """Return the first samples of each member `[M, n, ...]` as a copy: `count` of them, or all where there are fewer.
 
     Undoes `side_by_side`.
     """

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from esper.measure.sensor import PotentialSensor
+from esper.training.episode import play
 from scipy.stats import spearmanr
 
 import esper.env.shard_pool as crew_room
@@ -23,10 +25,8 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
-from esper.measure.sensor import PotentialSensor
 from esper.seeds.slot_gradients import Evidence
 from esper.task.instances import Split
-from esper.training.episode import play
 from esper.training.trainer import build_env
 
 

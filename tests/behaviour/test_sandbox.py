@@ -14,10 +14,9 @@ from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.env.actions import Head, Op, parameters_legal, segments
 from esper.env.sandbox_optimum import every_action
 from esper.env.sandbox_rules import SLOT_FEATURES, SandboxRules
-from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import OneSeedConfig
-from esper.lifecycle.stages import SlotState
+from esper.lifecycle.stages import SlotState, empty
 from tests.behaviour.learned_share import Judge, learn
 from tests.behaviour.oracle import Oracle
 from tests.behaviour.sandbox import Sandbox, play
@@ -53,7 +52,7 @@ def by_hand(puzzle: SandboxRules) -> float:
         return max(values)
 
     kinds, slots, _ = puzzle.worth_QSK.shape
-    empty, total = lifecycle.empty(1, slots), 0.0
+    empty, total = empty(1, slots), 0.0
     for light_Q in puzzle.light_QS.T:
         chance = float(light_Q.mean())
         total += chance * best(empty, light_Q / kinds / chance, 0)

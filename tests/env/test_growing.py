@@ -11,7 +11,7 @@ import torch
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.env.actions import Op
 from esper.env.base import as_observation
-from esper.env.observation import best_potential, log_potential, potential_seen
+from esper.env.observation import best_potential, exp_potential, log_potential
 from esper.seeds.blueprints.base import Init
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
@@ -36,7 +36,7 @@ def test_potential_is_seen_by_blueprint_from_birth_on(make_env, plan_actions, st
     for kind, name in enumerate(names):
         seen = after.slots[..., column(env, name)]
         np.testing.assert_allclose(seen, log_potential(env.potential_NSK[..., kind]), rtol=1e-6)
-        np.testing.assert_allclose(potential_seen(seen), env.potential_NSK[..., kind], rtol=1e-4)
+        np.testing.assert_allclose(exp_potential(seen), env.potential_NSK[..., kind], rtol=1e-4)
     np.testing.assert_allclose(after.slots[..., column(env, "potential")], log_potential(env.potential_NSK.max(2)), rtol=1e-6)
     relative = np.log1p(1e8 * env.potential_NSK.max(2))
     relative -= relative.mean(1, keepdims=True)

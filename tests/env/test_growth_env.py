@@ -12,8 +12,9 @@ from esper.env.base import as_observation
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import EveryBlockConfig, OneSeedConfig
 from esper.lifecycle.stages import Stage
+from esper.measure.costs import count_parameters
 from esper.reward.modes import SparseConfig
-from esper.seeds.gated import gate_parameters
+from esper.seeds.gated import Gate
 from esper.task.instances import Split
 
 
@@ -126,7 +127,7 @@ def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_onl
     _, _, _, _, info = env.step(wait)
     assert info["final_info"]["test_accuracy"].tolist() == seen["test"].tolist()
     assert info["signals"].accuracy_N.tolist() == seen["all in"].tolist()
-    assert info["signals"].committed_accuracy_N.tolist() == seen["committed"].tolist()
+    assert info["signals"].worth.committed_accuracy_N.tolist() == seen["committed"].tolist()
     plain = make_env(1, 1)
     plain.reset()
     assert "test_accuracy" not in plain.step(plan_actions((Op.WAIT, 0, 0)))[4]["final_info"]
@@ -295,7 +296,7 @@ def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
     assert signals.params_before_NS.sum() == 0
     assert signals.params_NS[0].tolist() == [0, env.costs.params.seed_KS[1, 1], 0]
     assert not signals.after.measured.any()
-    assert np.isnan(signals.committed_accuracy_N).all()
+    assert np.isnan(signals.worth.committed_accuracy_N).all()
     signals = env.step(wait)[4]["signals"]
     assert signals.after.measured[0].tolist() == [False, True, False]
     off = env.pool.validate(np.zeros((1, 1, 3), dtype=np.float32)).accuracy_VM[0, 0]
@@ -310,7 +311,7 @@ def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
     bare = env.costs.params.of(env.state)
     env.state.blend[0, 1] = Blend.GATE
     channels = env.task.host(0, env.split, 0, 0).slots[1].channels
-    assert (env.costs.params.of(env.state) - bare).tolist() == [[0, gate_parameters(channels), 0]]
+    assert (env.costs.params.of(env.state) - bare).tolist() == [[0, count_parameters(Gate(channels)), 0]]
     assert bare[0, 1] > 0
 
 

@@ -40,6 +40,20 @@ def wait(plan_actions):
     return plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
 
 
+def test_an_infinite_batch_variance_is_noticed(make_env, wait):
+    """In training it is not used and in validation it makes every feature 0, so that no loss shows it."""
+    env = make_env(HOSTS, 4)
+    env.reset(seed=0)
+    env.step(wait)
+    kept = rows_of(env, SICK)
+    name = next(name for name in network(env).host.buffers if name.endswith("running_var"))
+    network(env).host.buffers[name][SICK] = torch.inf
+    info = env.step(wait)[4]
+    assert np.isfinite([info["signals"].loss_N, info["signals"].train_loss_N]).all()
+    assert info["cause"].tolist() == [Cause.NONFINITE if host == SICK else Cause.HEALTHY for host in range(HOSTS)]
+    assert same_rows(kept, rows_of(env, SICK))
+
+
 # ---- collapse to chance
 
 
@@ -210,8 +224,8 @@ def test_a_retired_host_keeps_its_fossils_and_is_paid_for_what_it_is(make_env, p
         assert info["signals"].after.stage[SICK, 0] == Stage.FOSSILIZED
     assert env.time == 11
     info = env.step(wait)[4]
-    assert info["signals"].committed_accuracy_N[SICK] == info["signals"].accuracy_N[SICK]
-    assert info["components"]["terminal"][SICK] == info["signals"].committed_accuracy_N[SICK]
+    assert info["signals"].worth.committed_accuracy_N[SICK] == info["signals"].accuracy_N[SICK]
+    assert info["components"]["terminal"][SICK] == info["signals"].worth.committed_accuracy_N[SICK]
 
 
 def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monkeypatch, small_task):

@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from esper.env import observation
-from esper.env.features import Feature, HostView, Yardstick
-from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, host_features, slot_features, slot_table
+from esper.env.observation import (
+    HOST_FEATURES,
+    SLOT_FEATURES,
+    Feature,
+    HostView,
+    RunScale,
+    host_features,
+    slot_features,
+    slot_table,
+)
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
 
@@ -205,13 +213,13 @@ def idle(view: HostView) -> HostView:
     return replace(view, state=replace(view.state, accuracy_start=view.state.accuracy))
 
 
-@pytest.mark.parametrize("feature", [one for one in ALL if one.told_by], ids=lambda one: one.name)
+@pytest.mark.parametrize("feature", [one for one in ALL if one.indicators], ids=lambda one: one.name)
 def test_never_measured_is_told_from_measured_as_nothing(feature: Feature) -> None:
     without, zero = (seedless, idle) if feature.name == "improvement" else (unmeasured, measured_as_nothing)
     never, nothing = seen(without(ordinary())), seen(zero(ordinary()))
-    np.testing.assert_array_equal(never[feature.name], np.float32(feature.unknown))
+    np.testing.assert_array_equal(never[feature.name], np.float32(feature.fill))
     np.testing.assert_array_equal(nothing[feature.name], 0)
-    differs = np.array([never[name] != nothing[name] for name in feature.told_by])
+    differs = np.array([never[name] != nothing[name] for name in feature.indicators])
     assert differs.any(axis=0).all()
 
 
@@ -220,15 +228,15 @@ def test_a_loss_that_is_no_number_is_as_bad_as_can_be_and_none_is_perfect() -> N
     assert seen(view)["loss"].tolist() == [5, 0]
 
 
-@pytest.mark.parametrize("feature", [one for one in ALL if isinstance(one.one, Yardstick)], ids=lambda one: one.name)
-def test_yardsticks_are_those_of_the_run(feature: Feature) -> None:
-    assert isinstance(feature.one, Yardstick)
+@pytest.mark.parametrize("feature", [one for one in ALL if isinstance(one.scale, RunScale)], ids=lambda one: one.name)
+def test_run_scales_are_those_of_the_run(feature: Feature) -> None:
+    assert isinstance(feature.scale, RunScale)
     view = ordinary()
     if feature.name in ("time_left", "seeds_left"):  # which count down from theirs
         full = {"step": 0} if feature.name == "time_left" else {"state": empty(N, S)}
         assert (seen(replace(view, **full))[feature.name] == 1).all()
         return
-    longer = replace(view, **{feature.one.name: 2 * getattr(view, feature.one.name)})
+    longer = replace(view, **{feature.scale.name: 2 * getattr(view, feature.scale.name)})
     np.testing.assert_allclose(seen(longer)[feature.name], seen(view)[feature.name] / 2, rtol=1e-6)
 
 
@@ -236,12 +244,12 @@ def test_the_table_is_in_order() -> None:
     for features in (HOST_FEATURES, TABLE):
         names = [feature.name for feature in features]
         assert len(set(names)) == len(names)
-        assert all(name in names for feature in features for name in feature.told_by)
+        assert all(name in names for feature in features for name in feature.indicators)
     for feature in ALL:
-        assert -np.inf < feature.low <= feature.unknown <= feature.high < np.inf, feature.name
-        assert feature.unit or (feature.one, feature.low, feature.high) == (1, 0, 1), feature.name
-        assert isinstance(feature.one, Yardstick) or feature.one > 0
-    assert all(hasattr(ordinary(), yardstick.name) for yardstick in Yardstick)
+        assert -np.inf < feature.low <= feature.fill <= feature.high < np.inf, feature.name
+        assert feature.unit or (feature.scale, feature.low, feature.high) == (1, 0, 1), feature.name
+        assert isinstance(feature.scale, RunScale) or feature.scale > 0
+    assert all(hasattr(ordinary(), scale.name) for scale in RunScale)
     assert tuple(TABLE[: len(SLOT_FEATURES)]) == SLOT_FEATURES
     assert {f"stage_{stage.name.lower()}" for stage in OCCUPIED} <= {feature.name for feature in SLOT_FEATURES}
 

@@ -80,7 +80,7 @@ def play(env, script, fault=None, at=-1):
                 "reward": reward,
                 "terminated": terminated,
                 "info": info,
-                "losses": (signals.train_loss_N, signals.loss_N, signals.accuracy_N, signals.committed_accuracy_N),
+                "losses": (signals.train_loss_N, signals.loss_N, signals.accuracy_N, signals.worth.committed_accuracy_N),
                 "state": env.state.copy(),
             }
         )

@@ -15,7 +15,6 @@ from esper.fusion.layout import side_by_side
 from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
-from esper.seeds.slot_gradients import GradientHooks
 from esper.task.instances import Split
 
 BLUEPRINTS = (NormConfig(), ConvLightConfig())
@@ -120,19 +119,19 @@ def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(sh
 
 def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
     seen = []
-    forward, hooks = shard.network.forward, GradientHooks(3, 40)
+    forward = shard.network.forward
     shard.network.forward = lambda x, *rest: (seen.append((x.clone(), rest[0])), forward(x, *rest))[1]
     shard.task.batch_size, whole = 40, shard.task.batch_size
-    shard.train_epoch(orders, hooks=hooks)
+    report = shard.train_epoch(orders, probe=True)
     shard.task.batch_size = whole
-    assert [probed for _, probed in seen] == [None, hooks]  # 96 = 40 + 40 + a rest that is left out
+    assert [hooks is not None for _, hooks in seen] == [False, True]  # 96 = 40 + 40 + a rest that is left out
     for step, (x, _) in enumerate(seen):
         assert x.shape == (40, 3, 8, 8)
         for host in range(3):
             chosen = shard.data.train_x[orders[host, 40 * step : 40 * step + 40]]
             assert x[:, host : host + 1].equal(chosen)
-    assert [felt.features.shape[:2] for felt in hooks.gradients()] == [(3, 40)] * 3
-    assert all(felt.grad.any() for felt in hooks.gradients())
+    assert [(len(slot.features), slot.features.shape[1] < 40) for slot in report.gradients] == [(3, True)] * 3
+    assert all(slot.grad.any() for slot in report.gradients)
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
@@ -155,10 +154,10 @@ def test_the_training_loss_is_the_mean_over_batches(shard, orders):
 
 def test_probing_has_no_effect_on_training(small_task, orders):
     weights = []
-    for hooks in (GradientHooks(3, 4, 4), None):
+    for probe in (True, False):
         hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
         shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
-        shard.train_epoch(orders, hooks=hooks)
+        shard.train_epoch(orders, probe=probe)
         weights.append(shard.network.host.flat.detach())
     assert weights[0].equal(weights[1])
 

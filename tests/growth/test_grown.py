@@ -143,7 +143,7 @@ def test_seeds_behind_the_host_leave_it_bit_for_bit_alone_and_learn_nevertheless
     bare.blueprint[:] = -1
     bare.arrange()
     assert bare.network.plan == [None, None, None]
-    assert bare.network.shadow is None
+    assert bare.network.closed_loop is None
     (logits, gradient), (bare_logits, bare_gradient) = gradients(population), gradients(bare)
     assert logits.equal(bare_logits)
     assert gradient.equal(bare_gradient)

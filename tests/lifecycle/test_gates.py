@@ -5,16 +5,15 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, StrictConfig, gate_open, gradient_ratio, may_blend, may_fossilize, may_hold
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import Stage, empty
 
 STRICT = StrictConfig()
 
 
 def ready(stage, **changes):
     """One seed that the strict gate out of its stage lets through, but for the changes."""
-    state = lifecycle.empty(1, 1)
+    state = empty(1, 1)
     values = {
         "stage": stage,
         "alpha": 1.0,
@@ -92,7 +91,7 @@ def test_some_things_are_asked_whatever_the_config(gates):
 
 
 def test_by_default_nothing_is_measured_for_a_seed_to_blend():
-    state = lifecycle.empty(1, 1)
+    state = empty(1, 1)
     state.stage[:], state.stage_age[:] = Stage.TRAINING, 1
     assert may_blend(state, GatesConfig()).all()
     assert may_fossilize(ready(Stage.HOLDING, contribution=-50.0), GatesConfig()).all()

@@ -14,7 +14,7 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import GATES, Isolation, SlotsConfig
-from esper.lifecycle.stages import BLENDED, LIVE, OCCUPIED, TAKES_PART, Mode, Op, Stage
+from esper.lifecycle.stages import BLENDED, LIVE, OCCUPIED, TAKES_PART, Mode, Op, Stage, empty
 from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, share_of
 
 STAGE = "|".join(stage.name.lower() for stage in Stage)
@@ -28,14 +28,14 @@ KNOWN = {(Stage[start.upper()], Stage[end.upper()], None if by == "time" else Op
 
 
 def assert_sound(state, config):
-    empty = ~state.within(*OCCUPIED)
-    blank = lifecycle.empty(*state.stage.shape).arrays()
+    vacant = ~state.within(*OCCUPIED)
+    blank = empty(*state.stage.shape).arrays()
     for name, array in state.arrays().items():
         assert array.shape == state.stage.shape, name
         assert array.dtype == blank[name].dtype, name
         if name not in ("stage", "stage_age", "accuracy", "accuracy_start"):
-            assert np.array_equal(array[empty], blank[name][empty], equal_nan=array.dtype.kind == "f"), name
-    assert ((state.blueprint == -1) == empty).all()
+            assert np.array_equal(array[vacant], blank[name][vacant], equal_nan=array.dtype.kind == "f"), name
+    assert ((state.blueprint == -1) == vacant).all()
     assert ((state.alpha >= 0) & (state.alpha <= 1)).all()
     immersed = config.incubation == Incubation.none
     early = state.within(Stage.GERMINATED) if immersed else state.within(Stage.GERMINATED, Stage.TRAINING)
@@ -181,7 +181,7 @@ def drawn_actions(rng, legal, values):
 def drive(config, gates, heads, seed, *, hosts=16, steps=60):
     """Random actions on random hosts, every rule checked in every step; returns the changes of stage that were seen."""
     rng, seen = np.random.default_rng(seed), set()
-    state, chosen = measured(lifecycle.empty(hosts, 3), rng), np.array([True, True, seed % 2 == 0])
+    state, chosen = measured(empty(hosts, 3), rng), np.array([True, True, seed % 2 == 0])
     values, at = legal_values(hosts, 2, heads, config), np.arange(hosts)
     for _ in range(steps):
         legal = legal_slots(state, config, chosen, gates, heads)
@@ -267,7 +267,7 @@ def test_the_table_of_transitions_is_what_the_code_does():
 def test_legality_is_what_the_rules_say_slot_by_slot(config, gates, heads, seed):
     """The same rules once more, for one slot at a time, in states that need not be reachable."""
     rng = np.random.default_rng(seed)
-    state = measured(lifecycle.empty(200, 3), rng)
+    state = measured(empty(200, 3), rng)
     state.stage = rng.integers(len(Stage), size=(200, 3))
     state.stage_age, state.seed_age = rng.integers(0, 5, (200, 3)), rng.integers(0, 5, (200, 3))
     state.ramp_total, state.ramp_done = rng.integers(0, 4, (200, 3)), rng.integers(0, 4, (200, 3))

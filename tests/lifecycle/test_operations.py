@@ -1,6 +1,8 @@
 """The life of a seed, told one by one."""
 
+import inspect
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,14 +12,14 @@ from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune
 from esper.lifecycle.roles import Blend, Fossils, Incubation
-from esper.lifecycle.slots import EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
-from esper.lifecycle.stages import Mode, Op, Stage
+from esper.lifecycle.slots import GATES, EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
+from esper.lifecycle.stages import Mode, Op, Stage, empty
 from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, share_of, step
 
 
 def life(config, *ops, gates=GATED, **parameters):
     """Stages of the first slot after each step: a germination, and then a script of ops, or pairs (op, parameters)."""
-    state, stages = lifecycle.empty(1, 2), []
+    state, stages = empty(1, 2), []
     for entry in ((Op.GERMINATE, parameters), *ops):
         op, given = entry if isinstance(entry, tuple) else (entry, {})
         assert op == Op.WAIT or legal_slots(state, config, np.array([True, True]), gates, FREE)[0, op, 0], op
@@ -48,7 +50,7 @@ def test_the_default_asks_only_when_to_blend():
 
 def test_blending_waits_for_min_training():
     config, gates = EveryBlockConfig(), GatesConfig(min_training=3)
-    state = step(lifecycle.empty(1, 2), config, Op.GERMINATE)
+    state = step(empty(1, 2), config, Op.GERMINATE)
     for age in range(1, 6):
         assert gate_open(state, gates)[0, 0] == (age >= 3)
         state = step(state, config)
@@ -57,7 +59,7 @@ def test_blending_waits_for_min_training():
 @pytest.mark.parametrize("tempo", TEMPOS)
 def test_alpha_rises_evenly_and_ends_exactly_at_one(tempo):
     config, ticks = SlotsConfig(auto_advance=ALL_AUTO), TEMPOS[tempo]
-    state, seen = step(lifecycle.empty(1, 1), config, Op.GERMINATE, tempo=tempo), []
+    state, seen = step(empty(1, 1), config, Op.GERMINATE, tempo=tempo), []
     while state.stage[0, 0] != Stage.HOLDING:
         state = step(state, config)
         seen.append(state.alpha[0, 0])
@@ -68,7 +70,7 @@ def test_alpha_rises_evenly_and_ends_exactly_at_one(tempo):
 @pytest.mark.parametrize("embargo", range(4))
 def test_an_emptied_slot_is_pruned_for_one_epoch_then_embargoed_for_so_many(embargo):
     config = EveryBlockConfig(embargo=embargo)
-    state = step(step(lifecycle.empty(1, 1), config, Op.GERMINATE), config, Op.PRUNE)
+    state = step(step(empty(1, 1), config, Op.GERMINATE), config, Op.PRUNE)
     stages = []
     while state.stage[0, 0] != Stage.DORMANT:
         assert not may_germinate(state, config, np.array([True])).any()
@@ -82,7 +84,7 @@ def test_an_emptied_slot_is_pruned_for_one_epoch_then_embargoed_for_so_many(emba
 def test_the_cap_counts_live_seeds_and_fossils():
     config = OneSeedConfig(auto_advance=ALL_AUTO)
     every = np.ones(3, dtype=bool)
-    state = step(lifecycle.empty(1, 3), config, Op.GERMINATE, 1)
+    state = step(empty(1, 3), config, Op.GERMINATE, 1)
     assert not may_germinate(state, config, every).any()
     for _ in range(3):
         state = step(state, config)
@@ -96,7 +98,7 @@ def test_the_cap_counts_live_seeds_and_fossils():
 
 def test_pruning_frees_the_cap_at_once_for_other_slots():
     config = OneSeedConfig()
-    state = step(step(lifecycle.empty(1, 3), config, Op.GERMINATE, 1), config, Op.PRUNE, 1)
+    state = step(step(empty(1, 3), config, Op.GERMINATE, 1), config, Op.PRUNE, 1)
     assert may_germinate(state, config, np.ones(3, dtype=bool)).tolist() == [[True, False, True]]
 
 
@@ -112,7 +114,7 @@ def test_fossils_are_never_pruned_or_advanced_and_keep_their_alpha():
 
 def test_a_seed_can_be_kept_only_after_its_contribution_was_measured():
     config = SlotsConfig(auto_advance=ALL_AUTO)
-    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, measure=False)
+    state = step(empty(1, 1), config, Op.GERMINATE, measure=False)
     for _ in range(4):
         state = step(state, config, measure=False)
     assert state.stage[0, 0] == Stage.HOLDING
@@ -123,7 +125,7 @@ def test_a_seed_can_be_kept_only_after_its_contribution_was_measured():
 @pytest.mark.parametrize("least", range(4))
 def test_pruning_waits_for_the_seed_s_age(least):
     config = EveryBlockConfig(min_prune_age=least)
-    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE)
+    state = step(empty(1, 1), config, Op.GERMINATE)
     for age in range(1, 6):
         assert may_prune(state, config)[0, 0] == (age >= least)
         state = step(state, config)
@@ -131,10 +133,10 @@ def test_pruning_waits_for_the_seed_s_age(least):
 
 def test_a_new_seed_knows_nothing_of_the_one_before():
     config = EveryBlockConfig(embargo=0, auto_advance=ALL_AUTO)
-    state = lifecycle.empty(1, 1)
+    state = empty(1, 1)
     for op in [Op.GERMINATE, *[Op.WAIT] * 4, Op.PRUNE, Op.WAIT, Op.GERMINATE]:
         state = step(state, config, op)
-    fresh = step(measured(lifecycle.empty(1, 1)), config, Op.GERMINATE)
+    fresh = step(measured(empty(1, 1)), config, Op.GERMINATE)
     for name, array in state.arrays().items():
         np.testing.assert_array_equal(array, fresh.arrays()[name], err_msg=name)
 
@@ -151,7 +153,7 @@ def blended(target="full", **others):
 @pytest.mark.parametrize(("style", "meaning"), STYLES.items())
 def test_a_style_is_a_blend_for_life_and_the_curve_of_the_first_ramp(style, meaning):
     config, (blend, curve) = SlotsConfig(auto_advance=ALL_AUTO), meaning
-    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, style=style, tempo="standard")
+    state = step(empty(1, 1), config, Op.GERMINATE, style=style, tempo="standard")
     seen = []
     for _ in range(5):
         state = step(state, config)
@@ -212,7 +214,7 @@ def test_pruning_takes_as_many_ticks_as_its_speed(speed, target):
 @pytest.mark.parametrize("auto", [[], ["training"]])
 def test_a_seed_that_is_not_in_is_pruned_at_once_whatever_the_speed(auto):
     config = SlotsConfig(auto_advance=auto, min_prune_age=0)
-    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE)
+    state = step(empty(1, 1), config, Op.GERMINATE)
     assert step(state, config, Op.PRUNE, speed="slow").stage[0, 0] == Stage.PRUNED
 
 
@@ -227,13 +229,13 @@ def test_a_ramp_up_may_be_turned_into_a_ramp_down():
 
 def test_without_incubation_a_seed_is_in_at_once_and_skips_blending():
     config = SlotsConfig(auto_advance=["training", "blending"], incubation=Incubation.none)
-    state = step(lifecycle.empty(1, 1), config, Op.GERMINATE, tempo="slow")
+    state = step(empty(1, 1), config, Op.GERMINATE, tempo="slow")
     roles = lifecycle.roles(state, config)
     assert (state.stage[0, 0], state.alpha[0, 0], state.mode[0, 0]) == (Stage.TRAINING, 1.0, Mode.HOLD)
     assert (roles.behind[0, 0], roles.open[0, 0], roles.learns[0, 0]) == (False, True, True)
     assert state.measured[0, 0]
     assert step(state, config).stage[0, 0] == Stage.HOLDING
-    half = step(lifecycle.empty(1, 1), config, Op.GERMINATE, target="half")
+    half = step(empty(1, 1), config, Op.GERMINATE, target="half")
     assert half.alpha[0, 0] == 0.5
     half = step(half, config)
     assert (half.stage[0, 0], half.alpha[0, 0], half.mode[0, 0]) == (Stage.BLENDING, 0.5, Mode.HOLD)
@@ -243,7 +245,7 @@ def test_without_incubation_a_seed_is_in_at_once_and_skips_blending():
 @pytest.mark.parametrize("incubation", Incubation)
 def test_how_long_a_seed_is_kept_from_its_host(isolation, incubation):
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], isolation=isolation, incubation=incubation)
-    state, open_in = step(lifecycle.empty(1, 1), config, Op.GERMINATE), {}
+    state, open_in = step(empty(1, 1), config, Op.GERMINATE), {}
     while len(open_in) == 0 or state.stage[0, 0] != Stage.FOSSILIZED:
         open_in[Stage(state.stage[0, 0])] = bool(lifecycle.roles(state, config).open[0, 0])
         state = step(state, config)
@@ -301,8 +303,44 @@ def test_the_shortest_life_is_as_short_as_it_says(incubation, gates, tempo):
     assert (stages[-2], stages[-1]) == (Stage.HOLDING, Stage.FOSSILIZED)
 
 
+@pytest.mark.parametrize("incubation", [Incubation.closed_loop, Incubation.none])
+@pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=3, min_blending=4), GatesConfig(min_blending=1)])
+@pytest.mark.parametrize("auto", [some for count in range(5) for some in combinations(GATES, count)], ids=",".join)
+def test_the_shortest_life_knows_which_gates_want_an_action(incubation, gates, auto):
+    """Whoever acts as soon as it is legal fossilizes in exactly that many steps."""
+    config = SlotsConfig(auto_advance=list(auto), incubation=incubation)
+    for tempo, ticks in TEMPOS.items():
+        state, steps = step(empty(1, 2), config, Op.GERMINATE, gates=gates, tempo=tempo), 1
+        while state.stage[0, 0] != Stage.FOSSILIZED:
+            legal_O = legal_slots(state, config, np.array([True, True]), gates, FREE)[0, :, 0]
+            op = next((op for op in (Op.FOSSILIZE, Op.ADVANCE) if legal_O[op]), Op.WAIT)
+            state, steps = step(state, config, op, gates=gates), steps + 1
+        assert steps == lifecycle.shortest_life(config, gates, ticks)
+
+
+@pytest.mark.parametrize("embargo", range(3))
+def test_an_emptied_slot_opens_when_the_config_says(embargo):
+    config = EveryBlockConfig(embargo=embargo, min_prune_age=0)
+    assert "t + embargo + 2" in inspect.getsource(SlotsConfig)
+    state, closed = step(step(empty(1, 2), config, Op.GERMINATE), config, Op.PRUNE), 0
+    while not legal_slots(state, config, np.array([True, True]), GATED, FREE)[0, Op.GERMINATE, 0]:
+        state, closed = step(state, config), closed + 1
+    assert closed + 1 == embargo + 2
+
+
+def test_one_seed_at_a_time_is_in_training():
+    chosen = np.array([True, True, True])
+    for one_at_a_time in (False, True):
+        config = SlotsConfig(one_at_a_time=one_at_a_time, auto_advance=[])
+        state = empty(4, 3)
+        state.stage[:, 0] = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED
+        may_NS = lifecycle.may_germinate(state, config, chosen)
+        assert may_NS[:, 1:].all(axis=1).tolist() == [not one_at_a_time] * 2 + [True] * 2
+        assert not may_NS[:, 0].any()
+
+
 def test_improvement_counts_from_the_entry_into_the_stage():
-    config, state = SlotsConfig(auto_advance=["training"]), lifecycle.empty(1, 1)
+    config, state = SlotsConfig(auto_advance=["training"]), empty(1, 1)
     state.accuracy[:] = 30.0
     state = step(state, config, Op.GERMINATE, measure=False)
     assert state.improvement[0, 0] == 0.0

@@ -198,7 +198,7 @@ def test_training_counts_the_shadow_pass_of_a_closed_loop():
         x, y = samples("transformer", 5), torch.randint(WORDS, (1, 5, CONTEXT))
         done = program_flops(lambda: network.backward(x, y))  # noqa: B023
         off = 0
-        if network.shadow is not None:
+        if network.closed_loop is not None:
             shadows += 1
             first = int(np.argmax(roles.behind[0]))
             segments = list(network.host.module.segments)[first + 1 :]

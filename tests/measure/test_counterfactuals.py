@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from esper.env.actions import Op
-from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import EveryBlockConfig
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import TAKES_PART, SlotState, Stage, empty
 from esper.measure.counterfactuals import CounterfactualsConfig, Measurement, settings, worth
 from esper.measure.plans import Plan
 from esper.reward.modes import ShapedConfig
@@ -19,7 +18,7 @@ ALL = list(set(Plan) - {Plan.leave_one_out})
 @pytest.fixture
 def state():
     """A fossil, a seed behind its host and one that blends; an empty host; one seed; three seeds."""
-    state = lifecycle.empty(4, 3)
+    state = empty(4, 3)
     state.stage[:] = [[Stage.FOSSILIZED, Stage.TRAINING, Stage.BLENDING], [0, 0, 0], [0, Stage.HOLDING, 0], [Stage.HOLDING] * 3]
     state.alpha[:] = [[1.0, 0.0, 0.5], [0, 0, 0], [0, 1.0, 0], [1.0, 0.5, 0.25]]
     return state
@@ -40,7 +39,7 @@ def test_each_seed_is_off_once_and_settings_are_as_many_as_the_fullest_host_need
     assert asked.alpha_VNS[:, 1].tolist() == [[0, 0, 0]] * 4
     assert asked.alpha_VNS[:, 2].tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0], [0, 1, 0]]
     assert asked.alpha_VNS[:, 3].tolist() == [[1, 0.5, 0.25], [0, 0.5, 0.25], [1, 0, 0.25], [1, 0.5, 0]]
-    assert settings(lifecycle.empty(2, 3), frozenset()).alpha_VNS.shape == (1, 2, 3)
+    assert settings(empty(2, 3), frozenset()).alpha_VNS.shape == (1, 2, 3)
     assert len(settings(state, frozenset(Plan)).alpha_VNS) == 8  # what plans share is asked for once
 
 
@@ -85,13 +84,13 @@ def test_what_was_not_asked_for_is_not_known(state):
 
 
 def test_many_seeds_are_shared_out_by_orders_of_a_host_s_own_stream():
-    state = lifecycle.empty(3, 6)
+    state = empty(3, 6)
     state.stage[:], state.alpha[:] = Stage.HOLDING, 1.0
     plans, name = frozenset({Plan.shapley}), (3, "training", 0, 7)
     asked = settings(state, plans, name=name, pairs=4)
     assert [len(orders) for orders in asked.orders] == [8, 8, 8]
     assert asked.orders[0] != asked.orders[1]
-    one = lifecycle.SlotState(**{key: array[:1] for key, array in state.arrays().items()})
+    one = SlotState(**{key: array[:1] for key, array in state.arrays().items()})
     assert settings(one, plans, name=name, pairs=4).orders[0] == asked.orders[0]
     seen = worth(asked, told(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
     assert seen.shapley_NS.sum(axis=1) == pytest.approx([12, 13, 14], abs=1e-4)
@@ -129,7 +128,7 @@ def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
     seen = []
 
     def check(info):
-        signals, found = info["signals"], info["worth"]
+        signals, found = info["signals"], info["signals"].worth
         if signals.last:
             return
         state, brute = signals.after, {}
@@ -140,15 +139,15 @@ def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
         for host in range(2):
             base = int(fossil[host] @ [1, 2, 4])
             f = {bits: accuracy[host] for bits, accuracy in brute.items()}
-            assert signals.all_off_accuracy_N[host] == pytest.approx(f[base])
-            assert signals.committed_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.worth.all_off_accuracy_N[host] == pytest.approx(f[base])
+            assert signals.worth.committed_accuracy_N[host] == pytest.approx(f[base])
             live = np.flatnonzero(inside[host] & ~fossil[host])
             assert (~np.isnan(found.solo_NS[host])).nonzero()[0].tolist() == live.tolist()
             for a in live:
                 assert found.solo_NS[host, a] == pytest.approx(f[base | 1 << a] - f[base], abs=1e-4)
                 for b in live:
                     both = f[base | 1 << a | 1 << b] - f[base | 1 << a] - f[base | 1 << b] + f[base]
-                    assert signals.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
+                    assert signals.worth.interaction_NSS[host, a, b] == pytest.approx(both if a != b else 0, abs=1e-4)
             everyone = int(inside[host] @ [1, 2, 4])
             assert np.nansum(found.shapley_NS[host]) == pytest.approx(f[everyone] - f[0], abs=1e-4)
         seen.append((len(live), fossil.any()))
@@ -176,20 +175,20 @@ def test_a_reward_gets_what_it_needs_and_the_end_what_it_asks_for(make_env, plan
     infos = []
     env = make_env(1, 8, slots=slots(), reward=Needy(), counterfactuals=CounterfactualsConfig(at_end=[Plan.shapley]))
     grow(env, plan_actions, 8, infos.append)
-    assert not any(np.isnan(info["signals"].committed_accuracy_N).any() for info in infos)
-    assert np.isfinite(infos[5]["signals"].interaction_NSS).all()
-    assert [np.isfinite(info["worth"].shapley_NS).any() for info in infos] == [False] * 7 + [True]
+    assert not any(np.isnan(info["signals"].worth.committed_accuracy_N).any() for info in infos)
+    assert np.isfinite(infos[5]["signals"].worth.interaction_NSS).all()
+    assert [np.isfinite(info["signals"].worth.shapley_NS).any() for info in infos] == [False] * 7 + [True]
     plain = []
     grow(make_env(1, 8, slots=slots()), plan_actions, 8, plain.append)
-    assert [np.isfinite(info["signals"].committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
-    assert all(np.isnan(info["signals"].interaction_NSS).all() for info in plain)
+    assert [np.isfinite(info["signals"].worth.committed_accuracy_N).all() for info in plain] == [False] * 7 + [True]
+    assert all(np.isnan(info["signals"].worth.interaction_NSS).all() for info in plain)
 
 
 def test_only_a_measurement_is_fresh(make_env, plan_actions):
     states = []
     grow(make_env(1, 9, slots=slots()), plan_actions, 8, lambda info: states.append(info["signals"].after))
     for before, after in itertools.pairwise(states):
-        assert np.array_equal(after.fresh, (after.alpha > 0) & after.within(*lifecycle.TAKES_PART))
+        assert np.array_equal(after.fresh, (after.alpha > 0) & after.within(*TAKES_PART))
         assert np.array_equal(~np.isnan(after.velocity), after.fresh & before.fresh)
     assert not states[0].fresh.any()
     env = make_env(1, 9, slots=slots())
@@ -212,7 +211,7 @@ def test_shards_and_other_hosts_do_not_change_what_a_host_s_seeds_are_worth(make
         env, record = make_env(given.get("hosts", 4), 6, slots=slots(), counterfactuals=CounterfactualsConfig(each_step=ALL),
                                members_per_shard=given.get("members_per_shard", 0)), []  # fmt: skip
         grow(env, plan_actions, 5, record.append)
-        found.append([info["worth"] for info in record])
+        found.append([info["signals"].worth for info in record])
     for one, other in zip(*found, strict=True):
         for name in ("contribution_NS", "solo_NS", "shapley_NS", "all_off_accuracy_N"):
             a, b = getattr(one, name), getattr(other, name)

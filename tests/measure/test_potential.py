@@ -12,7 +12,7 @@ from esper.growth.network import GrowingNetwork, member_losses
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
-from esper.measure.potential import Dormant, beyond, layer_gradient
+from esper.measure.potential import NewbornBranch, layer_gradient, residual
 from esper.seeds.bank import SGDConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -70,7 +70,7 @@ def test_is_the_gradient_of_a_seed_that_is_really_inserted(float64, layout):
         named = blueprints_of(spec)
         assert len(named) >= 5 - (layout == "vectors")
         for name, blueprint in named.items():
-            dormant = Dormant(blueprint, spec, "cpu")
+            dormant = NewbornBranch(blueprint, spec, "cpu")
             torch.manual_seed(0)
             branch = blueprint.branch(spec)
             nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
@@ -85,7 +85,7 @@ def test_is_the_first_fall_of_the_loss_per_unit_of_learning_rate(float64):
     network.train()
     hooks = GradientHooks(MEMBERS)
     member_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
-    dormant = Dormant(BLUEPRINTS["conv_light"](), network.slots[2], "cpu")
+    dormant = NewbornBranch(BLUEPRINTS["conv_light"](), network.slots[2], "cpu")
     potential = dormant.potential(hooks.gradients()[2])  # no pooling follows, whose ties would be kinks of the loss
     branch = BLUEPRINTS["conv_light"]().branch(network.slots[2])
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
@@ -105,7 +105,7 @@ def test_is_the_first_fall_of_the_loss_per_unit_of_learning_rate(float64):
 
 @pytest.mark.parametrize("layout", HOSTS)
 def test_fewer_samples_are_a_mean_over_those(float64, layout):
-    """Statistics of the batch aside (a host in eval mode), the first samples alone would have felt the same."""
+    """Statistics of the batch aside (a host in eval mode), the first samples alone have the same gradients."""
     _, network = network_of(layout)
     network.train(False)
 
@@ -124,27 +124,28 @@ def test_fewer_samples_are_a_mean_over_those(float64, layout):
 @pytest.mark.parametrize("layout", HOSTS)
 def test_parts_of_a_population_are_joined_member_by_member(layout):
     _, network = network_of(layout)
-    for whole in network.feel(side_by_side(batch(layout)[0]), batch(layout)[1]):
-        joined = SlotGradients.joined([whole.of_member(member) for member in range(MEMBERS)])
+    for whole in network.capture(side_by_side(batch(layout)[0]), batch(layout)[1]):
+        parts = [whole.of_member(member).arrays() for member in range(MEMBERS)]
+        joined = SlotGradients.joined(parts, torch.device("cpu"))
         assert joined.features.equal(whole.features)
         assert joined.grad.equal(whole.grad)
 
 
-def test_feeling_changes_nothing():
+def test_capturing_changes_nothing():
     _, network = network_of("images")
     before = {name: row.clone() for name, row in network.rows().items()}
     x, y = batch("images")
-    assert all(felt.grad.any() for felt in network.feel(side_by_side(x), y))
+    assert all(felt.grad.any() for felt in network.capture(side_by_side(x), y))
     assert network.host.flat.grad is None
     assert all(row.equal(before[name]) for name, row in network.rows().items())
 
 
 def test_a_member_s_potential_depends_on_no_other_and_comes_again():
     _, network = network_of("images")
-    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[2]
+    felt = network.capture(side_by_side(batch("images")[0]), batch("images")[1])[2]
     for blueprint in blueprints_of(network.slots[2]).values():
-        together = Dormant(blueprint, network.slots[2], "cpu").potential(felt)
-        alone = [Dormant(blueprint, network.slots[2], "cpu").potential(felt.of_member(m)) for m in range(MEMBERS)]
+        together = NewbornBranch(blueprint, network.slots[2], "cpu").potential(felt)
+        alone = [NewbornBranch(blueprint, network.slots[2], "cpu").potential(felt.of_member(m)) for m in range(MEMBERS)]
         torch.testing.assert_close(torch.cat(alone), together)
 
 
@@ -196,7 +197,7 @@ def test_a_blueprint_of_somebody_else_is_measured_too(float64):
     network.train()
     hooks = GradientHooks(MEMBERS)
     member_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
-    dormant = Dormant(Odd(), network.slots[0], "cpu")
+    dormant = NewbornBranch(Odd(), network.slots[0], "cpu")
     branch = Odd().branch(network.slots[0])
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dormant.branch.parameters()), branch.parameters())
     wanted = torch.stack([inserted(hosts[m], 0, branch, x[m], y[m]) for m in range(MEMBERS)])
@@ -208,8 +209,8 @@ def test_what_a_linear_map_of_the_same_place_could_do_does_not_count(float64, la
     """The gradient that is left has no product with any feature of its place, nor a mean; the rest of it is untouched."""
     _, network = network_of(layout)
     x, y = (torch.cat([batch(layout, seed)[part] for seed in range(5)], 1) for part in (0, 1))
-    for felt in network.feel(side_by_side(x), y):
-        left = beyond(felt)
+    for felt in network.capture(side_by_side(x), y):
+        left = residual(felt)
         for member in range(MEMBERS):
             h, grad, rest = (
                 (one[member].movedim(1, -1) if one.dim() == 5 else one[member]).flatten(0, -2)
@@ -235,12 +236,12 @@ def test_slots_of_few_places_keep_more_samples():
 
 def test_a_sick_host_does_not_stop_the_others():
     _, network = network_of("images")
-    felt = network.feel(side_by_side(batch("images")[0]), batch("images")[1])[0]
-    dormant = Dormant(BLUEPRINTS["conv_light"](), network.slots[0], "cpu")
-    healthy = dormant.potential(beyond(felt))
+    felt = network.capture(side_by_side(batch("images")[0]), batch("images")[1])[0]
+    dormant = NewbornBranch(BLUEPRINTS["conv_light"](), network.slots[0], "cpu")
+    healthy = dormant.potential(residual(felt))
     sick = SlotGradients(features=felt.features.clone(), grad=felt.grad.clone())
     sick.features[0], sick.grad[1] = float("nan"), 0.0
-    potential = dormant.potential(beyond(sick))
+    potential = dormant.potential(residual(sick))
     assert not potential[0].isfinite()
     assert potential[1] == 0
     assert potential[2] == pytest.approx(healthy[2].item(), rel=1e-5)
@@ -266,7 +267,7 @@ def test_a_layer_that_is_used_twice_has_the_sum_of_both_gradients(float64):
     network.train()
     hooks = GradientHooks(MEMBERS)
     member_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
-    dormant = Dormant(Twice(), network.slots[1], "cpu")
+    dormant = NewbornBranch(Twice(), network.slots[1], "cpu")
     wanted = torch.stack([inserted(hosts[m], 1, Twice().branch(network.slots[1]), x[m], y[m]) for m in range(MEMBERS)])
     for _ in range(2):
         torch.testing.assert_close(dormant.potential(hooks.gradients()[1]), wanted, rtol=1e-9, atol=0)

@@ -7,8 +7,7 @@ from torch import nn
 
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
-from esper.measure.potential import Dormant, beyond
-from esper.measure.sensor import PotentialSensor, SlotSensor
+from esper.measure.potential import NewbornBranch, PotentialSensor, SlotSensor, residual
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import SlotGradients
@@ -47,7 +46,7 @@ class Through(BlueprintConfig):
 def felt_by(layout):
     _, network = network_of(layout)
     x, y = batch(layout)
-    return network, network.feel(side_by_side(x), y)
+    return network, network.capture(side_by_side(x), y)
 
 
 @pytest.mark.parametrize("layout", HOSTS)
@@ -57,8 +56,8 @@ def test_all_blueprints_at_once_are_each_by_itself(float64, layout):
         named = blueprints_of(slot)
         sensor = SlotSensor(list(named.values()), slot, "cpu")
         assert sensor.trunks, "no blueprint is simple"
-        left = beyond(one)
-        wanted = torch.stack([Dormant(blueprint, slot, "cpu").potential(left) for blueprint in named.values()], 1)
+        left = residual(one)
+        wanted = torch.stack([NewbornBranch(blueprint, slot, "cpu").potential(left) for blueprint in named.values()], 1)
         torch.testing.assert_close(sensor.measure(one), wanted, rtol=1e-9, atol=1e-14)
         assert (wanted > 0).all()
 
@@ -69,8 +68,8 @@ def test_a_branch_that_does_not_end_in_its_last_map_is_measured_by_itself(float6
     chosen = [BLUEPRINTS["conv_light"](), odd(), BLUEPRINTS["norm"]()]
     sensor = SlotSensor(chosen, network.slots[1], "cpu")
     assert [rank for rank, _ in sensor.others] == [1]
-    left = beyond(felt[1])
-    wanted = torch.stack([Dormant(blueprint, network.slots[1], "cpu").potential(left) for blueprint in chosen], 1)
+    left = residual(felt[1])
+    wanted = torch.stack([NewbornBranch(blueprint, network.slots[1], "cpu").potential(left) for blueprint in chosen], 1)
     torch.testing.assert_close(sensor.measure(felt[1]), wanted)
 
 

@@ -2,12 +2,15 @@
 
 # N hosts, S slots
 
+import dataclasses
+
 import numpy as np
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import OCCUPIED, Stage
+from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
+from esper.measure.counterfactuals import Worth
 from esper.reward.signals import StepSignals
 
+WORTH = {entry.name for entry in dataclasses.fields(Worth)}
 NAN = np.float32(np.nan)
 D, G, T, B, H, F, P = (
     Stage.DORMANT,
@@ -26,7 +29,7 @@ def floats(*values):
 
 def state_of(*rows, contribution=None):
     """Slots of hosts from stages; all seeds have been measured, with contribution 10 * (host + 1) + slot unless given."""
-    state = lifecycle.empty(len(rows), len(rows[0]))
+    state = empty(len(rows), len(rows[0]))
     state.stage = np.array(rows, dtype=np.int64)
     host, slot = np.indices(state.stage.shape)
     state.measured = state.within(*OCCUPIED)
@@ -47,9 +50,6 @@ def signals_of(before, after, **given):
         "loss_before_N": zeros_N,
         "loss_N": zeros_N,
         "train_loss_N": zeros_N,
-        "committed_accuracy_N": zeros_N + NAN,
-        "all_off_accuracy_N": zeros_N + NAN,
-        "interaction_NSS": np.full((hosts, slots, slots), NAN),
         "params_before_NS": np.zeros((hosts, slots), np.int64),
         "params_NS": np.zeros((hosts, slots), np.int64),
         "host_params": 100,
@@ -62,7 +62,15 @@ def signals_of(before, after, **given):
         "steps_left": 1,
         "rolled_back_N": np.zeros(hosts, dtype=bool),
     } | given
-    return StepSignals(before=before, after=after, last=rest["steps_left"] == 0, **rest)
+    seen = {name: rest.pop(name) for name in WORTH & rest.keys()}
+    worth = dataclasses.replace(Worth.unknown(hosts, slots), **seen)
+    return StepSignals(before=before, after=after, worth=worth, last=rest["steps_left"] == 0, **rest)
+
+
+def replaced(signals, **changes):
+    """The signals with other values, by the names of `StepSignals` and of its `Worth`."""
+    seen = {name: changes.pop(name) for name in WORTH & changes.keys()}
+    return dataclasses.replace(signals, worth=dataclasses.replace(signals.worth, **seen), **changes)
 
 
 def random_state(rng, hosts=4, slots=3):
@@ -76,7 +84,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
 
     Accuracies, losses and interactions are drawn anew in every step; what a rolled back host shows is NaN.
     """
-    state = lifecycle.empty(hosts, slots)
+    state = empty(hosts, slots)
     accuracy, loss = (100 * rng.random(hosts)).astype(np.float32), rng.random(hosts).astype(np.float32)
     for step in range(steps):
         after, rolled = random_state(rng, hosts, slots), rng.random(hosts) < sick
@@ -93,7 +101,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
         yield signals_of(
             state,
             after,
-            op_N=rng.integers(len(lifecycle.Op), size=hosts),
+            op_N=rng.integers(len(Op), size=hosts),
             accuracy_before_N=accuracy,
             accuracy_N=np.where(rolled, NAN, shown),
             loss_before_N=loss,
@@ -105,10 +113,10 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
             steps_left=steps - 1 - step,
             rolled_back_N=rolled,
         )
-        back = lifecycle.empty(hosts, slots)
+        back = empty(hosts, slots)
         kept = state.within(Stage.FOSSILIZED) & (rng.random((hosts, slots)) < 0.7)  # the snapshot may be older
-        back = lifecycle.SlotState(**{name: np.where(kept, array, getattr(back, name)) for name, array in state.arrays().items()})
-        state = lifecycle.SlotState(
+        back = SlotState(**{name: np.where(kept, array, getattr(back, name)) for name, array in state.arrays().items()})
+        state = SlotState(
             **{name: np.where(rolled[:, None], getattr(back, name), array) for name, array in after.arrays().items()}
         )
         accuracy = np.where(rolled, (100 * rng.random(hosts)), shown).astype(np.float32)

@@ -11,7 +11,7 @@ from esper.lifecycle.stages import Op, SlotState
 from esper.reward.modes import MODES
 from esper.reward.table import SHAPING, Potential
 from esper.reward.terms import RentUnit
-from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, signals_of, state_of
+from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, replaced, signals_of, state_of
 
 GAMMA = 0.9
 EVERY = [(name, key) for name, kind in MODES.items() for key in kind.pays]
@@ -110,7 +110,7 @@ def test_the_plain_objective_charges_for_fossils_alone_and_sparse_for_all():
 def test_rent_may_be_in_another_unit(name, unit):
     *_, last = episode()
     reward = MODES[name](rent_unit=RentUnit(unit)).build(gamma=1)
-    with pytest.raises(ValueError, match=f"reward.rent_unit={unit} has no price here"):
+    with pytest.raises(ValueError, match=f"reward.rent_unit={unit} is not measured here"):
         reward(last)
     priced = {f"{unit}_NS": floats([3.0, 0.0]), f"{unit}_before_NS": floats([3.0, 1.0]), f"host_{unit}": 6.0}
     reward.reset()
@@ -162,13 +162,13 @@ def test_the_order_of_the_slots_does_not_matter(name):
 
     plain, other = (MODES[name]().build(gamma=GAMMA) for _ in range(2))
     for signals in random_path(np.random.default_rng(3), 10):
-        turned = dataclasses.replace(
+        turned = replaced(
             signals,
             before=mirrored(signals.before),
             after=mirrored(signals.after),
             params_before_NS=signals.params_before_NS[:, ::-1],
             params_NS=signals.params_NS[:, ::-1],
-            interaction_NSS=signals.interaction_NSS[:, ::-1, ::-1],
+            interaction_NSS=signals.worth.interaction_NSS[:, ::-1, ::-1],
         )
         np.testing.assert_allclose(plain(signals)[0], other(turned)[0], atol=1e-3)
 
@@ -200,7 +200,7 @@ def test_every_term_can_be_dropped_and_weighed_anew_by_one_key(name, key):
     entry = kind.pays[key]
     alone = [each for each, other in kind.pays.items() if other.name == entry.name]
     changed = False
-    for one, without, tripled in zip(play(full, 5), play(none, 5), play(three, 5), strict=True):
+    for one, without, tripled in zip(*(play(reward, 3, 30) for reward in (full, none, three)), strict=True):
         for term, paid in one.items():
             if term != entry.name:
                 assert np.array_equal(paid, without[term])

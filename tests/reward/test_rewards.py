@@ -5,13 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import Op
+from esper.lifecycle.stages import Op, SlotState
 from esper.reward import terms
 from esper.reward.modes import MODES, RewardConfig, ShapedConfig, SparseConfig
 from esper.reward.rewards import Reward
 from esper.reward.signals import StepSignals
-from tests.reward.reward_steps import NAN, D, F, G, H, P, T, floats, signals_of, state_of
+from tests.reward.reward_steps import NAN, D, F, G, H, P, T, floats, replaced, signals_of, state_of
 
 GAMMA = 0.9
 
@@ -42,7 +41,7 @@ def close(seen, *wanted):
 
 def test_each_term_of_shaped_by_hand(signals):
     paid, parts = ONES.build(gamma=GAMMA)(signals)
-    worth = terms.STAGE_POTENTIAL
+    worth = terms.STAGE_VALUE
     assert worth.tolist() == [0.0, 1.0, 2.0, 3.5, 5.5, 6.0, 0.0, 0.0]
     close(parts["attribution"], 11 + 12, 20 + 21)  # every seed that is held, fossils too, and not the pruned one
     close(parts["rent"], -0.5, -0.3)
@@ -55,7 +54,7 @@ def test_each_term_of_shaped_by_hand(signals):
 
 
 def test_the_last_step_pays_what_was_committed_and_forgets_the_potential(signals):
-    last = dataclasses.replace(signals, last=True, committed_accuracy_N=floats(43.0, 41.0))
+    last = replaced(signals, last=True, committed_accuracy_N=floats(43.0, 41.0))
     _, parts = ONES.build(gamma=GAMMA)(last)
     close(parts["terminal"], 43, 41)
     close(parts["shaping"], -(40 + 2 + 5.5 + 6), -(50 + 5.5))
@@ -63,7 +62,7 @@ def test_the_last_step_pays_what_was_committed_and_forgets_the_potential(signals
 
 
 def test_a_rolled_back_host_is_paid_for_nothing_that_was_measured(signals):
-    void = dataclasses.replace(
+    void = replaced(
         signals,
         rolled_back_N=np.array([True, False]),
         accuracy_N=floats(NAN, 48.0),
@@ -105,7 +104,7 @@ TERM_OF = {
 
 @pytest.mark.parametrize("weight", TERM_OF)
 def test_a_weight_scales_its_term_and_zero_drops_it(signals, weight):
-    last = dataclasses.replace(signals, last=True, committed_accuracy_N=floats(43.0, 41.0))
+    last = replaced(signals, last=True, committed_accuracy_N=floats(43.0, 41.0))
     one, three, none = (dataclasses.replace(ONES, **{weight: value}).build(gamma=GAMMA)(last)[1] for value in (1.0, 3.0, 0.0))
     for name in one:
         factor = 3 if name == TERM_OF[weight] else 1
@@ -131,11 +130,11 @@ def test_a_potential_of_weight_zero_shapes_nothing(signals, weight):
 def test_waiting_is_paid_the_same_whatever_slot_the_action_names(signals):
     """The reward has no way to see the slot head: signals carry the operation alone."""
     assert not {field.name for field in dataclasses.fields(StepSignals)} & {"slot_N", "action_NH"}
-    waiting = dataclasses.replace(signals, op_N=np.array([Op.WAIT, Op.WAIT]))
+    waiting = replaced(signals, op_N=np.array([Op.WAIT, Op.WAIT]))
     mirrored = dataclasses.replace(
         waiting,
-        before=lifecycle.SlotState(**{name: array[:, ::-1] for name, array in waiting.before.arrays().items()}),
-        after=lifecycle.SlotState(**{name: array[:, ::-1] for name, array in waiting.after.arrays().items()}),
+        before=SlotState(**{name: array[:, ::-1] for name, array in waiting.before.arrays().items()}),
+        after=SlotState(**{name: array[:, ::-1] for name, array in waiting.after.arrays().items()}),
         params_before_NS=waiting.params_before_NS[:, ::-1],
         params_NS=waiting.params_NS[:, ::-1],
     )
@@ -148,7 +147,7 @@ def test_waiting_is_paid_the_same_whatever_slot_the_action_names(signals):
 
 def test_a_refused_action_costs_as_waiting_does(signals):
     """The signals say WAIT where an action was refused, so nothing is charged for it."""
-    close(terms.operations(dataclasses.replace(signals, op_N=np.array([0, 0])), Op.PRUNE), 0, 0)
+    close(terms.operations(replaced(signals, op_N=np.array([0, 0])), Op.PRUNE), 0, 0)
 
 
 def test_sparse_pays_at_the_end_only(signals):
@@ -156,14 +155,14 @@ def test_sparse_pays_at_the_end_only(signals):
     paid, parts = reward(signals)
     assert not paid.any()
     assert tuple(parts) == reward.names == ("rent", "terminal")
-    paid, parts = reward(dataclasses.replace(signals, last=True, committed_accuracy_N=floats(43.0, 41.0)))
+    paid, parts = reward(replaced(signals, last=True, committed_accuracy_N=floats(43.0, 41.0)))
     close(parts["rent"], -2.5, -1.5)
     close(parts["terminal"], 86, 82)
     close(paid, 83.5, 80.5)
 
 
 def test_sparse_pays_nothing_for_a_rollback_before_the_end(signals):
-    paid, _ = SparseConfig().build(gamma=GAMMA)(dataclasses.replace(signals, rolled_back_N=np.array([True, True])))
+    paid, _ = SparseConfig().build(gamma=GAMMA)(replaced(signals, rolled_back_N=np.array([True, True])))
     assert not paid.any()
 
 
@@ -182,3 +181,20 @@ def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):
         RewardConfig().build(gamma=GAMMA)
     with pytest.raises(TypeError, match="define components"):
         Reward()(signals)
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "wanted"),
+    [
+        (Op.WAIT, {}, 1),
+        (Op.GERMINATE, {}, 1),
+        (Op.PRUNE, {}, 0),  # the action removed it
+        (Op.WAIT, {"before": True}, 0),  # an earlier action did, by a ramp that ends now
+        (Op.PRUNE, {"after": True}, 1),  # the action starts a ramp in the other slot
+        (Op.WAIT, {"rolled_back_N": np.array([True])}, 0),
+    ],
+)
+def test_a_seed_that_a_rule_removes_is_told_from_one_that_an_action_removes(op, change, wanted):
+    before, after = state_of([H, H]), state_of([P, H])
+    before.dying[0, 0], after.dying[0, 1] = change.pop("before", False), change.pop("after", False)
+    close(terms.auto_pruned(signals_of(before, after, op_N=np.array([op]), **change)), wanted)

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.stages import Stage
-from esper.reward.memory import Births, worth
-from esper.reward.stateful import Drip, Escrow, Fossilized, Gain, Hindsight, LossFall
+from esper.lifecycle.stages import Stage, empty
+from esper.reward.terms import Births, Drip, Escrow, Fossilized, Gain, Hindsight, LossFall, seed_worth
 from tests.reward.reward_steps import NAN, B, D, F, G, H, P, T, floats, random_path, signals_of, state_of
 
 EMPTY = state_of([D, D])
@@ -54,14 +52,14 @@ def test_a_seed_whose_birth_was_not_seen_has_no_gain_and_no_worth():
     signals = signals_of(HOLD, HOLD, accuracy_N=floats(50))
     gain = Births().gain(signals)
     assert np.isnan(gain).all()
-    assert not worth(signals, gain).any()
+    assert not seed_worth(signals, gain).any()
 
 
 def test_worth_is_the_smaller_one_of_contribution_and_gain():
     """A host that leans on a seed and never gained by it gets nothing for it, though there is no other seed."""
     for accuracy, wanted in ((12, 2), (14, 4), (30, 4), (7, -3)):
         signals = signals_of(EMPTY, HOLD, accuracy_before_N=floats(10), accuracy_N=floats(accuracy))
-        assert worth(signals, Births().gain(signals))[0].tolist() == [wanted, 0]
+        assert seed_worth(signals, Births().gain(signals))[0].tolist() == [wanted, 0]
 
 
 # ---- one by one
@@ -247,7 +245,7 @@ def test_a_rollback_of_one_host_is_its_own_affair(term):
 
 def test_memories_are_empty_at_first_and_after_reset():
     term = Escrow(2, 2.0)
-    term(signals_of(lifecycle.empty(1, 2), HOLD, accuracy_N=floats(30)))
+    term(signals_of(empty(1, 2), HOLD, accuracy_N=floats(30)))
     assert term.kept
     assert term.births.kept
     term.reset()

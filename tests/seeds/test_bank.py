@@ -9,11 +9,12 @@ from esper.fusion.fuse import flatten_parameters
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
+from esper.measure.costs import count_parameters
 from esper.seeds.bank import MemberSGD, RowSettings, SeedBank, SGDConfig, newborn
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
-from esper.seeds.gated import Gated, gate_parameters
+from esper.seeds.gated import Gate, Gated
 
 SLOT = SlotSpec("r0c0", 3)
 
@@ -251,7 +252,7 @@ def test_a_gated_seed_is_its_branch_and_then_its_gate():
     bank = SeedBank(ConvLightConfig(), SLOT, 3, SGDConfig(), "cpu", gated=True)
     plain = newborn(ConvLightConfig(), SLOT, torch.Generator().manual_seed(5))
     bank.plant(1, torch.Generator().manual_seed(5))
-    assert bank.fleet.num_parameters == len(plain) + gate_parameters(3)
+    assert bank.fleet.flat.shape[1] == len(plain) + count_parameters(Gate(3))
     assert bank.fleet.flat[1, : len(plain)].equal(plain)  # the same first weights whatever the blend
     assert bank.fleet.flat[1, len(plain) :].any()
     assert isinstance(bank.fleet.member(1), Gated)
@@ -284,5 +285,5 @@ def test_a_gate_learns_within_its_seed_s_budget_from_the_first_step(grown):
     for member, slot in np.argwhere(population.blueprint >= 0):
         key = (int(slot), int(population.blueprint[member, slot]), True)
         moved = (network.banks[key].fleet.flat - before[key])[member]
-        assert moved[-gate_parameters(network.slots[slot].channels) :].any()
+        assert moved[-count_parameters(Gate(network.slots[slot].channels)) :].any()
         assert moved.norm().item() == pytest.approx(0.05 * 1e-3, rel=0.02)  # the whole step: one norm for branch and gate

@@ -25,7 +25,7 @@ MAPS = {name: kind for name, kind in BLUEPRINTS.items() if issubclass(kind, MapC
 def felt_by(layout):
     _, network = network_of(layout)
     x, y = batch(layout)
-    return network, network.feel(side_by_side(x), y)
+    return network, network.capture(side_by_side(x), y)
 
 
 def first_gradient(branch, felt):
@@ -196,7 +196,7 @@ def test_each_member_is_informed_by_itself_and_nothing_is_drawn():
 def test_a_seed_that_multiplies_is_informed_by_the_gradient_that_it_gets():
     network, felt = felt_by("images")
     network.blueprints = (MAPS["conv_light"](init=Init.informed),)
-    with pytest.raises(ValueError, match="init=informed is planted from what its slot felt"):
+    with pytest.raises(ValueError, match="init=informed needs slot gradients"):
         network.plant(0, 0, 0, torch.Generator().manual_seed(0))
     rows = []
     for blend in Blend:

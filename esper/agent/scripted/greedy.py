@@ -15,7 +15,7 @@ from esper.agent.scripted.heuristic import POINTS
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op, segments
-from esper.env.observation import potential_seen
+from esper.env.observation import exp_potential
 
 ERROR_POINTS = seen_as_one("contribution_error")
 """Percentage points that a contribution's error of 1 stands for in an observation."""
@@ -93,7 +93,7 @@ class GreedyPotential:
     def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> FloatArray:
         """The score of each slot and blueprint `[N, S, K]`, -inf where it may not be planted or has not enough."""
         names = [f"potential_of_{name}" for name in self.spec.blueprint_names]
-        potential_NSK = potential_seen(np.stack([slot_features(observation, self.spec, name) for name in names], axis=2))
+        potential_NSK = exp_potential(np.stack([slot_features(observation, self.spec, name) for name in names], axis=2))
         offered_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
         may_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None] & ~failed_NSK
         may_NSK &= (potential_NSK > self.config.threshold) & (step_N >= self.config.at)[:, None, None]

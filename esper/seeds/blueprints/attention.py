@@ -131,10 +131,6 @@ class AttentionConfig(BlueprintConfig):
             return SqueezeExcite(slot.channels, self._hidden(slot))
         return SelfAttention(slot.channels, self.heads)
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        c = slot.channels
-        return 2 * c * self._hidden(slot) + c if slot.layout is Layout.IMAGES else 4 * c**2 + 6 * c
-
     def _hidden(self, slot: SlotSpec) -> int:
         return max(1, slot.channels // self.reduction)
 
@@ -159,6 +155,3 @@ class FlexAttentionConfig(BlueprintConfig):
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         return WindowAttention(slot.channels, self.heads, self.window)
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 4 * slot.channels**2 + 6 * slot.channels

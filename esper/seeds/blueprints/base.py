@@ -29,10 +29,6 @@ class BlueprintConfig:
         """A new branch delta(x) for the features of a slot, with random first weights and a last map of zeros."""
         raise TypeError(f"{type(self).__name__} does not say how to make a branch: define branch(slot)")
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        """Learnt numbers of a branch, by formula."""
-        raise TypeError(f"{type(self).__name__} does not say how large it is: define num_parameters(slot)")
-
     def obstacle(self, slot: SlotSpec) -> str | None:
         """Why it cannot grow in this slot, as a sentence without its full stop; None where it can."""
         if slot.layout in self.layouts:

@@ -35,10 +35,6 @@ class ConvLightConfig(MapConfig):
             born_as_zero(nn.Conv2d(channels, channels, 1, bias=False)),
         )
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        channels = slot.channels
-        return (self.kernel**2 + 1) * channels**2 + 2 * channels
-
 
 @dataclass(kw_only=True, slots=True)
 class DepthwiseConfig(MapConfig):
@@ -59,10 +55,6 @@ class DepthwiseConfig(MapConfig):
             nn.ReLU(),
             born_as_zero(nn.Conv2d(channels, channels, 1, bias=False)),
         )
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        channels = slot.channels
-        return channels**2 + (self.kernel**2 + 2) * channels
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,10 +79,6 @@ class ConvHeavyConfig(MapConfig):
             ]
         return nn.Sequential(*layers, born_as_zero(nn.Conv2d(channels, channels, 1, bias=False)))
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        channels = slot.channels
-        return (2 * self.kernel**2 + 1) * channels**2 + 4 * channels
-
 
 @dataclass(kw_only=True, slots=True)
 class ConvSmallConfig(MapConfig):
@@ -106,9 +94,6 @@ class ConvSmallConfig(MapConfig):
             nn.ReLU(),
             born_as_zero(nn.Conv2d(channels, channels, 1, bias=False)),
         )
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 2 * slot.channels**2 + 2 * slot.channels
 
 
 @dataclass(kw_only=True, slots=True)
@@ -136,10 +121,6 @@ class BottleneckConfig(MapConfig):
             nn.ReLU(),
             born_as_zero(nn.Conv2d(hidden, channels, 1, bias=False)),
         )
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        hidden = self._hidden(slot)
-        return 2 * slot.channels * hidden + self.kernel**2 * hidden**2 + 2 * hidden
 
     def _hidden(self, slot: SlotSpec) -> int:
         return max(8, slot.channels // self.reduction)

@@ -29,9 +29,6 @@ class LoraConfig(MapConfig):
         c = slot.channels
         return nn.Sequential(nn.Linear(c, self.rank, bias=False), born_as_zero(nn.Linear(self.rank, c, bias=False)))
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 2 * self.rank * slot.channels
-
 
 @dataclass(kw_only=True, slots=True)
 class LoraLargeConfig(LoraConfig):
@@ -62,9 +59,6 @@ class MLPSeedConfig(MapConfig):
     def branch(self, slot: SlotSpec) -> nn.Module:
         c, hidden = slot.channels, self.expansion * slot.channels
         return nn.Sequential(nn.LayerNorm(c), nn.Linear(c, hidden), nn.GELU(), born_as_zero(nn.Linear(hidden, c)))
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 2 * self.expansion * slot.channels**2 + (self.expansion + 3) * slot.channels
 
 
 @dataclass(kw_only=True, slots=True)

@@ -34,9 +34,6 @@ class NormConfig(BlueprintConfig):
     def branch(self, slot: SlotSpec) -> nn.Module:
         return NormBranch(slot)
 
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 3 * slot.channels
-
 
 class Nothing(nn.Module):
     """delta(x) = 0."""
@@ -54,6 +51,3 @@ class NoopConfig(BlueprintConfig):
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         return Nothing()
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 0

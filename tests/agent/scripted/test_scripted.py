@@ -20,8 +20,7 @@ from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandomConfig
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
-from esper.env.features import HostView
-from esper.env.observation import host_features, slot_features
+from esper.env.observation import HostView, host_features, slot_features
 from esper.lifecycle.stages import Stage, empty
 from tests.agent.staged import SPEC, decide, ops, see
 from tests.agent.toy_worlds import random_observation
