@@ -1,10 +1,10 @@
-"""Root config, the table of groups, the rules across parts, and the one door from Hydra to typed Python.
+"""The root config, the table of groups, rules across parts, and the conversion from Hydra's config to typed Python.
 
-Defaults live in the dataclasses beside the parts; YAML holds choices only. Past `typed` nothing knows Hydra.
+Defaults live in the dataclasses beside the parts; YAML files hold choices only. Nothing behind `typed` knows Hydra.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -55,45 +55,64 @@ from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
 
 
+class Chosen:
+    """Base of the root config: the names by which options were chosen, which are no key of the config."""
+
+    __slots__ = ("choices",)
+    choices: dict[str, str]
+
+
 @dataclass(kw_only=True, slots=True)
-class Config:
-    """One run: everything a training needs to know, and nothing that changes while it runs."""
+class Config(Chosen):
+    """One run: everything that a training depends on and that does not change while it runs."""
 
     seed: int = 0
     """Root of every random stream, 0 or more. Runs with the same seed share all that their configs do not change."""
     updates: int = 50
-    """How often the controller learns before the run ends, 1 or more [updates]. More: longer, and better trained."""
+    """Number of learning steps of the controller, 1 or more [updates]. More: longer training."""
     hosts: int = 32
-    """N, host networks that train side by side, 1 or more. More: a steadier gradient, and each update costs more."""
+    """N, host networks that train side by side, 1 or more. More: a less noisy gradient, costlier updates."""
     steps: int = 20
-    """T, length of one host's training run, 1 or more [host epochs]. Longer: growth has more time to pay for itself."""
+    """T, length of an episode, which is one host's training run, 1 or more [host epochs]. Longer: more time for growth to pay."""
     policy_seed: int | None = None
-    """Seed of the policy's first weights and of the order in which it learns from its hosts, 0 or more; null takes seed. Runs
-    that differ in it alone meet the same hosts."""
+    """Seed of the policy's initial weights and of its minibatches, 0 or more; null takes seed. Runs that differ only in it meet
+    the same hosts."""
     resume: str | None = None
-    """Folder of an earlier run to go on with, or null for a new one."""
+    """Folder of a run to resume, or null for a new run."""
+    plugins: list[str] = field(default_factory=lambda: list[str]())
+    """Modules with parts of your own, by import path or file, as in plugins=[my_parts] or plugins=[path/to/my_parts.py]. They are
+    imported before options are chosen, so they must be given on the command line; the run records them."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
-    """What is measured with seeds switched off, beyond leave-one-out."""
+    """Measurements with seeds switched off, beyond leave-one-out."""
     task: TaskConfig = MISSING
-    """What the hosts learn; chosen by the `task` group."""
+    """Data and objective of the hosts; chosen by the `task` group."""
     slots: SlotsConfig = MISSING
-    """Where seeds may be planted and how they live; chosen by the `slots` group."""
+    """Slots in use and the rules of a seed's life; chosen by the `slots` group."""
     gates: GatesConfig = MISSING
-    """What a seed must have shown before it may go on; chosen by the `gates` group."""
+    """Conditions for a seed to enter its next stage; chosen by the `gates` group."""
     blueprint: dict[str, BlueprintConfig] = MISSING
-    """What a seed may be; several are chosen at a time, as in blueprint=[norm,conv_light]."""
+    """Kinds of seeds; several are chosen at a time, as in blueprint=[norm,conv_light]."""
     devices: dict[str, DeviceConfig] = MISSING
-    """Where hosts train; several are chosen at a time, as in devices=[cuda:0,cuda:1], and share the hosts."""
+    """Devices that share the hosts; several are chosen at a time, as in devices=[cuda:0,cuda:1]."""
     reward: RewardConfig = MISSING
-    """What the controller is paid for; chosen by the `reward` group."""
+    """Reward of the controller; chosen by the `reward` group."""
     agent: AgentConfig = MISSING
-    """Who controls growth; chosen by the `agent` group."""
+    """Controller of growth; chosen by the `agent` group."""
     governor: GovernorConfig = MISSING
-    """Who watches over the hosts' health; chosen by the `governor` group."""
+    """Monitor of the hosts' health, which rolls hosts back; chosen by the `governor` group."""
     telemetry: TelemetryConfig = MISSING
-    """What is written down, and where; chosen by the `telemetry` group."""
+    """Records of the run; chosen by the `telemetry` group."""
+
+    def choice(self, group: str) -> str:
+        """Return the name of the chosen option of a group: as it was typed, else that of its class in the table."""
+        kind = type(getattr(self, group))
+        name = self.choices.get(group)
+        # A part that was replaced after the choice, by one of another class, goes by the name of that class.
+        return name if name is not None and GROUPS[group].get(name, kind) is kind else table_name(group, kind)
 
     def __post_init__(self) -> None:
+        self.choices = {}
+        self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]
         for name, seed in (("seed", self.seed), ("policy_seed", self.policy_seed)):
             if seed is not None and seed < 0:
                 raise ValueError(f"{name} must be 0 or more, got {seed}")
@@ -235,18 +254,22 @@ def first_set(*values: str | None) -> str | None:
     return next((value for value in values if value is not None), None)
 
 
+def store_option(group: str, name: str, kind: type) -> None:
+    """Store one option, and its second name if its group has one, in Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
+    store.store(group=group, name=name, node={name: kind} if group in MANY else kind)
+    for alias in (alias for alias, meant in ALIASES.items() if meant == group):
+        store.store(group=alias, name=name, node={"defaults": [{f"override /{group}": name}]}, package="_global_")
+
+
 def register() -> None:
-    """Puts the table into Hydra's store. Calling it again changes nothing."""
+    """Store the table of groups in Hydra's ConfigStore. Calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
-        for name, node in options.items():
-            # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-            store.store(group=group, name=name, node={name: node} if group in MANY else node)
-    for alias, group in ALIASES.items():
-        for name in GROUPS[group]:
-            choice = {"defaults": [{f"override /{group}": name}]}
-            store.store(group=alias, name=name, node=choice, package="_global_")
+        for name, kind in options.items():
+            store_option(group, name, kind)
     store.store(group="hydra/sweeper", name="esper_blocks", node=BlocksConfig)
     store.store(group="hydra/sweeper", name="esper_tuning", node=TuneConfig)
     OmegaConf.register_new_resolver("first_set", first_set, replace=True)
@@ -286,8 +309,11 @@ def stray_key(cfg: DictConfig) -> str | None:
     return None
 
 
-def typed(cfg: DictConfig) -> Config:
-    """The one door from Hydra to Python: builds the dataclasses, so that every __post_init__ runs.
+def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
+    """Convert Hydra's config into dataclasses, so that every __post_init__ runs.
+
+    Args:
+        choices: chosen option by group, `hydra.runtime.choices`; by default options go by the names of the table.
 
     Raises:
         ConfigError: a key is unknown, a value is missing, or a rule of a config is broken.
@@ -304,12 +330,14 @@ def typed(cfg: DictConfig) -> Config:
         raise ConfigError(" ".join(str(error).split())) from error
     except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for people
         raise ConfigError(str(error)) from error
-    return cast(Config, config)
+    config = cast(Config, config)
+    config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
+    return config
 
 
-def option(group: str, node: object) -> str:
-    """The name of the option of a group that a config of it is."""
-    return next(name for name, kind in GROUPS[group].items() if kind is type(node))
+def table_name(group: str, kind: type) -> str:
+    """Return the first name of a class in its group; the name of the class where the table lacks it."""
+    return next((name for name, other in GROUPS[group].items() if other is kind), kind.__name__)
 
 
 def ready(config: Config) -> None:
@@ -341,7 +369,7 @@ def ready(config: Config) -> None:
         chosen_S = config.slots.chosen(tuple(slot.name for slot in slots))
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
-        check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
+        check_fit(host, config.blueprint, used, members, f"task={config.choice('task')}")
         there = tuple(slot.name for slot in slots)
         cap, offered = config.slots.max_seeds, tuple(config.blueprint)
         config.counterfactuals.check_hosts(min(cap or len(used), len(used)))

@@ -96,7 +96,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
-        (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
+        (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=."], "resume=. holds no checkpoint"),
     ],
@@ -219,7 +219,7 @@ def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
     done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = yaml.safe_load(done.stdout)
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume"}
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume", "plugins"}
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 

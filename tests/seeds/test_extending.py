@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()

@@ -13,7 +13,7 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 
 ROOT = Path(__file__).parents[2]
