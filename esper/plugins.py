@@ -79,9 +79,11 @@ def load_plugins(names: Iterable[str]) -> None:
     """
     _load_installed()
     modules = [(name, Path(name).stem if name.endswith(".py") else name) for name in dict.fromkeys(names)]
-    for index, (name, module) in enumerate(modules):
-        if other := next((other for other, same in modules[:index] if same == module), None):
+    named: dict[str, str] = {}
+    for name, module in modules:
+        if (other := named.setdefault(module, name)) != name:
             raise ConfigError(f"plugins {other} and {name} are both called {module}: rename one")
+    for name, module in modules:
         if module not in _loaded:
             _import(name, module)
             _loaded.add(module)

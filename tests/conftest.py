@@ -10,7 +10,7 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 from esper import plugins
-from esper.config import GROUPS, register
+from esper.config import ALIASES, GROUPS, register
 from esper.telemetry.writers import WRITERS
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
@@ -22,7 +22,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Options that the test registers, and plugins that it imports, are gone after it."""
     register()
     store = ConfigStore.instance()
-    tables = [*GROUPS.values(), WRITERS, store.repo, *(branch for branch in store.repo.values() if isinstance(branch, dict))]
+    tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
     before = [copy(table) for table in tables]
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setattr(sys, "path", [*sys.path])

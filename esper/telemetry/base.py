@@ -66,7 +66,7 @@ class Writer:
 
 @dataclass(kw_only=True, slots=True)
 class WriterConfig:
-    """A telemetry writer. Its fields are settings, as in 'telemetry.writers=[jsonl,{csv:{delimiter:;}}]'."""
+    """A telemetry writer. Its fields are settings, as in 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'."""
 
     def build(self, run: RunInfo) -> Writer:
         """Open the writer.

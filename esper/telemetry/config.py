@@ -29,7 +29,7 @@ class TelemetryConfig:
 
     writers: list[Any] = field(default_factory=_all_writers)
     """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
-    place, as in {csv:{delimiter:;}}. Without jsonl, esper.compare cannot read the run."""
+    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     every: int = 1
     """Write every N-th update, and the last, 1 or more [updates]. Higher: smaller files, coarser curves."""
     detail_every: int = 10
@@ -86,7 +86,7 @@ class QuietConfig(TelemetryConfig):
 
     writers: list[Any] = field(default_factory=_jsonl_only)
     """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
-    place, as in {csv:{delimiter:;}}. Without jsonl, esper.compare cannot read the run."""
+    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
 
