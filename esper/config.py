@@ -191,7 +191,7 @@ class TuneConfig:
 
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
-"""What a sweep's name begins with -> what may be set beside the run's own keys, as in blocks=12."""
+"""Prefix of a sweep's name -> its keys, which are typed beside those of the runs, as in blocks=12."""
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -225,32 +225,32 @@ GROUPS: dict[str, dict[str, type]] = {
     "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},
     "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
 }
-"""Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
+"""Group -> option -> dataclass. A new option is one line here, or a call of `esper.register`; tests iterate over this table."""
 
 UNTRAINED = ("heuristic", "greedy_potential", "random", "wait", "periodic")
-"""Agents that need neither training nor to be told what to do."""
+"""Agents that need neither training nor settings."""
 
 MANY = ("blueprint", "devices")
-"""Groups of which several options are chosen at a time, as in devices=[cuda:0,cuda:1]."""
+"""Groups of which several options may be chosen, as in devices=[cuda:0,cuda:1]."""
 
 ALIASES = {"reward_mode": "reward"}
-"""Groups that are a second name of another group."""
+"""Second name of a group -> the group."""
 
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
-"""Folder of the YAML files: inside the package in an installed wheel, at the top of a checkout."""
+"""Folder of the YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
 
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints within a run's folder."""
+"""Folder of the checkpoints in a run's folder."""
 
 
 class ConfigError(ValueError):
-    """What was asked for cannot be run. The message is one sentence for the person who asked, with the remedy."""
+    """A command that cannot run. The message is one sentence for the user, with the remedy."""
 
 
 def first_set(*values: str | None) -> str | None:
-    """The first value that is not null: how a resumed run finds its old folder and a new run makes one."""
+    """Return the first value that is not null: the folder of a resumed run, else a new one."""
     return next((value for value in values if value is not None), None)
 
 
@@ -275,14 +275,14 @@ def register() -> None:
     OmegaConf.register_new_resolver("first_set", first_set, replace=True)
 
 
-def did_you_mean(word: str, words: list[str]) -> str:
-    """The end of a sentence that asks for the closest of `words`; empty where none is close."""
-    close = get_close_matches(word, words, n=1, cutoff=0.6)
+def did_you_mean(name: str, known: list[str]) -> str:
+    """Return the end of a sentence that suggests the closest known name; empty if none is close."""
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
-    """A sentence about a key that does not exist: the closest one that does, and the keys that stand beside it."""
+    """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
     where, _, name = key.rpartition(".")
     elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
@@ -290,7 +290,7 @@ def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
 
 
 def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
-    """Every dotted key of a config, without what is missing or refers elsewhere."""
+    """Yield every dotted key of a config, but none below missing values and interpolations."""
     for key in map(str, cfg):
         yield f"{path}{key}"
         if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
@@ -300,7 +300,7 @@ def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
 
 
 def stray_key(cfg: DictConfig) -> str | None:
-    """A sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
+    """Return a sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
     for path in _paths(cfg):
         where, _, key = path.rpartition(".")
         declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
@@ -328,7 +328,7 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
         raise ConfigError(f"{key} is not set{options}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for people
+    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for the user
         raise ConfigError(str(error)) from error
     config = cast(Config, config)
     config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
@@ -341,10 +341,10 @@ def table_name(group: str, kind: type) -> str:
 
 
 def ready(config: Config) -> None:
-    """Asks what only this machine can say: are devices, data and the run to resume here, does the host have the slots?
+    """Check that this machine can run a config: the run to resume, the devices, the data, and slots and seeds of the host.
 
     Raises:
-        ConfigError: no. Only what the parts raise for people is turned into it; a fault of ours keeps its traceback.
+        ConfigError: it cannot. Only errors that parts raise for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not Path(config.resume).is_dir():
         raise ConfigError(f"resume={config.resume} is no folder: name the folder of a run, or leave resume out")
@@ -366,7 +366,7 @@ def ready(config: Config) -> None:
     host = task.host(config.seed, Split.TRAINING, 0, 0)
     slots = slot_specs(host)
     try:
-        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots))
+        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
         check_fit(host, config.blueprint, used, members, f"task={config.choice('task')}")

@@ -22,7 +22,7 @@ def check_writers(entries: list[object]) -> dict[str, WriterConfig]:
     for entry in entries:
         one = entry if isinstance(entry, dict) else {str(entry): {}}
         if len(one) != 1 or not isinstance(settings := next(iter(one.values())), dict):
-            raise ValueError(f"telemetry.writers must hold names, or settings as in {{csv:{{delimiter:;}}}}, got {entry}")
+            raise ValueError(f"telemetry.writers must hold names, or settings as in {{csv:{{delimiter:';'}}}}, got {entry}")
         name = str(next(iter(one)))
         if name not in WRITERS:
             raise ValueError(f"telemetry.writers={name} is not known: choose out of {', '.join(WRITERS)}")

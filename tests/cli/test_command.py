@@ -176,11 +176,18 @@ def test_a_doubtful_value_is_one_line(say, monkeypatch: pytest.MonkeyPatch) -> N
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
 
 
-def test_errors_for_people_are_said_by_a_running_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_for_people_are_said_by_a_running_job_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit) as stop, cli.in_one_sentence():
         raise TaskError("the data\nis gone")
     assert stop.value.code == 2
     assert capsys.readouterr().err == "esper: the data is gone\n"
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit), cli.in_one_sentence():
+        raise TaskError("the data is gone")
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
     with pytest.raises(ValueError, match="a bug"), cli.in_one_sentence():
         raise ValueError("a bug")
 
