@@ -1,7 +1,9 @@
-"""Esper: a controller watches networks train, and grows them."""
+"""Esper: a controller watches host networks train, and grows modules in them."""
 
 import warnings
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
 try:
     distribution("esper")  # an entity-component library; this project is distributed as esper-growth
@@ -13,3 +15,12 @@ else:
         "esper-growth again",
         stacklevel=2,
     )
+
+PUBLIC = {"register": "esper.plugins"}
+"""Public name -> module that defines it, imported on first use, so that `import esper` stays light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in PUBLIC:
+        return getattr(import_module(PUBLIC[name]), name)
+    raise AttributeError(f"module esper has no attribute {name}")

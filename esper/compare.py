@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.cli.command import in_one_sentence, warn_plainly
-from esper.cli.keyvalue import page, read_words
+from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import WORLD, is_of_world
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.lab.runs import OUTCOMES, CompareConfig
 
 WIDTH = 160
@@ -33,7 +33,7 @@ def parse(words: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     world = [word for word in settings if is_of_world(word)]
     if seed := next((word for word in world if word.startswith("seed=")), None):
         raise ConfigError(f"{seed} would have all runs judged on the same hosts: leave it out, each has fresh ones of its own")
-    config = read_words(
+    config = read_overrides(
         CompareConfig, [word for word in settings if word not in world], also=[key for key in WORLD if key != "seed"]
     )
     if not folders:
@@ -52,10 +52,9 @@ def main(words: list[str]) -> None:
     if any(word in ("-h", "--help") for word in words):
         print(help_text())
         return
-    register()
     warn_plainly()
     with in_one_sentence():
-        folders, config, world = parse(words)
+        folders, config, world = parse(load_parts(words))
         try:
             from esper.lab.comparison import study
             from esper.lab.results import show, write  # late: --help and mistakes should not wait for it

@@ -1,10 +1,10 @@
-"""Root config, the table of groups, the rules across parts, and the one door from Hydra to typed Python.
+"""The root config, the table of groups, rules across parts, and the conversion from Hydra's config to typed Python.
 
-Defaults live in the dataclasses beside the parts; YAML holds choices only. Past `typed` nothing knows Hydra.
+Defaults live in the dataclasses beside the parts; YAML files hold choices only. Nothing behind `typed` knows Hydra.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -61,49 +61,68 @@ from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
 
 
+class Chosen:
+    """Base of the root config: the names by which options were chosen, which are no key of the config."""
+
+    __slots__ = ("choices",)
+    choices: dict[str, str]
+
+
 @dataclass(kw_only=True, slots=True)
-class Config:
-    """One run: everything a training needs to know, and nothing that changes while it runs."""
+class Config(Chosen):
+    """One run: everything that a training depends on and that does not change while it runs."""
 
     seed: int = 0
     """Root of every random stream, 0 or more. Runs with the same seed share all that their configs do not change."""
     updates: int = 50
-    """How often the controller learns before the run ends, 1 or more [updates]. More: longer, and better trained."""
+    """Number of learning steps of the controller, 1 or more [updates]. More: longer training."""
     hosts: int = 32
-    """N, host networks that train side by side, 1 or more. More: a steadier gradient, and each update costs more."""
+    """N, host networks that train side by side, 1 or more. More: a less noisy gradient, costlier updates."""
     steps: int = 20
-    """T, length of one host's training run, 1 or more [host epochs]. Longer: growth has more time to pay for itself."""
+    """T, length of an episode, which is one host's training run, 1 or more [host epochs]. Longer: more time for growth to pay."""
     policy_seed: int | None = None
-    """Seed of the policy's first weights and of the order in which it learns from its hosts, 0 or more; null takes seed. Runs
-    that differ in it alone meet the same hosts."""
+    """Seed of the policy's initial weights and of its minibatches, 0 or more; null takes seed. Runs that differ only in it meet
+    the same hosts."""
     resume: str | None = None
-    """Folder of an earlier run to go on with, or null for a new one."""
+    """Folder of a run to resume, or null for a new run."""
+    plugins: list[str] = field(default_factory=lambda: list[str]())
+    """Modules with parts of your own, by import path or file, as in plugins=[my_parts] or plugins=[path/to/my_parts.py]. They are
+    imported before options are chosen, so they must be given on the command line; the run records them."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
-    """What is measured with seeds switched off, beyond leave-one-out."""
+    """Measurements with seeds switched off, beyond leave-one-out."""
     env: EnvConfig = MISSING
-    """What the controller acts in; chosen by the `env` group."""
+    """Environment of the controller; chosen by the `env` group."""
     buffer: BufferConfig = MISSING
-    """Which rollouts a learner learns from; chosen by the `buffer` group."""
+    """Rollouts that a learner learns from; chosen by the `buffer` group."""
     task: TaskConfig = MISSING
-    """What the hosts learn; chosen by the `task` group."""
+    """Data and objective of the hosts; chosen by the `task` group."""
     slots: SlotsConfig = MISSING
-    """Where seeds may be planted and how they live; chosen by the `slots` group."""
+    """Slots in use and the rules of a seed's life; chosen by the `slots` group."""
     gates: GatesConfig = MISSING
-    """What a seed must have shown before it may go on; chosen by the `gates` group."""
+    """Conditions for a seed to enter its next stage; chosen by the `gates` group."""
     blueprint: dict[str, BlueprintConfig] = MISSING
-    """What a seed may be; several are chosen at a time, as in blueprint=[norm,conv_light]."""
+    """Kinds of seeds; several are chosen at a time, as in blueprint=[norm,conv_light]."""
     devices: dict[str, DeviceConfig] = MISSING
-    """Where hosts train; several are chosen at a time, as in devices=[cuda:0,cuda:1], and share the hosts."""
+    """Devices that share the hosts; several are chosen at a time, as in devices=[cuda:0,cuda:1]."""
     reward: RewardConfig = MISSING
-    """What the controller is paid for; chosen by the `reward` group."""
+    """Reward of the controller; chosen by the `reward` group."""
     agent: AgentConfig = MISSING
-    """Who controls growth; chosen by the `agent` group."""
+    """Controller of growth; chosen by the `agent` group."""
     governor: GovernorConfig = MISSING
-    """Who watches over the hosts' health; chosen by the `governor` group."""
+    """Monitor of the hosts' health, which rolls hosts back; chosen by the `governor` group."""
     telemetry: TelemetryConfig = MISSING
-    """What is written down, and where; chosen by the `telemetry` group."""
+    """Records of the run; chosen by the `telemetry` group."""
+
+    def choice(self, group: str) -> str:
+        """Return the name of the chosen option of a group: as it was typed, else that of its class in the table."""
+        kind = type(getattr(self, group))
+        name = self.choices.get(group)
+        # A part that was replaced after the choice, by one of another class, goes by the name of that class.
+        return name if name is not None and GROUPS[group].get(name, kind) is kind else table_name(group, kind)
 
     def __post_init__(self) -> None:
+        self.choices = {}
+        self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]
         for name, seed in (("seed", self.seed), ("policy_seed", self.policy_seed)):
             if seed is not None and seed < 0:
                 raise ValueError(f"{name} must be 0 or more, got {seed}")
@@ -118,7 +137,7 @@ class Config:
         self.reward.check_run(hosts=self.hosts, twins=self.agent.num_twins)
         incubates = self.slots.incubation != Incubation.none
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
-        self.agent.check_buffer(self.buffer, option("buffer", self.buffer))
+        self.agent.check_buffer(self.buffer, self.choice("buffer"))
         self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
         if needed > self.steps:
@@ -174,7 +193,7 @@ class TuneConfig:
 
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
-"""What a sweep's name begins with -> what may be set beside the run's own keys, as in blocks=12."""
+"""Prefix of a sweep's name -> its keys, which are typed beside those of the runs, as in blocks=12."""
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -210,7 +229,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},
     "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
 }
-"""Group -> option -> dataclass. A new option is one line here; the tests iterate over this table."""
+"""Group -> option -> dataclass. A new option is one line here, or a call of `esper.register`; tests iterate over this table."""
 
 
 def standalone_agents() -> tuple[str, ...]:
@@ -219,54 +238,58 @@ def standalone_agents() -> tuple[str, ...]:
 
 
 MANY = ("blueprint", "devices")
-"""Groups of which several options are chosen at a time, as in devices=[cuda:0,cuda:1]."""
+"""Groups of which several options may be chosen, as in devices=[cuda:0,cuda:1]."""
 
 ALIASES = {"reward_mode": "reward"}
-"""Groups that are a second name of another group."""
+"""Second name of a group -> the group."""
 
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
-"""Folder of the YAML files: inside the package in an installed wheel, at the top of a checkout."""
+"""Folder of the YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
 
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints within a run's folder."""
+"""Folder of the checkpoints in a run's folder."""
 
 
 class ConfigError(ValueError):
-    """What was asked for cannot be run. The message is one sentence for the person who asked, with the remedy."""
+    """A command that cannot run. The message is one sentence for the user, with the remedy."""
 
 
 def first_set(*values: str | None) -> str | None:
-    """The first value that is not null: how a resumed run finds its old folder and a new run makes one."""
+    """Return the first value that is not null: the folder of a resumed run, else a new one."""
     return next((value for value in values if value is not None), None)
 
 
+def store_option(group: str, name: str, kind: type) -> None:
+    """Store one option, and its second name if its group has one, in Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
+    store.store(group=group, name=name, node={name: kind} if group in MANY else kind)
+    for alias in (alias for alias, meant in ALIASES.items() if meant == group):
+        store.store(group=alias, name=name, node={"defaults": [{f"override /{group}": name}]}, package="_global_")
+
+
 def register() -> None:
-    """Puts the table into Hydra's store. Calling it again changes nothing."""
+    """Store the table of groups in Hydra's ConfigStore. Calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
-        for name, node in options.items():
-            # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-            store.store(group=group, name=name, node={name: node} if group in MANY else node)
-    for alias, group in ALIASES.items():
-        for name in GROUPS[group]:
-            choice = {"defaults": [{f"override /{group}": name}]}
-            store.store(group=alias, name=name, node=choice, package="_global_")
+        for name, kind in options.items():
+            store_option(group, name, kind)
     store.store(group="hydra/sweeper", name="esper_blocks", node=BlocksConfig)
     store.store(group="hydra/sweeper", name="esper_tuning", node=TuneConfig)
     OmegaConf.register_new_resolver("first_set", first_set, replace=True)
 
 
-def did_you_mean(word: str, words: list[str]) -> str:
-    """The end of a sentence that asks for the closest of `words`; empty where none is close."""
-    close = get_close_matches(word, words, n=1, cutoff=0.6)
+def did_you_mean(name: str, known: list[str]) -> str:
+    """Return the end of a sentence that suggests the closest known name; empty if none is close."""
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
-    """A sentence about a key that does not exist: the closest one that does, and the keys that stand beside it."""
+    """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
     where, _, name = key.rpartition(".")
     elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
@@ -274,7 +297,7 @@ def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
 
 
 def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
-    """Every dotted key of a config, without what is missing or refers elsewhere."""
+    """Yield every dotted key of a config, but none below missing values and interpolations."""
     for key in map(str, cfg):
         yield f"{path}{key}"
         if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
@@ -284,7 +307,7 @@ def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
 
 
 def stray_key(cfg: DictConfig) -> str | None:
-    """A sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
+    """Return a sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
     for path in _paths(cfg):
         where, _, key = path.rpartition(".")
         declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
@@ -293,8 +316,11 @@ def stray_key(cfg: DictConfig) -> str | None:
     return None
 
 
-def typed(cfg: DictConfig) -> Config:
-    """The one door from Hydra to Python: builds the dataclasses, so that every __post_init__ runs.
+def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
+    """Convert Hydra's config into dataclasses, so that every __post_init__ runs.
+
+    Args:
+        choices: chosen option by group, `hydra.runtime.choices`; by default options go by the names of the table.
 
     Raises:
         ConfigError: a key is unknown, a value is missing, or a rule of a config is broken.
@@ -309,21 +335,23 @@ def typed(cfg: DictConfig) -> Config:
         raise ConfigError(f"{key} is not set{options}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for people
+    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for the user
         raise ConfigError(str(error)) from error
-    return cast(Config, config)
+    config = cast(Config, config)
+    config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
+    return config
 
 
-def option(group: str, node: object) -> str:
-    """The name of the option of a group that a config of it is."""
-    return next(name for name, kind in GROUPS[group].items() if kind is type(node))
+def table_name(group: str, kind: type) -> str:
+    """Return the first name of a class in its group; the name of the class where the table lacks it."""
+    return next((name for name, other in GROUPS[group].items() if other is kind), kind.__name__)
 
 
 def ready(config: Config) -> None:
-    """Asks what only this machine can say: are devices, data and the run to resume here, does the host have the slots?
+    """Check that this machine can run a config: the run to resume, the devices, the data, and slots and seeds of the host.
 
     Raises:
-        ConfigError: no. Only what the parts raise for people is turned into it; a fault of ours keeps its traceback.
+        ConfigError: it cannot. Only errors that parts raise for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not Path(config.resume).is_dir():
         raise ConfigError(f"resume={config.resume} is no folder: name the folder of a run, or leave resume out")
@@ -347,10 +375,10 @@ def ready(config: Config) -> None:
     host = task.host(config.seed, Split.TRAINING, 0, 0)
     slots = slot_specs(host)
     try:
-        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots))
+        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
-        check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
+        check_fit(host, config.blueprint, used, members, f"task={config.choice('task')}")
         there = tuple(slot.name for slot in slots)
         cap, offered = config.slots.max_seeds, tuple(config.blueprint)
         config.counterfactuals.check_hosts(min(cap or len(used), len(used)))

@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.checkpoint import write_whole
-from esper.cli.command import in_one_sentence, warn_plainly
-from esper.cli.keyvalue import page, read_words
+from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import WORLD, is_of_world
 from esper.config import CHECKPOINTS
 from esper.lab.evaluation import EvaluateConfig, Evaluation, by_host, summarise
@@ -31,7 +31,7 @@ def parse(words: list[str]) -> EvaluateConfig:
     Raises:
         ConfigError: a word does not fit.
     """
-    return read_words(EvaluateConfig, words, also=WORLD)
+    return read_overrides(EvaluateConfig, words, also=WORLD)
 
 
 def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
@@ -73,6 +73,7 @@ def main(words: list[str]) -> None:
         return
     warn_plainly()
     with in_one_sentence():
+        words = load_parts(words)
         evaluation = Evaluation(
             parse([word for word in words if not is_of_world(word)]), [word for word in words if is_of_world(word)]
         )

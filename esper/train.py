@@ -1,4 +1,4 @@
-"""Trains a controller: python -m esper.train reward=shaped 'devices=[cuda:0,cuda:1]'"""
+"""Train a controller: python -m esper.train reward=shaped 'devices=[cuda:0,cuda:1]'"""
 
 import sys
 import traceback
@@ -13,12 +13,13 @@ from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import find_place
+from esper.plugins import load_plugins
 from esper.training.config_io import from_plain, resumed
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Trains a controller that watches host networks train, and grows them."""
+    """Train a controller that watches host networks train, and grows them."""
     from esper.lab.tuning import judge_tuned
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
@@ -30,11 +31,12 @@ def main(cfg: DictConfig) -> None:
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         try:
-            config = typed(cfg)
+            load_plugins(cfg.plugins)  # the process may be a launcher's
+            config = typed(cfg, HydraConfig.get().runtime.choices)
             if config.resume is not None:
                 saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
-                words = [word for word in HydraConfig.get().overrides.task if not word.startswith("sweep=")]
-                config = resumed(saved, config, words)
+                overrides = [one for one in HydraConfig.get().overrides.task if not one.startswith("sweep=")]
+                config = resumed(saved, config, overrides)
             Trainer(config, folder, name=place.name, shared=place.shared).run()
             judge_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:

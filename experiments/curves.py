@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 
 PANELS = {
     "policy/return": "return [points]",

@@ -1,8 +1,36 @@
 """What all tests share: one thread a process (more make small tensors slower), and the fixtures of several folders."""
 
-import torch
+import os
+import sys
+from collections.abc import Iterator
+from copy import copy
 
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+
+from esper import plugins
+from esper.config import ALIASES, GROUPS, register
+from esper.telemetry.writers import WRITERS
 from tests.env_fixtures import gamma, make_env, one_core, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Options that the test registers, and plugins that it imports, are gone after it."""
+    register()
+    store = ConfigStore.instance()
+    tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
+    before = [copy(table) for table in tables]
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
+    for name in plugins._loaded:
+        sys.modules.pop(name, None)

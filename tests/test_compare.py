@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -14,12 +13,12 @@ import pytest
 
 from esper import compare as C
 from esper.cli.overrides import check
-from esper.config import GROUPS, ConfigError, register
+from esper.config import ConfigError, register
 from esper.lab.design import design
 from esper.lab.evaluation import Choice, EvaluateConfig, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import Judging, Reached, judge, judge_all, judged_file
-from esper.reward.modes import MinimalConfig
+from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
@@ -161,18 +160,27 @@ def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path
         assert judge(run, 3) != judge(run, 3, ["steps=3"])
 
 
+FREE = """
+from dataclasses import dataclass
+from esper import register
+from esper.reward.modes import MinimalConfig
+
 @dataclass(kw_only=True, slots=True)
 class FreeConfig(MinimalConfig):
-    """A reward that somebody added to the table."""
+    ...
+
+register("reward", "free", FreeConfig)
+"""
 
 
-def test_workers_know_what_was_added_to_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_workers_import_the_plugins_that_a_run_recorded(
+    tmp_path: Path, own_parts: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(GROUPS["reward"], "free", FreeConfig)
-    register()
+    file = tmp_path / "free_parts.py"
+    file.write_text(FREE)
+    load_plugins([str(file)])
     for seed in (1, 2):
-        Trainer(check([*TINY, "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
+        Trainer(check([*TINY, f"plugins=[{file}]", "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
     C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
     assert "judged 2 of 2" in capsys.readouterr().out
     for run in find_runs([tmp_path]):

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from esper import config as C
-from esper.cli import help as knobs
+from esper.cli import help as help_page
 from esper.cli.overrides import check, check_sweep
 
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
@@ -161,6 +161,10 @@ BAD: list[tuple[str, str]] = [
     ("governor.recovery=0", "governor.recovery"),
     ("governor.max_falls=0", "governor.max_falls"),
     ("telemetry.every=0", "telemetry.every"),
+    ("telemetry.writers=[jsonl,cvs]", "telemetry.writers=cvs is not known: choose out of jsonl, tensorboard, console"),
+    ("telemetry.writers=[jsonl,jsonl]", "telemetry.writers names jsonl twice"),
+    ("telemetry.writers=[{jsonl:{},console:{}}]", "telemetry.writers must hold names, or settings"),
+    ("telemetry.writers=[{jsonl:{path:x}}]", "telemetry.writers=jsonl does not take {'path': 'x'}"),
     ("telemetry.detail_every=0", "telemetry.detail_every"),
     ("telemetry.anomalies.ratio=1", "telemetry.anomalies.ratio must be above 1, got 1.0: 20.0 is a good start"),
 ]
@@ -187,6 +191,16 @@ MALFORMED: list[tuple[str, str]] = [
     ("sweep=nothing", "choose from ab, ab_reward"),
     ("devices=[cuda:9]", "no option cuda:9 in group devices"),
     ("devices=[]", "devices is not set: choose"),
+    ("reward_mode=nope", "no option nope in group reward_mode: choose from .*shaped"),
+    ("reward_mode=spars", "did you mean sparse?"),
+    ("reward=shaped reward_mode=sparse", "reward=shaped and reward_mode=sparse choose from the same group: leave one out"),
+    ("slots=[r0c0]", r"to name slots, write 'slots.where=\[r0c0\]'"),
+    ("slots=r0c1", r"write 'slots.where=\[r0c1\]'"),
+    ("slots=[pre,post]", "slots takes one option"),
+    ("telemetry.console=false", r"no key telemetry.console any more: write telemetry.writers="),
+    ("choices.reward=sparse", "no key choices"),
+    ("+choices.reward=sparse", "no key choices"),
+    ("telemetry.writers=5", "telemetry.writers must be a list, each any value, got 5"),
     ("~reward", "reward is not set: choose one of shaped, simplified, basic, basic_plus, sparse, "),
     ("seed=abc", "seed must be a whole number, got abc"),
     ("updates=1.5", "updates must be a whole number, got 1.5"),
@@ -237,7 +251,7 @@ def test_options_of_a_list_keep_their_own_fields() -> None:
     assert list(config.devices) == ["cuda:1", "cpu"]
 
 
-@pytest.mark.parametrize("name", knobs.yaml_names("experiment"))
+@pytest.mark.parametrize("name", help_page.yaml_names("experiment"))
 def test_every_experiment_changes_something(name: str) -> None:
     assert check([f"experiment={name}"]) != check([])
 
@@ -251,7 +265,7 @@ ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
 TUNE = ["hydra.sweeper.tune='agent.hidden: 16|32'"]
 
 
-@pytest.mark.parametrize("name", knobs.yaml_names("sweep"))
+@pytest.mark.parametrize("name", help_page.yaml_names("sweep"))
 def test_every_sweep_composes_to_several_jobs(name: str) -> None:
     jobs = check_sweep([f"sweep={name}", *(TUNE if name == "tune" else ARMS)])
     assert len(jobs) > 1
@@ -375,7 +389,7 @@ def test_every_config_says_what_it_is(node: type) -> None:
     assert inspect.getdoc(node)
     assert not (node.__doc__ or "").startswith(f"{node.__name__}("), "the docstring that dataclass makes says nothing"
     assert "__slots__" in vars(node), "without slots a misspelt `+key=1` would be taken in silence"
-    missing = [field.name for field in dataclasses.fields(node) if field.name not in knobs.field_docs(node)]
+    missing = [field.name for field in dataclasses.fields(node) if field.name not in help_page.field_docs(node)]
     assert not missing, f"no docstring under {', '.join(missing)}"
 
 
@@ -396,11 +410,11 @@ def test_yaml_holds_choices_and_the_schema_comes_first() -> None:
     assert set(root) == {"defaults", "hydra"}
 
 
-def test_help_shows_every_group_and_the_knobs_that_matter() -> None:
-    text = knobs.help_text("About.", check([]))
-    for group, options in knobs.groups().items():
+def test_help_shows_every_group_and_the_keys_that_matter() -> None:
+    text = help_page.help_text("About.", check([]))
+    for group, options in help_page.groups().items():
         assert f"\n  {group}" in text
         assert all(option in text for option in options)
-    assert all(f"\n  {knob}=" in text for knob in knobs.KNOBS)
-    assert len(knobs.KNOBS) == 20
+    assert all(f"\n  {key}=" in text for key in help_page.KEYS)
+    assert len(help_page.KEYS) == 20
     assert max(map(len, text.splitlines())) <= 120

@@ -13,7 +13,7 @@ from esper.config import GROUPS, register
 from esper.env.growth_env import GrowthEnv
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]

@@ -1,1 +1,1 @@
-"""The command line: error boundary, overrides, help, and the transfer of a run's config to an evaluation."""
+"""The command line: error boundary, overrides, help, transfer of a run's config to an evaluation."""

@@ -1,4 +1,4 @@
-"""The knobs in words: what `--help` shows, read from the dataclasses themselves. docs/config.md lists all of them."""
+"""The help text of esper.train, read from the dataclasses. docs/config.md lists all keys."""
 
 import ast
 import inspect
@@ -10,9 +10,9 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
+from esper.telemetry.writers import WRITERS
 
-# The knobs that matter, in the order of --help; the page lists all of them.
-KNOBS = (
+KEYS = (
     "seed",
     "updates",
     "hosts",
@@ -34,19 +34,21 @@ KNOBS = (
     "governor.penalty",
     "telemetry.every",
 )
+"""The keys that matter most, in the order of the help text."""
 
 USAGE = """\
   python -m esper.train                                  one run with the defaults
-  python -m esper.train reward=sparse hosts=64           another reward, more hosts
+  python -m esper.train reward=sparse hosts=64           other reward, more hosts
   python -m esper.train 'devices=[cuda:0,cuda:1]'        two devices (quoted: the shell reads [...])
   python -m esper.train -m reward=shaped,sparse seed=1,2 four runs, one after another
-  python -m esper.train -m sweep=ab_reward               a comparison with seeds that the arms share
-  python -m esper.train --cfg job                        the whole config of a run, which is not started"""
+  python -m esper.train -m sweep=ab_reward               an A/B comparison on shared seeds
+  python -m esper.train --cfg job                        show the config, start nothing
+  python -m esper.train plugins=[my_parts.py] reward=mine  an option of your own (docs/extending.md)"""
 
 
 @cache
 def field_docs(node: type) -> dict[str, str]:
-    """The string under each field of a config dataclass and its bases, as one line each."""
+    """Return the docstrings under the fields of a config dataclass and its bases, one line each."""
     docs: dict[str, str] = {}
     for base in reversed(node.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -60,37 +62,38 @@ def field_docs(node: type) -> dict[str, str]:
 
 
 def yaml_names(group: str) -> list[str]:
-    """Options of a group that is a folder of YAML files."""
+    """Return the options of a group that is a folder of YAML files."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def groups() -> dict[str, list[str]]:
-    """Every group and its options: of the table, of the aliases, and of the YAML folders."""
+    """Return every group and its options: of the table, of the aliases, and of the YAML folders."""
     tables = {group: list(options) for group, options in GROUPS.items()}
     aliases = {alias: list(GROUPS[group]) for alias, group in ALIASES.items()}
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
 
 
 def help_text(about: str, config: Config) -> str:
-    """The page of --help; `config` is what runs by default."""
+    """Return the help text; `config` is the default config."""
     lines = [" ".join(about.split()), "", USAGE, "", "Groups (choose one; several where there are brackets):"]
     for group, options in groups().items():
         shown = f"[{', '.join(options)}]" if group in MANY else ", ".join(options)
         lines += textwrap.wrap(f"{group:<12}{shown}", 118, initial_indent="  ", subsequent_indent=" " * 14)
-    lines += ["", "Knobs and what they are now (docs/config.md lists all):"]
-    for knob in KNOBS:
-        owner, value = _look_up(config, knob)
-        doc = field_docs(type(owner))[knob.rpartition(".")[2]]
-        lines += textwrap.wrap(f"{f'{knob}={as_typed(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
+    lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", 118, initial_indent="  ", subsequent_indent=" " * 14)
+    lines += ["", "Main keys and their defaults (docs/config.md lists all):"]
+    for path in KEYS:
+        owner, value = _look_up(config, path)
+        doc = field_docs(type(owner))[path.rpartition(".")[2]]
+        lines += textwrap.wrap(f"{f'{path}={as_typed(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
                                subsequent_indent=" " * 42)  # fmt: skip
     return "\n".join(lines)
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null", Any: "any value"}
 
 
 def in_words(hint: Any) -> str:
-    """What a field of this type may hold."""
+    """Return what a field of this type may hold, in words."""
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(in_words(part) for part in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -103,7 +106,7 @@ def in_words(hint: Any) -> str:
 
 
 def as_typed(value: object) -> str:
-    """A value as it is typed."""
+    """Return a value as it is typed on the command line."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list):
@@ -111,11 +114,11 @@ def as_typed(value: object) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
-def _look_up(config: Config, knob: str) -> tuple[Any, Any]:
-    """The dataclass that declares a dotted key, and the value of the key."""
+def _look_up(config: Config, path: str) -> tuple[Any, Any]:
+    """Return the dataclass that declares a dotted key, and the value of the key."""
     owner: Any = None
     value: Any = config
-    for part in knob.split("."):
+    for part in path.split("."):
         owner, value = value, value[part] if isinstance(value, dict) else getattr(value, part)
     return owner, value
 

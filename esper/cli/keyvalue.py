@@ -1,4 +1,4 @@
-"""Command lines that are one flat config dataclass, as those of esper.evaluate and esper.compare: reading them, and --help."""
+"""Command lines of one flat config dataclass, as those of esper.evaluate and esper.compare: parsing and help text."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -14,26 +14,26 @@ from esper.config import ConfigError, did_you_mean
 C = TypeVar("C")
 
 
-def read_words(kind: type[C], words: Sequence[str], also: Iterable[str] = ()) -> C:
-    """The config that words of the form key=value make.
+def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = ()) -> C:
+    """Return the config that overrides of the form key=value make.
 
     Args:
-        also: other keys that may stand beside these, and are read elsewhere; named where a key is not known.
+        also: other keys of the command line, which are read elsewhere; the message on an unknown key lists them.
 
     Raises:
-        ConfigError: a word does not fit.
+        ConfigError: an override does not fit.
     """
     names = [*field_docs(kind), *also]
-    for word in words:
-        key, equals, _ = word.partition("=")
+    for override in overrides:
+        key, equals, _ = override.partition("=")
         if not equals:
-            raise ConfigError(f"{word} is not of the form key=value: the keys are {', '.join(names)}")
+            raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
     config = OmegaConf.structured(kind)
     hints = get_type_hints(kind)
-    for word in words:
-        key, _, value = word.partition("=")
+    for override in overrides:
+        key, _, value = override.partition("=")
         if key in hints:
             config = _with(config, key, value, hints[key])
     try:
@@ -45,7 +45,7 @@ def read_words(kind: type[C], words: Sequence[str], also: Iterable[str] = ()) ->
 
 
 def _with(config: Any, key: str, value: str, hint: Any) -> Any:
-    """The config with one more word; text is taken as it stands, so that 1e-3 may be a name."""
+    """Return the config with one more override; text is taken literally, so that 1e-3 may be a name."""
     try:
         if hint in (str, str | None) and value != "null":
             return OmegaConf.merge(config, {key: value})
@@ -55,7 +55,7 @@ def _with(config: Any, key: str, value: str, hint: Any) -> Any:
 
 
 def page(about: str | None, default: object) -> str:
-    """What --help shows, of the module's docstring and the config as it is when nothing is asked for."""
+    """Return the help text: the module's docstring and the default config."""
     lines = [(about or "").strip(), ""]
     for name, doc in field_docs(type(default)).items():
         lines += textwrap.wrap(f"{name}={as_typed(getattr(default, name))}", 118, initial_indent="  ", subsequent_indent="  ")

@@ -1,7 +1,8 @@
-"""Command-line words, checked before anything is written: what is wrong with them becomes one sentence.
+"""Overrides of the command line, checked before anything is written; a fault becomes one sentence.
 
-Hydra makes a run's folder before the run can look at its config, and words its errors for people who know Hydra. So
-every command is composed here first, a sweep with all its jobs; only a command without fault reaches Hydra.
+Hydra creates a run's folder before the run sees its config, and its errors are written for people who know Hydra. So every
+command is composed here first, a sweep with all its jobs, and only a command without fault reaches Hydra. Composing takes a
+tenth of a second; hydra.main offers no way to hand it a config that is already composed.
 """
 
 import re
@@ -21,7 +22,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_class
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -35,101 +36,104 @@ from esper.config import (
     Config,
     ConfigError,
     did_you_mean,
-    option,
     typed,
     unknown_key,
 )
 from esper.training.config_io import to_plain
 
-# What Hydra raises while it composes; none of our code runs then, so these are never faults of ours.
+# Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+
+RENAMED = {f"telemetry.{name}": "telemetry.writers=[jsonl,tensorboard,console]" for name in ("console", "tensorboard", "jsonl")}
+"""Former key -> what to type instead."""
 
 
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Hydra, started without a command, looking at our YAML folder."""
+    """Start Hydra without a command, on our YAML folder."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
 
 
 def quoted(value: str) -> str:
-    """A value as Hydra reads it back unchanged, whatever is in it."""
+    """Return a value quoted so that Hydra reads it back unchanged."""
     # Backslashes stand for themselves, except before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
 
 
-def check(words: list[str], *, config_name: str = "config") -> Config:
-    """The typed config of one run.
+def check(overrides: list[str], *, config_name: str = "config") -> Config:
+    """Return the typed config of one run.
 
     Raises:
-        ConfigError: the words name no config that can be run.
+        ConfigError: the overrides give no config that can be run.
     """
     with hydra_at_conf() as loader:
-        return _job(loader, words, config_name)
+        return _job(loader, overrides, config_name)
 
 
-def check_over(saved: Config, words: list[str]) -> Config:
-    """The typed config of a saved run of which some is replaced.
+def check_over(saved: Config, overrides: list[str]) -> Config:
+    """Return the typed config of a saved run with overrides.
 
-    A group that is chosen comes with its defaults, as for a new run, also where the choice is the old one. A key that is set
+    A group that is chosen comes with its defaults, as for a new run, even if the choice is the old one. A key that is set
     replaces one value. All else is as it was saved.
 
     Raises:
-        ConfigError: the words do not fit it.
+        ConfigError: the overrides do not fit it.
     """
     plain = to_plain(saved)
     with hydra_at_conf() as loader:
-        overrides = [_parsed(loader, word) for word in words]
-        for word, override in zip(words, overrides, strict=True):
+        parsed = [_parsed(loader, override) for override in overrides]
+        _check_aliases(parsed)
+        for override in parsed:
             if override.is_sweep_override():
-                raise ConfigError(f"{word} names several values where one run is changed: give one, or do it once for each")
-        groups = {str(override.key_or_group) for override in overrides} & {*GROUPS, *ALIASES}
+                raise ConfigError(
+                    f"{override.input_line} names several values for one run: give one, or repeat the command for each"
+                )
+        groups = {str(override.key_or_group) for override in parsed} & {*GROUPS, *ALIASES}
         anew = {ALIASES.get(group, group) for group in groups}
-        choices = {group: plain["choices"][group] for group in GROUPS if group not in anew}
-        kept = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in choices.items()]
-        try:
-            cfg = compose("config", overrides=[*kept, *words])
-        except _COMPOSING as error:
-            raise ConfigError(_first_fault(loader, [*kept, *words], "config", error)) from error
+        kept = {group: chosen for group, chosen in plain["options"].items() if group not in anew}
+        words = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in kept.items()]
+        cfg, choices = _composed(loader, [*words, *overrides], "config")
+    choices |= {group: plain["choices"][group] for group in kept}
     for key, value in plain["values"].items():
         if key not in anew:
             OmegaConf.update(cfg, key, value, merge=True)
-    for override in overrides:
+    for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, str(override.key_or_group), override.value(), merge=True)
-    return typed(cfg)
+    return typed(cfg, choices)
 
 
-def check_sweep(words: list[str], *, config_name: str = "config") -> list[Config]:
-    """The typed configs of all jobs of a sweep, in the order in which they will run.
+def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Config]:
+    """Return the typed configs of all jobs of a sweep, in the order in which they will run.
 
     Raises:
         ConfigError: some job of the sweep cannot be run. None has been started then.
     """
     with hydra_at_conf() as loader:
-        for word in words:
-            _parsed(loader, word)
+        for override in overrides:
+            _parsed(loader, override)
         try:
-            sweep = loader.load_configuration(config_name, list(words), run_mode=RunMode.MULTIRUN)
+            sweep = loader.load_configuration(config_name, list(overrides), run_mode=RunMode.MULTIRUN)
             sweeper = sweep.hydra.sweeper
             params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
         except _COMPOSING as error:
-            raise ConfigError(_first_fault(loader, _one_value_each(loader, words), config_name, error)) from error
+            raise ConfigError(_first_fault(loader, next(_jobs(loader, overrides)), config_name, error)) from error
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
             del asked["_target_"]
-            common = [word for word in words if not word.startswith("hydra.")]
+            common = [override for override in overrides if not override.startswith("hydra.")]
             return [_job(loader, job, config_name) for job in preview(asked, common)]
         if not target.endswith("BasicSweeper"):
             return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
-        return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *words])]
+        return [_job(loader, job, config_name) for job in _jobs(loader, [*arms, *overrides])]
 
 
-def check_folder(words: list[str], *, config_name: str = "config", many: bool = False) -> None:
-    """Looks whether what runs can write into its folder, which is left as it was.
+def check_folder(overrides: list[str], *, config_name: str = "config", many: bool = False) -> None:
+    """Check that a command can write into its folder, and leave the folder as it was.
 
     Raises:
         ConfigError: it cannot.
@@ -137,9 +141,9 @@ def check_folder(words: list[str], *, config_name: str = "config", many: bool = 
     mode, key = (RunMode.MULTIRUN, "hydra.sweep.dir") if many else (RunMode.RUN, "hydra.run.dir")
     with hydra_at_conf() as loader:
         try:
-            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(words), run_mode=mode), key))
+            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(overrides), run_mode=mode), key))
         except _COMPOSING:
-            return  # what is wrong with the words is said where they are checked
+            return  # check and check_sweep report it
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     made: list[Path] = []
     try:
@@ -157,58 +161,69 @@ def check_folder(words: list[str], *, config_name: str = "config", many: bool = 
                 place.rmdir()
 
 
-def _jobs(loader: ConfigLoader, words: list[str]) -> Iterator[list[str]]:
-    """Every combination of the values swept over; a later word replaces an earlier one of the same key, as in Hydra."""
+def _jobs(loader: ConfigLoader, overrides: list[str]) -> Iterator[list[str]]:
+    """Yield every combination of the values swept over; a later override replaces an earlier one of its key, as in Hydra."""
     values: dict[str, list[str]] = {}
-    for word in words:
-        override = _parsed(loader, word)
+    for typed_so in overrides:
+        override = _parsed(loader, typed_so)
         key = override.get_key_element()
         if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise ConfigError(f"{word} is no list of values: write them out, as in {key}=1,2,3")
+            raise ConfigError(f"{typed_so} is no list of values: write them out, as in {key}=1,2,3")
         swept = override.is_sweep_override()
         found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         values[key] = [f"{key}={value}" if value or not override.is_delete() else key for value in found]
     return map(list, product(*values.values()))
 
 
-def _one_value_each(loader: ConfigLoader, words: list[str]) -> list[str]:
-    """The words of the first job: enough to say what is wrong with a sweep that does not even compose."""
-    return next(_jobs(loader, words))
-
-
-def _job(loader: ConfigLoader, words: list[str], config_name: str) -> Config:
-    try:
-        cfg = compose(config_name, overrides=words)
-    except _COMPOSING as error:
-        raise ConfigError(_first_fault(loader, words, config_name, error)) from error
-    config = typed(cfg)
-    for word in words:
-        if re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] in config.env.ignores:
-            raise ConfigError(f"{word} has no effect with env={option('env', config.env)}: leave it out")
+def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> Config:
+    _check_aliases([_parsed(loader, override) for override in overrides])
+    config = typed(*_composed(loader, overrides, config_name))
+    for override in overrides:
+        if re.split(r"[=.@]", override.lstrip("+~"), maxsplit=1)[0] in config.env.ignores:
+            raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
     return config
 
 
-def _parsed(loader: ConfigLoader, word: str) -> Override:
-    """One word as Hydra reads it."""
+def _composed(loader: ConfigLoader, overrides: list[str], config_name: str) -> tuple[DictConfig, dict[str, Any]]:
+    """Return Hydra's config of one run, and the option that it chose from each group."""
+    try:
+        cfg = compose(config_name, overrides=overrides, return_hydra_config=True)
+    except _COMPOSING as error:
+        raise ConfigError(_first_fault(loader, overrides, config_name, error)) from error
+    choices = cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg, choices
+
+
+def _check_aliases(overrides: list[Override]) -> None:
+    keys = {str(override.key_or_group): override.input_line for override in overrides}
+    for alias, group in ALIASES.items():
+        if alias in keys and group in keys:
+            raise ConfigError(f"{keys[group]} and {keys[alias]} choose from the same group: leave one out")
+
+
+def _parsed(loader: ConfigLoader, override: str) -> Override:
+    """Return one override as Hydra reads it."""
     remedy = "write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'"
     try:
-        override = OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([override])[0]
     except HydraException as error:
-        raise ConfigError(f"cannot read {word!r}: {remedy}") from error
-    if not override.key_or_group:
-        raise ConfigError(f"cannot read {word!r}: {remedy}")
-    return override
+        raise ConfigError(f"cannot read {override!r}: {remedy}") from error
+    if not parsed.key_or_group:
+        raise ConfigError(f"cannot read {override!r}: {remedy}")
+    return parsed
 
 
-def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error: Exception) -> str:
-    """Why the words do not compose, in one sentence: an unreadable word, a wrong option, a wrong key, a wrong value."""
-    overrides = [_parsed(loader, word) for word in words]
-    searched = [word for word in words if word.startswith("hydra.searchpath=")]
+def _first_fault(loader: ConfigLoader, typed_so: list[str], config_name: str, error: Exception) -> str:
+    """Return why overrides do not compose, in one sentence: an unreadable one, a wrong option, a wrong key, a wrong value."""
+    overrides = [_parsed(loader, override) for override in typed_so]
+    searched = [override for override in typed_so if override.startswith("hydra.searchpath=")]
     options = [_options(loader, override, searched) for override in overrides]
     for override, names in zip(overrides, options, strict=True):
         if sentence := _wrong_choice(override, names):
             return sentence
-    choices = [word for word, names in zip(words, options, strict=True) if names] + searched
+    choices = [override for override, names in zip(typed_so, options, strict=True) if names] + searched
     try:
         cfg = compose(config_name, overrides=choices)
     except _COMPOSING as still:
@@ -224,14 +239,14 @@ def _first_fault(loader: ConfigLoader, words: list[str], config_name: str, error
 
 
 def _options(loader: ConfigLoader, override: Override, searched: list[str]) -> list[str]:
-    """Options of the group that a word chooses from; empty where its key is no group."""
+    """Return the options of the group that an override chooses from; empty if its key is no group."""
     group = str(override.key_or_group)
     found = loader.get_group_options(group, config_name="config", overrides=searched)
     return list(dict.fromkeys([*GROUPS.get(group, ()), *found]))
 
 
 def _wrong_sweep_value(override: Override) -> str | None:
-    """What is wrong with hydra.sweeper.blocks=two, which was typed as blocks=two."""
+    """Return what is wrong with hydra.sweeper.blocks=two, which was typed as blocks=two."""
     name = str(override.key_or_group).removeprefix("hydra.sweeper.")
     for kind in SWEEPS.values():
         if name in (hints := get_type_hints(kind)) and override.is_hydra_override():
@@ -254,6 +269,8 @@ def _wrong_choice(override: Override, options: list[str]) -> str | None:
         )
     value = override.value()
     names = value if isinstance(value, list) else [value]
+    if group == "slots" and any(re.fullmatch(r"r\d+c\d+", str(name)) for name in names):
+        return f"{override.input_line} names no option: to name slots, write 'slots.where=[{','.join(map(str, names))}]'"
     if len(names) > 1 and group not in MANY:
         return f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}"
     for name in names:
@@ -265,6 +282,8 @@ def _wrong_choice(override: Override, options: list[str]) -> str | None:
 
 
 def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str | None:
+    if new := RENAMED.get(str(override.key_or_group)):
+        return f"there is no key {override.key_or_group} any more: write {new}"
     node: Any = cfg
     path: list[str] = []
     for part in str(override.key_or_group).split("."):
@@ -300,7 +319,7 @@ def _wrong_value(cfg: DictConfig, override: Override) -> str | None:
 
 
 def _kind(cfg: DictConfig, key: str) -> str:
-    """What a key may hold, in words."""
+    """Return what a key may hold, in words."""
     parent, _, name = key.rpartition(".")
     holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
     hints = get_type_hints(holder) if isinstance(holder, type) else {}
@@ -308,7 +327,7 @@ def _kind(cfg: DictConfig, key: str) -> str:
 
 
 def _one_line(error: BaseException | None) -> str:
-    """Message and causes of an error as one line, without the types of OmegaConf's own bookkeeping."""
+    """Return message and causes of an error as one line, without OmegaConf's internal types."""
     parts: list[str] = []
     while error is not None:
         parts.append(" ".join(re.sub(r"\b(object_type|reference_type)=\S+", "", str(error)).split()))

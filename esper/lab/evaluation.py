@@ -22,7 +22,7 @@ from esper.agent.scripted.replay import Replay, ReplayConfig, Topology, read, to
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load
 from esper.cli.transfer import changes, moved
-from esper.config import GROUPS, Config, ConfigError, did_you_mean, option, standalone_agents
+from esper.config import GROUPS, Config, ConfigError, did_you_mean, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.episode import Episode
 from esper.env.growth_env import GrowthEnv
@@ -135,7 +135,7 @@ class Evaluation:
         """Raises ConfigError where what is asked for does not go with the run's controller."""
         agent, given = self.config.agent, self.given
         if "policy_greedy" in given.controllers and not isinstance(agent, PPOConfig):
-            name = option("agent", agent)
+            name = self.config.choice("agent")
             raise ConfigError(f"controllers=policy_greedy needs a policy that learns, and here is agent={name}: leave it out")
         if isinstance(agent, ReplayConfig):
             try:
@@ -169,7 +169,7 @@ class Evaluation:
 
     def title(self) -> str:
         """What the table shows; of a transfer, from what to what."""
-        config, agent = self.config, option("agent", self.config.agent)
+        config, agent = self.config, self.config.choice("agent")
         title = f"{self.given.hosts} fresh hosts x {config.steps} epochs, {agent} after {self.updates} updates"
         if not self.transfer.title:
             return title

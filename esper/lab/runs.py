@@ -12,10 +12,10 @@ import numpy as np
 from esper.checkpoint import Checkpoints, load, update_of
 from esper.config import CHECKPOINTS, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
 
-UNSHARED = ("seed", "policy_seed", "resume", "telemetry")
+UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "plugins")
 """Keys that never make an arm."""
 
 

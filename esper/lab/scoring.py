@@ -13,7 +13,7 @@ from joblib import Parallel, delayed
 from esper.checkpoint import write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
-from esper.config import GROUPS, ConfigError, register
+from esper.config import ConfigError, register
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.evaluation import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
 from esper.lab.runs import OUTCOMES, RIVALS, Run, records_of
@@ -82,7 +82,7 @@ def judge_all(
         judging.reached(chooser)
     cores = max(1, available_cores() // workers)
     side_by_side = Parallel(n_jobs=workers, return_as="generator")
-    found: Any = side_by_side(delayed(_reached_elsewhere)(judging, run, cores, GROUPS) for run in runs)
+    found: Any = side_by_side(delayed(_reached_elsewhere)(judging, run, cores) for run in runs)
     try:
         for index, (run, reached) in enumerate(zip(runs, found, strict=True)):
             tell(f"judged {index + 1} of {len(runs)}: {run.folder}")
@@ -93,10 +93,8 @@ def judge_all(
         ) from error
 
 
-def _reached_elsewhere(judging: Judging, run: Run, cores: int, groups: dict[str, dict[str, type]]) -> Reached:
-    """In a process of its own, which knows no option that somebody added to the table unless it is told."""
-    for group, options in groups.items():
-        GROUPS[group] |= options
+def _reached_elsewhere(judging: Judging, run: Run, cores: int) -> Reached:
+    """In a process of its own, which imports the plugins that the run recorded."""
     register()
     warn_plainly()
     limit_cores(cores)

@@ -81,11 +81,12 @@ class SlotsConfig:
         if self.prune_below is not None and not np.isfinite(self.prune_below):
             raise ValueError(f"slots.prune_below must be finite or null, got {self.prune_below}: null never removes a seed")
 
-    def chosen(self, names: tuple[str, ...]) -> BoolArray:
+    def chosen(self, names: tuple[str, ...], option: str | None = None) -> BoolArray:
         """`[S]`: which of the host's slots are in use.
 
         Args:
             names: of the host's slots, in forward order.
+            option: name by which this config was chosen, for the message.
 
         Raises:
             ValueError: `where` names a slot that the host does not have, or the host has none of those that the option means.
@@ -96,7 +97,7 @@ class SlotsConfig:
         meant = self.where or self.meant(names)
         if not meant:
             raise ValueError(
-                f"slots={type(self).__name__.removesuffix('Config').lower()} finds no slot in this host, which has "
+                f"slots={option or type(self).__name__} finds no slot in this host, which has "
                 f"{', '.join(names) or 'none'}: choose slots=all, or name slots as in slots.where=[{', '.join(names[:1])}]"
             )
         return np.array([name in meant for name in names], dtype=np.bool_)

@@ -1,1 +1,1 @@
-"""Metrics: names, writers, anomalies."""
+"""Telemetry: metric tags, writers, anomalies."""

@@ -1,45 +1,55 @@
-"""What a run writes down, where, and how often; and the one object that the trainer tells everything."""
+"""Telemetry: which records a run writes and how often, and the object that hands them to the writers."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from esper.checkpoint import disk
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
-from esper.telemetry.console import Console, Rows, build_console
+from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
+from esper.telemetry.jsonl import Lines
 from esper.telemetry.tags import Value, is_detail, measured
-from esper.telemetry.writers import Hparam, JsonlWriter, Lines, TensorBoardWriter, Writer
+from esper.telemetry.writers import check_writers
+
+
+def _all_writers() -> list[Any]:
+    return ["jsonl", "tensorboard", "console"]
+
+
+def _jsonl_only() -> list[Any]:
+    return ["jsonl"]
 
 
 @dataclass(kw_only=True, slots=True)
 class TelemetryConfig:
-    """Everything is shown and written. What is measured, and the training itself, do not depend on these choices."""
+    """All records, and progress on the console. Neither the training nor what is measured depends on these choices."""
 
-    console: bool = True
-    """Show progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
-    tensorboard: bool = True
-    """Write TensorBoard events to `tensorboard/` in the run's folder."""
-    jsonl: bool = True
-    """Write one JSON object per line to `metrics.jsonl` in the run's folder, and what hosts and seeds cost to `costs.json`."""
+    writers: list[Any] = field(default_factory=_all_writers)
+    """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
+    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     every: int = 1
-    """Write each `every`-th update, and the last; 1 or more [updates]. More: smaller files, and coarser curves."""
+    """Write every N-th update, and the last, 1 or more [updates]. Higher: smaller files, coarser curves."""
     detail_every: int = 10
-    """Write all details (head by head, part by part) with each so-manieth of these, 1 or more. More: smaller files. After an
-    anomaly every update is written, with all details, for telemetry.anomalies.hold updates."""
+    """Write all details (by head, by part) with every N-th of these, 1 or more. Higher: smaller files. After an anomaly every
+    update is written with all details, for telemetry.anomalies.hold updates."""
     decisions: bool = True
-    """Write what the controller did, host by host and seed by seed, to `decisions.jsonl` beside these details?"""
+    """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
-    """When learning is called anomalous, as in telemetry.anomalies.entropy_share=0.05."""
+    """Thresholds of anomalies in learning, as in telemetry.anomalies.entropy_share=0.05."""
 
     def __post_init__(self) -> None:
         for name in ("every", "detail_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"telemetry.{name} must be >= 1, got {getattr(self, name)}")
+        if "jsonl" not in check_writers(self.writers):
+            warnings.warn(
+                "telemetry.writers leaves jsonl out, so there will be no metrics.jsonl, which esper.compare and sweep=tune need: "
+                "add jsonl unless this run is never compared",
+                stacklevel=2,
+            )
 
     def build(
         self,
@@ -51,95 +61,78 @@ class TelemetryConfig:
         shared: bool = False,
         file: TextIO | None = None,
     ) -> "Telemetry":
-        """
+        """Open all writers.
+
         Args:
             folder: the run's folder.
-            resume_update: updates that the resumed state has behind it, 0 in a new run. What was written after it goes.
+            resume_update: updates behind the resumed state, 0 in a new run. Later records are removed.
             total_updates: number of the last update.
-            name: of the run, where it is one of several.
-            shared: do other runs write to the same terminal at the same time?
+            name: of the run among several.
+            shared: if true, other runs write to the same terminal at the same time.
             file: where the console shows; standard output unless given.
 
         Raises:
             DiskError: the disk refused.
         """
-        show = partial(build_console, name=name, shared=shared, file=file) if self.console else None
-        return Telemetry(self, Path(folder), resume_update=resume_update, total_updates=total_updates, show=show)
+        run = RunInfo(
+            folder=Path(folder), resume_update=resume_update, total_updates=total_updates, name=name, shared=shared, file=file
+        )
+        return Telemetry(self, run)
 
 
 @dataclass(kw_only=True, slots=True)
 class QuietConfig(TelemetryConfig):
-    """Nothing is shown, and only `metrics.jsonl` is written: for sweeps and tests."""
+    """Only `metrics.jsonl`, and nothing on the console: for sweeps and tests."""
 
-    console: bool = False
-    """Show progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
-    tensorboard: bool = False
-    """Write TensorBoard events to `tensorboard/` in the run's folder."""
+    writers: list[Any] = field(default_factory=_jsonl_only)
+    """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
+    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
-    """Write what the controller did, host by host and seed by seed, to `decisions.jsonl` beside these details?"""
+    """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
 
 
 class Telemetry:
-    """Tells the console and the writers. A context manager: it ends with files closed and the terminal as it was."""
+    """Hands the records of a run to its writers. A context manager: on exit, files are closed and the terminal is restored."""
 
-    def __init__(
-        self,
-        config: TelemetryConfig,
-        folder: Path,
-        *,
-        resume_update: int,
-        total_updates: int,
-        show: Callable[..., Console] | None,
-    ) -> None:
-        """See `TelemetryConfig.build`; `show` opens the console."""
+    def __init__(self, config: TelemetryConfig, run: RunInfo) -> None:
+        """See `TelemetryConfig.build`."""
         self._every, self._detail_every = config.every, config.every * config.detail_every
-        self._total, self._costs = total_updates, folder / "costs.json" if config.jsonl else None
-        self._hparams: dict[str, Hparam] = {}
+        self._total = run.total_updates
         self._latest: dict[str, float] = {}
-        self._writers: list[Writer] = []
-        self._tensorboard: TensorBoardWriter | None = None
-        self._console: Console | None = None
         self._decisions: Lines | None = None
-        with ExitStack() as closing:  # of what was opened, should opening the next fail
-            if config.jsonl:
-                self._writers.append(JsonlWriter(folder / "metrics.jsonl", resume_update=resume_update))
-                closing.callback(self._writers[-1].close)
-            if config.tensorboard:
-                self._tensorboard = TensorBoardWriter(folder / "tensorboard", resume_update=resume_update)
-                self._writers.append(self._tensorboard)
-                closing.callback(self._tensorboard.close)
+        with ExitStack() as closing:  # closes what is open if opening the next fails
             if config.decisions:
-                self._decisions = Lines(folder / "decisions.jsonl", resume_update=resume_update)
+                self._decisions = Lines(run.folder / "decisions.jsonl", resume_update=run.resume_update)
                 closing.callback(self._decisions.close)
-            if show:
-                self._console = show(resume_update=resume_update, total_updates=total_updates)
-                closing.callback(self._console.close)
+            self._writers: list[Writer] = []
+            for one in check_writers(config.writers).values():
+                self._writers.append(one.build(run))
+                closing.callback(self._writers[-1].close)
             self._closing = closing.pop_all()
 
     def start(self, title: str, hparams: Mapping[str, Hparam] | None = None) -> None:
-        """
+        """Announce the run.
+
         Args:
-            title: one line on what runs.
-            hparams: what this run is to be compared by with others; written with its results by `finish`.
+            title: one line.
+            hparams: values to compare this run by with others; `finish` writes them with its results.
         """
-        self._hparams = dict(hparams or {})
-        if self._console:
-            self._console.start(title)
+        for writer in self._writers:
+            writer.start(title, hparams or {})
 
     def costs(self, table: Mapping[str, Any]) -> None:
-        """Writes down what hosts and seeds cost in this run, in `costs.json` beside `metrics.jsonl`, where that is written.
+        """Record the costs of hosts and seeds in this run.
 
         Raises:
             DiskError: the disk refused.
         """
-        if self._costs:
-            with disk(f"write costs to {self._costs}"):
-                self._costs.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
+        for writer in self._writers:
+            writer.costs(table)
 
     def step(self, t: int, steps: int) -> None:
-        """Says that `t` of `steps` host epochs of the present rollout are over."""
-        if self._console:
-            self._console.step(t, steps)
+        """Report that `t` of `steps` host epochs of the current rollout are done."""
+        for writer in self._writers:
+            writer.step(t, steps)
 
     def update(
         self,
@@ -148,44 +141,41 @@ class Telemetry:
         findings: Findings | None = None,
         decisions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Takes the metrics of an update, values by tag; None and NaN are not measured.
+        """Record an update.
 
         Args:
-            findings: what looked wrong in it, if somebody looked.
-            decisions: records of what the controller did.
+            update: its number.
+            metrics: values by tag; None and NaN are not measured.
+            findings: anomalies, if there was a check.
+            decisions: records of the controller's decisions.
 
         Raises:
-            UnknownTagError: a tag is not in the table, whatever is switched on.
+            UnknownTagError: a tag is not in the table, whichever writers there are.
             DiskError: the disk refused.
         """
         values = measured(metrics)
         self._latest.update(values)
         findings, last = findings or Findings(), update == self._total
         detailed = findings.detailed or last or update % self._detail_every == 0
-        if detailed or update % self._every == 0:
-            written = {tag: value for tag, value in values.items() if detailed or not is_detail(tag)}
-            for writer in self._writers:
-                writer.write(update, written)
+        selected = detailed or update % self._every == 0
+        written = {tag: value for tag, value in values.items() if detailed or not is_detail(tag)}
         if detailed and self._decisions:
             for decision in decisions:
                 self._decisions.append(update, decision)
-        for anomaly in findings.new:
-            for writer in self._writers:
-                writer.anomaly(update, anomaly)
-        if self._console:
-            self._console.update(update, values)
-            for anomaly in findings.first:
-                self._console.say(update, anomaly.sentence())
+        for writer in self._writers:
+            if selected:
+                writer.write(update, written)
+            writer.show(update, values)
+            for anomaly in findings.new:
+                writer.anomaly(update, anomaly, first=anomaly in findings.first)
 
     def finish(self, rows: Rows = ()) -> None:
-        """Says what came out of a run that reached its end: name and text of each line of a summary."""
-        if self._tensorboard:
-            self._tensorboard.hparams(self._hparams, self._latest)
-        if self._console:
-            self._console.finish(rows)
+        """Write the summary of a run that reached its end: name and text of each line."""
+        for writer in self._writers:
+            writer.finish(rows, self._latest)
 
     def close(self) -> None:
-        """Closes everything, the terminal first; each is closed whatever happens to the others."""
+        """Close all writers, the last one first; each is closed whatever happens to the others."""
         self._closing.close()
 
     def __enter__(self) -> Self:

@@ -1,11 +1,12 @@
-"""What a person sees while a run is under way: a live picture in a terminal, a few plain lines anywhere else."""
+"""Writer for people: a live display in a terminal, a few plain lines anywhere else."""
 
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TextIO, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -14,58 +15,44 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.tags import METRICS, ROLLBACKS, STAGES
 
-Rows = Sequence[tuple[str, str]]
-"""Name and text of each line of the summary."""
+if TYPE_CHECKING:  # the module needs torch, which a console does not
+    from esper.telemetry.anomalies import Anomaly
 
 SHOWN = {row.tag: row for row in METRICS if row.label}
 TREND = 16
-"""How many of the last updates the little curves show."""
+"""Updates that the sparklines show."""
 REFRESH = 4.0
 """Redraws per second."""
 
 
-class Console(Protocol):
-    """Where a person looks. `metrics` are the measured values by tag."""
+@dataclass(kw_only=True, slots=True)
+class ConsoleConfig(WriterConfig):
+    """Progress on standard output: live in a terminal, about a dozen plain lines elsewhere."""
 
-    def start(self, title: str) -> None: ...
-    def step(self, t: int, steps: int) -> None: ...
-    def update(self, update: int, metrics: Mapping[str, float]) -> None: ...
-    def say(self, update: int, sentence: str) -> None: ...
-    def finish(self, rows: Rows) -> None: ...
-    def close(self) -> None: ...
-
-
-def build_console(
-    *, resume_update: int, total_updates: int, name: str = "", shared: bool = False, file: TextIO | None = None
-) -> Console:
-    """A live console where `file` is a capable terminal that nobody else writes to, else a plain one.
-
-    Args:
-        name: of the run, where it is one of several; it goes before what is said.
-        shared: do other runs write to the same terminal at the same time?
-        file: standard output unless given.
-    """
-    file = file or cast(TextIO, sys.stdout)
-    if file.isatty() and os.environ.get("TERM") != "dumb" and not shared:
-        return LiveConsole(RichConsole(file=file), resume_update=resume_update, total_updates=total_updates, name=name)
-    return PlainConsole(file, resume_update=resume_update, total_updates=total_updates, name=name)
+    def build(self, run: RunInfo) -> Writer:
+        """Return a live console if the output is a capable terminal that no other run writes to, else a plain one."""
+        file = run.file or cast(TextIO, sys.stdout)
+        if file.isatty() and os.environ.get("TERM") != "dumb" and not run.shared:
+            return LiveConsole(RichConsole(file=file), run)
+        return PlainConsole(file, run)
 
 
 def number(value: float) -> str:
-    """A number in about four digits, thousands set apart."""
+    """Return a number with about four digits and separators between thousands."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def quantity(tag: str, value: float) -> str:
-    """A metric's number with its unit, where the unit is one that a reader needs."""
+    """Return a metric's value, with its unit if a reader needs it."""
     unit = SHOWN[tag].unit
     return number(value) if unit in ("1", "count", "1/s", "reward") else f"{number(value)} {unit}"
 
 
 def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
-    """A curve of one character a value, from the lowest value to the highest."""
+    """Return a sparkline, one character per value, scaled from the lowest value to the highest."""
     finite = [value for value in values if abs(value) != float("inf")]
     if not finite:
         return ""
@@ -74,15 +61,15 @@ def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> s
     return "".join(marks[round((value - low) / span * top)] if span else marks[0] for value in finite)
 
 
-class PlainConsole:
-    """Lines without control characters, for files and pipes: at the start, at about each tenth, and at the end."""
+class PlainConsole(Writer):
+    """Prints lines without control characters, for files and pipes: at the start, about every tenth of the run, at the end."""
 
-    def __init__(self, file: TextIO, *, resume_update: int, total_updates: int, name: str = "") -> None:
+    def __init__(self, file: TextIO, run: RunInfo) -> None:
         self._file = file
-        self._lead = f"{name}: " if name else ""
-        self._first = resume_update
-        self._total = total_updates
-        self._tenth = 10 * resume_update // total_updates
+        self._lead = f"{run.name}: " if run.name else ""
+        self._first = run.resume_update
+        self._total = run.total_updates
+        self._tenth = 10 * self._first // self._total
         self._began = time.monotonic()
 
     def _say(self, line: str) -> None:
@@ -90,17 +77,13 @@ class PlainConsole:
         line = f"{self._lead}{line}\n".encode(encoding, "replace").decode(encoding)
         print(line, end="", file=self._file, flush=True)  # its end with it: beside other runs nothing may come between
 
-    def start(self, title: str) -> None:
-        """Says what runs, before the first update has begun."""
+    def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._began = time.monotonic()
         after = f", after {self._first} before" if self._first else ""
         self._say(f"{title}: {self._total - self._first} updates{after}")
 
-    def step(self, t: int, steps: int) -> None:
-        """Says nothing: a plain log has no use for it."""
-
-    def update(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Says how things stand, where a tenth of the updates is complete; the last tenth is `finish`'s."""
+    def show(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Print the metrics when a tenth of the updates is complete; `finish` prints the last tenth."""
         tenth = 10 * update // self._total
         if tenth == self._tenth or update == self._total:
             return
@@ -110,38 +93,35 @@ class PlainConsole:
         values = ", ".join(f"{SHOWN[tag].label} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
         self._say(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
-    def say(self, update: int, sentence: str) -> None:
-        """Says what cannot wait for the next tenth."""
-        self._say(f"update {update}/{self._total}: {sentence}")
+    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+        if first:
+            self._say(f"update {update}/{self._total}: {anomaly.sentence()}")
 
-    def finish(self, rows: Rows) -> None:
-        """Says what came out."""
+    def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         summary = ", ".join(f"{name} {value}" for name, value in rows)
         self._say(f"done after {clock(time.monotonic() - self._began)}: {summary}")
 
-    def close(self) -> None:
-        """Does nothing: a plain log needs no end."""
-
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Return a duration as hours, minutes and seconds."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
-class LiveConsole:
-    """A progress bar and a table that are redrawn in place, 4 times a second at most, by a thread of rich."""
+class LiveConsole(Writer):
+    """A progress bar and a table, redrawn in place at most 4 times per second by a thread of rich."""
 
-    def __init__(self, console: RichConsole, *, resume_update: int, total_updates: int, name: str = "") -> None:
+    def __init__(self, console: RichConsole, run: RunInfo) -> None:
+        resume_update, total_updates = run.resume_update, run.total_updates
         self._console = console
-        self._lead = f"{name}: " if name else ""
+        self._lead = f"{run.name}: " if run.name else ""
         self._done = resume_update
         self._ascii = console.options.ascii_only
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
         self._title = ""
-        # A long look back: updates are uneven, as hosts train first and the controller learns after.
+        # A long estimate period: progress is uneven, since hosts train first and the controller learns after.
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -163,19 +143,19 @@ class LiveConsole:
         self._total = total_updates
         self._live = Live(self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False)
 
-    def start(self, title: str) -> None:
-        """Takes the terminal's last lines, until `close`."""
+    def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
+        """Take the terminal's last lines, until `close`."""
         self._title = self._lead + title
         self._live.update(self._picture())
         self._live.start(refresh=True)
 
     def step(self, t: int, steps: int) -> None:
-        """Moves the bar within an update."""
+        """Move the bar within an update."""
         phase = f"host epoch {t}/{steps}" if t < steps else "learning"
         self._progress.update(self._task, completed=self._done + t / steps, phase=phase)
 
-    def update(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Takes in the metrics of an update; they are drawn at the next redraw."""
+    def show(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of an update; the next redraw shows them."""
         self._done = update
         self._latest.update(metrics)
         for tag in SHOWN:
@@ -186,12 +166,13 @@ class LiveConsole:
         self._progress.update(self._task, completed=update, description=f"update {coming}/{self._total}")
         self._live.update(self._picture())
 
-    def say(self, update: int, sentence: str) -> None:
-        """Writes a line that stays, above the picture."""
-        self._console.print(Text(f"{self._lead}update {update}/{self._total}: {sentence}", style="yellow"))
+    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+        """Print a line that stays, above the display."""
+        if first:
+            self._console.print(Text(f"{self._lead}update {update}/{self._total}: {anomaly.sentence()}", style="yellow"))
 
-    def finish(self, rows: Rows) -> None:
-        """Shows what came out below the last picture."""
+    def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
+        """Print the summary below the last display."""
         self._progress.update(self._task, phase="done")
         self.close()
         table = Table.grid(padding=(0, 2))
@@ -200,7 +181,7 @@ class LiveConsole:
         self._console.print(table)
 
     def close(self) -> None:
-        """Gives the terminal back as it was, with the last picture in it."""
+        """Restore the terminal, with the last display in it."""
         self._live.stop()
 
     def _picture(self) -> Group:

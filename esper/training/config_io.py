@@ -1,51 +1,74 @@
-"""What a checkpoint holds of a config: taken apart, put together again, compared with what a run that goes on is asked for."""
+"""Config I/O: the form of a config in a checkpoint, its way back, and the changes that a resumed run allows."""
 
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper.config import GROUPS, MANY, Config, ConfigError, option
+from esper.config import GROUPS, MANY, Config, ConfigError, table_name
 from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.plugins import load_plugins
 
-CHANGEABLE = ("updates", "resume", "telemetry")
-"""Keys that may change when a run goes on: they do not touch what was learnt."""
+CHANGEABLE = ("updates", "resume", "telemetry", "plugins")
+"""Root keys that may change when a run is resumed: they do not affect what was learned."""
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """The config as primitives: the chosen option of each group, and every value."""
+    """Return the config as primitives.
+
+    Returns:
+        `choices`, the option of each group as it was typed; `options`, the name of its class in the table, by key in a group of
+        which several are chosen; `values`, every key.
+    """
     choices: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for group in GROUPS:
-        node = getattr(config, group)
-        choices[group] = list(node) if group in MANY else option(group, node)
+        part = getattr(config, group)
+        choices[group] = list(part) if group in MANY else config.choice(group)
+        options[group] = (
+            {name: _option(group, name, node) for name, node in part.items()}
+            if group in MANY
+            else _option(group, choices[group], part)
+        )
     values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    return {"choices": choices, "values": values}
+    return {"choices": choices, "options": options, "values": values}
+
+
+def _option(group: str, name: str, node: object) -> str:
+    return name if GROUPS[group].get(name) is type(node) else table_name(group, type(node))
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """The config that `to_plain` took apart.
+    """Return the config that `to_plain` turned into primitives, after importing its plugins.
 
     Raises:
-        ConfigError: it was written by another version, whose options or keys are not these.
+        ConfigError: a plugin is missing, or another version wrote the config, with other options or keys.
     """
     values = dict(plain["values"])
+    load_plugins(values.get("plugins", ()))
     try:
-        for group, chosen in plain["choices"].items():
-            options = GROUPS[group]
-            if lost := [name for name in (chosen if group in MANY else [chosen]) if name not in options]:
-                raise ConfigError(
-                    f"{group}={lost[0]} is not an option here: import the module that adds it, or start a new run with one of "
-                    f"{', '.join(options)}"
-                )
+        for group, chosen in plain.get("options", plain["choices"]).items():
             if group in MANY:
-                values[group] = {name: _revive(options[name], values[group][name]) for name in chosen}
+                names = chosen if isinstance(chosen, dict) else {name: name for name in chosen}
+                values[group] = {key: _revive(_class(group, name), values[group][key]) for key, name in names.items()}
             else:
-                values[group] = _revive(options[chosen], values[group])
+                values[group] = _revive(_class(group, chosen), values[group])
         if "counterfactuals" in values:  # written since there is such a key
             values["counterfactuals"] = _revive(CounterfactualsConfig, values["counterfactuals"])
-        return Config(**values)
+        config = Config(**values)
+        config.choices = {group: name for group, name in plain["choices"].items() if group not in MANY}
+        return config
     except (KeyError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(f"the saved config is of another version of esper ({error}): start a new run") from error
+
+
+def _class(group: str, name: str) -> type:
+    if name not in GROUPS[group]:
+        raise ConfigError(
+            f"{group}={name} is not an option here: name the module that registers it, as in plugins=[my_parts], or start a new "
+            f"run with one of {', '.join(GROUPS[group])}"
+        )
+    return GROUPS[group][name]
 
 
 def _revive(node: type, values: dict[str, Any]) -> Any:
@@ -53,7 +76,7 @@ def _revive(node: type, values: dict[str, Any]) -> Any:
 
 
 def difference(saved: Config, asked: Config) -> str | None:
-    """The first key in which two configs differ, of those that may not change when a run goes on; None where there is none."""
+    """Return the first key in which two configs differ and that a resumed run may not change; None if there is none."""
     a, b = flat(to_plain(saved)), flat(to_plain(asked))
     for key in [*a, *(key for key in b if key not in a)]:
         if a.get(key) != b.get(key) and key.split(".")[0] not in CHANGEABLE:
@@ -62,7 +85,7 @@ def difference(saved: Config, asked: Config) -> str | None:
 
 
 def flat(plain: dict[str, Any]) -> dict[str, Any]:
-    """Values of what `to_plain` gave, by dotted key; a group's choice stands under its name."""
+    """Return the values of a plain config by dotted key; a group's choice stands under its name."""
     values: dict[str, Any] = dict(plain["choices"])
 
     def walk(prefix: str, node: Any) -> None:
@@ -76,27 +99,30 @@ def flat(plain: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def resumed(saved: Config, asked: Config, words: list[str]) -> Config:
-    """The config of a run that goes on: what it was, with the changes that may be made.
+def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
+    """Return the config of a resumed run: the saved one with the permitted changes.
 
     Args:
         saved: the config in the run's checkpoint.
-        asked: the config of the command that goes on with it.
-        words: the overrides of that command.
+        asked: the config of the command that resumes it.
+        overrides: of that command.
 
     Raises:
-        ConfigError: a word asks for a change that may not be made.
+        ConfigError: an override asks for a change that is not permitted.
     """
-    keys = [word.lstrip("+~").partition("=")[0].strip() for word in words]
-    for key, word in zip(keys, words, strict=True):
-        if key.split(".")[0].split("@")[0] not in CHANGEABLE:
+    keys = [override.lstrip("+~").partition("=")[0].strip() for override in overrides]
+    roots = [key.split(".")[0].split("@")[0] for key in keys]
+    for root, override in zip(roots, overrides, strict=True):
+        if root not in CHANGEABLE:
             raise ConfigError(
-                f"{word} cannot be changed when a run goes on (only {', '.join(CHANGEABLE)} can): leave it out or start a new run"
+                f"{override} cannot change when a run is resumed (only {', '.join(CHANGEABLE)} can): leave it out or start a new "
+                "run"
             )
     config = from_plain(to_plain(saved))
     config.resume = asked.resume
-    if "updates" in keys:
-        config.updates = asked.updates
-    if any(key.split(".")[0] == "telemetry" for key in keys):
-        config.telemetry = asked.telemetry
+    for name in CHANGEABLE:
+        if name in roots:
+            setattr(config, name, getattr(asked, name))
+    if "telemetry" in roots:
+        config.choices["telemetry"] = asked.choice("telemetry")
     return config

@@ -22,7 +22,7 @@ from esper.checkpoint import Checkpoints
 from esper.config import register
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
 from esper.training.trainer import build_env, find_checkpoint
 

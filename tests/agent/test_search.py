@@ -18,7 +18,7 @@ from esper.env.actions import HeadsConfig, Observation, Op
 from esper.evaluate import parse
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.play import play
 from esper.training.trainer import Trainer, build_env
 from tests.agent.staged import SPEC, see

@@ -52,10 +52,10 @@ def by_hand(puzzle: SandboxRules) -> float:
         return max(values)
 
     kinds, slots, _ = puzzle.worth_QSK.shape
-    empty, total = empty(1, slots), 0.0
+    newborn, total = empty(1, slots), 0.0
     for light_Q in puzzle.light_QS.T:
         chance = float(light_Q.mean())
-        total += chance * best(empty, light_Q / kinds / chance, 0)
+        total += chance * best(newborn, light_Q / kinds / chance, 0)
     return total
 
 

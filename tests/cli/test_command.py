@@ -96,7 +96,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
-        (["-m", "resume=.", "seed=1,2"], "resume goes on with one run"),
+        (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=."], "resume=. holds no checkpoint"),
     ],
@@ -176,11 +176,18 @@ def test_a_doubtful_value_is_one_line(say, monkeypatch: pytest.MonkeyPatch) -> N
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
 
 
-def test_errors_for_people_are_said_by_a_running_job_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_for_people_are_said_by_a_running_job_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit) as stop, cli.in_one_sentence():
         raise TaskError("the data\nis gone")
     assert stop.value.code == 2
     assert capsys.readouterr().err == "esper: the data is gone\n"
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit), cli.in_one_sentence():
+        raise TaskError("the data is gone")
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
     with pytest.raises(ValueError, match="a bug"), cli.in_one_sentence():
         raise ValueError("a bug")
 
@@ -219,7 +226,7 @@ def test_cfg_job_prints_yaml_that_composes(tmp_path: Path) -> None:
     done = typed_at_a_shell("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = yaml.safe_load(done.stdout)
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume"}
+    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume", "plugins"}
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 

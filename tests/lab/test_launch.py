@@ -121,7 +121,15 @@ def test_a_launcher_without_a_queue_is_handed_as_many_runs_as_there_are_cores(tm
         assert Launcher.handed == handed
 
 
-TINY = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "telemetry.console=true", "agent.minibatches=2", "agent.epochs=1"]
+TINY = [
+    "hosts=4",
+    "steps=3",
+    "updates=1",
+    "telemetry=quiet",
+    "telemetry.writers=[jsonl,console]",
+    "agent.minibatches=2",
+    "agent.epochs=1",
+]
 
 
 def sweep(launcher: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

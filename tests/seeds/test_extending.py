@@ -1,4 +1,4 @@
-"""docs/extending.md as it stands: hosts, seeds, tasks, controllers and rewards from outside the package, fused and not."""
+"""docs/extending.md as it stands: every module of the page runs as a plugin, fused and not."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -19,7 +19,7 @@ SHORT = ["hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0
 def module(name: str) -> str:
     """The file of this name, as the page has it."""
     (code,) = [
-        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"python {name} " in block.splitlines()[0]
+        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"plugins=[{name}]" in block.splitlines()[0]
     ]
     return code
 
@@ -33,7 +33,7 @@ def outside(tmp_path: Path):
         assert change[0] in code
         (tmp_path / name).write_text(code.replace(*change))
         return subprocess.run(
-            [sys.executable, name, *words],
+            [sys.executable, "-m", "esper.train", f"plugins=[{name}]", *words],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
@@ -63,17 +63,16 @@ def test_a_host_and_a_seed_from_outside_train_and_are_evaluated(outside, tmp_pat
     assert "random on mine" in done.stdout
     assert grown(done) > 0
     (run,) = (tmp_path / "multirun" / "single").iterdir()
-    code = re.search(r'python -c "(.*?)" checkpoint', PAGE)
-    assert code
-    words = [sys.executable, "-c", code.group(1), f"checkpoint={run}", "hosts=2"]
+    (tmp_path / "elsewhere").mkdir()
+    words = [sys.executable, "-m", "esper.evaluate", f"checkpoint={run}", "hosts=2"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    judged = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    judged = subprocess.run(words, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True, timeout=120, check=False)
     assert judged.returncode == 0, judged.stderr
-    assert "mine" in outside("--help").stdout
-    bare = [sys.executable, "-m", "esper.evaluate", f"checkpoint={run}", "hosts=2"]
-    lost = subprocess.run(bare, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    (tmp_path / "my_growth.py").rename(tmp_path / "gone.py")
+    lost = subprocess.run(words, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True, timeout=120, check=False)
     assert lost.returncode == 2
-    assert "task=mine is not an option here" in lost.stderr
+    assert lost.stderr.startswith(f"esper: plugins=[{tmp_path / 'my_growth.py'}] is not found")
+    assert lost.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +111,15 @@ def run_of(tmp_path: Path) -> Path:
     """The folder of the one run there."""
     (folder,) = (tmp_path / "multirun" / "single").iterdir()
     return folder
+
+
+def test_a_governor_and_a_writer_from_outside(outside, tmp_path):
+    words = ["governor=limit", "governor.loss=0", "telemetry.writers=[jsonl,{text:{digits:3}}]"]
+    done = outside(*words, *SHORT, name="my_watch.py")
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(run_of(tmp_path) / "metrics.jsonl")
+    assert record["governor/rollbacks_divergence"] == 2 * 6, "every host in every epoch"
+    assert (run_of(tmp_path) / "returns.txt").read_text() == f"update 1: {record['policy/return']:.3f}\n"
 
 
 def test_a_controller_from_outside_does_what_it_says(outside, tmp_path):

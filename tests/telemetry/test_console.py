@@ -7,11 +7,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console as RichConsole
 
-from esper.telemetry.console import LiveConsole, PlainConsole, build_console, clock, number, spark
+from esper.telemetry.anomalies import Anomaly, Kind
+from esper.telemetry.base import RunInfo, Writer
+from esper.telemetry.console import ConsoleConfig, LiveConsole, PlainConsole, clock, number, spark
 from esper.telemetry.tags import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -22,17 +25,23 @@ METRICS = {
     **dict.fromkeys(STAGES.values(), 0.5),
 }
 
+DEAD = Anomaly(kind=Kind.kl_spike, where="core", value=1.0, threshold=0.5, meaning="the core is dead", remedy="lower it")
+
+
+def build_console(**run: Any) -> Writer:
+    return ConsoleConfig().build(RunInfo(folder=Path(), **run))
+
 
 def plain_lines(total: int, resume: int = 0) -> list[str]:
     file = io.StringIO()
     console = build_console(resume_update=resume, total_updates=total, file=file)
     assert isinstance(console, PlainConsole)
-    console.start("shaped")
+    console.start("shaped", {})
     for update in range(resume + 1, total + 1):
         for t in range(21):
             console.step(t, 20)
-        console.update(update, METRICS)
-    console.finish([("accuracy", "71 pp"), ("folder", "runs/a")])
+        console.show(update, METRICS)
+    console.finish([("accuracy", "71 pp"), ("folder", "runs/a")], {})
     console.close()
     return file.getvalue().splitlines()
 
@@ -54,10 +63,10 @@ def test_plain_has_no_control_characters_and_says_what_matters() -> None:
 def test_one_of_several_runs_says_which_it_is() -> None:
     file = io.StringIO()
     console = build_console(resume_update=0, total_updates=2, name="plain/block-00", file=file)
-    console.start("shaped")
-    console.update(1, METRICS)
-    console.say(1, "the core is dead")
-    console.finish([("accuracy", "71 pp")])
+    console.start("shaped", {})
+    console.show(1, METRICS)
+    console.anomaly(1, DEAD, first=True)
+    console.finish([("accuracy", "71 pp")], {})
     lines = file.getvalue().splitlines()
     assert len(lines) == 4
     assert all(line.startswith("plain/block-00: ") for line in lines)
@@ -66,9 +75,9 @@ def test_one_of_several_runs_says_which_it_is() -> None:
 def test_plain_says_an_anomaly_at_once() -> None:
     file = io.StringIO()
     console = build_console(resume_update=0, total_updates=1000, file=file)
-    console.update(3, METRICS)
-    console.say(3, "the core is dead")
-    assert file.getvalue() == "update 3/1000: the core is dead\n"
+    console.show(3, METRICS)
+    console.anomaly(3, DEAD, first=True)
+    assert file.getvalue() == "update 3/1000: kl spike (core): the core is dead; lower it\n"
 
 
 def test_plain_after_a_resume_counts_what_is_left() -> None:
@@ -79,15 +88,15 @@ def test_plain_after_a_resume_counts_what_is_left() -> None:
 
 def test_plain_survives_an_ascii_log() -> None:
     raw = io.BytesIO()
-    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"), resume_update=0, total_updates=1)
-    console.start("32 hosts × 20")
+    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"), RunInfo(folder=Path()))
+    console.start("32 hosts × 20", {})
     assert raw.getvalue() == b"32 hosts ? 20: 1 updates\n"
 
 
 def live(width: int = 80, encoding: str = "utf-8") -> tuple[LiveConsole, RichConsole]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = RichConsole(file=file, width=width, height=24, force_terminal=True, record=True)
-    return LiveConsole(console, resume_update=0, total_updates=100), console
+    return LiveConsole(console, RunInfo(folder=Path(), total_updates=100)), console
 
 
 def picture(live: LiveConsole, console: RichConsole) -> list[str]:
@@ -99,7 +108,7 @@ def picture(live: LiveConsole, console: RichConsole) -> list[str]:
 def test_live_picture_fits_and_shows_the_run(encoding: str) -> None:
     shown, console = live(encoding=encoding)
     for update in range(1, 40):
-        shown.update(update, METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0})
+        shown.show(update, METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0})
     shown.step(13, 20)
     lines = picture(shown, console)
     text = "\n".join(lines)
@@ -117,12 +126,12 @@ def test_live_picture_fits_and_shows_the_run(encoding: str) -> None:
 
 def test_live_writes_an_anomaly_where_it_stays() -> None:
     shown, console = live()
-    shown.start("shaped")
-    shown.say(7, "the core is dead")
+    shown.start("shaped", {})
+    shown.anomaly(7, DEAD, first=True)
     shown.close()
     assert isinstance(console.file, io.TextIOWrapper)
     text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    assert text.count("update 7/100: the core is dead") == 1
+    assert text.count("update 7/100: kl spike (core): the core is dead; lower it") == 1
 
 
 @pytest.mark.parametrize(("shared", "kind"), [(False, LiveConsole), (True, PlainConsole)])
@@ -134,7 +143,7 @@ def test_runs_that_share_a_terminal_do_not_draw_over_each_other(
     monkeypatch.setattr(file, "isatty", lambda: True)
     console = build_console(resume_update=0, total_updates=5, name="plain/block-00", shared=shared, file=file)
     assert isinstance(console, kind)
-    console.start("shaped")
+    console.start("shaped", {})
     console.close()
     assert "plain/block-00: shaped" in file.getvalue()
 
@@ -161,11 +170,11 @@ def test_live_redraws_four_times_a_second_at_most() -> None:
 
     console.print = counted  # type: ignore[method-assign]
     begun = time.monotonic()
-    shown.start("shaped")
+    shown.start("shaped", {})
     for call in range(2000):
         shown.step(call % 20, 20)
         if call % 20 == 0:
-            shown.update(call // 20 + 1, METRICS)
+            shown.show(call // 20 + 1, METRICS)
     time.sleep(max(0.0, 0.5 - (time.monotonic() - begun)))
     shown.close()
     elapsed = time.monotonic() - begun
@@ -193,18 +202,20 @@ import sys, time, types
 package = types.ModuleType("esper.telemetry")  # the room without its other files, which would load torch: seconds
 package.__path__ = [entry + "/esper/telemetry" for entry in sys.path]
 sys.modules["esper.telemetry"] = package
-from esper.telemetry.console import build_console
-console = build_console(resume_update=0, total_updates=5)
+from pathlib import Path
+from esper.telemetry.base import RunInfo
+from esper.telemetry.console import ConsoleConfig
+console = ConsoleConfig().build(RunInfo(folder=Path(), total_updates=5))
 try:
-    console.start("shaped")
+    console.start("shaped", {})
     for update in range(1, 6):
         for t in range(21):
             console.step(t, 20)
             time.sleep(0.002 if "hang" not in sys.argv else 0.5)
         if "raise" in sys.argv:
             raise RuntimeError("boom")
-        console.update(update, {"host/accuracy": 50.0 + update})
-    console.finish([("accuracy", "55 pp")])
+        console.show(update, {"host/accuracy": 50.0 + update})
+    console.finish([("accuracy", "55 pp")], {})
 finally:
     console.close()
 """

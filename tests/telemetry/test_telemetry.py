@@ -2,6 +2,8 @@
 
 import io
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.checkpoint import DiskError
 from esper.telemetry.anomalies import Anomaly, Findings, Kind
+from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
-from esper.telemetry.tags import UnknownTagError
-from esper.telemetry.writers import read_events, read_records
+from esper.telemetry.jsonl import read_events, read_records
+from esper.telemetry.tags import UnknownTagError, Value
+from esper.telemetry.writers import WRITERS
 
+FILES = ["jsonl", "tensorboard"]
 ACCURACY, DETAIL = "host/accuracy", "policy/entropy_op"
 SPIKE = Anomaly(kind=Kind.kl_spike, where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
 
@@ -44,21 +49,19 @@ def test_every_below_one_is_refused(name: str) -> None:
     [
         (TelemetryConfig(), {"metrics.jsonl", "tensorboard", "decisions.jsonl"}),
         (QuietConfig(), {"metrics.jsonl"}),
-        (TelemetryConfig(jsonl=False), {"tensorboard", "decisions.jsonl"}),
-        (TelemetryConfig(tensorboard=False), {"metrics.jsonl", "decisions.jsonl"}),
-        (TelemetryConfig(decisions=False), {"metrics.jsonl", "tensorboard"}),
-        (TelemetryConfig(jsonl=False, tensorboard=False, decisions=False, console=False), set()),
+        (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "decisions.jsonl"}),
+        (TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False), {"metrics.jsonl", "tensorboard"}),
     ],
 )
-def test_each_switch_does_what_it_says(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
+def test_each_writer_writes_its_files(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
     shown = run(config, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == files
-    assert bool(shown) == config.console
+    assert bool(shown) == ("console" in config.writers)
 
 
 @pytest.mark.parametrize(("every", "written"), [(1, list(range(1, 11))), (4, [4, 8, 10]), (50, [10])])
 def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, written: list[int]) -> None:
-    run(TelemetryConfig(every=every, console=False), tmp_path)
+    run(TelemetryConfig(every=every, writers=FILES), tmp_path)
     assert read_records(tmp_path / "metrics.jsonl") == [{"update": update, ACCURACY: update} for update in written]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars(ACCURACY)] == written
@@ -77,7 +80,7 @@ def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, w
 def test_details_come_now_and_then_and_always_after_an_anomaly(
     tmp_path: Path, every: int, detail_every: int, alarmed: set[int], written: set[int], detailed: set[int]
 ) -> None:
-    telemetry, _ = build(TelemetryConfig(every=every, detail_every=detail_every, console=False), tmp_path)
+    telemetry, _ = build(TelemetryConfig(every=every, detail_every=detail_every, writers=FILES), tmp_path)
     with telemetry:
         for update in range(1, 11):
             telemetry.update(update, {ACCURACY: 1.0, DETAIL: 0.5}, Findings(detailed=update in alarmed))
@@ -125,7 +128,7 @@ def test_where_nothing_happened_there_is_no_file_of_events(tmp_path: Path) -> No
 
 
 def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> None:
-    config = TelemetryConfig(console=False)
+    config = TelemetryConfig(writers=FILES)
     telemetry, _ = build(config, tmp_path)
     with telemetry:
         for update in range(1, 8):
@@ -139,7 +142,9 @@ def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> 
 
 
 def test_an_unknown_tag_is_refused_with_everything_off(tmp_path: Path) -> None:
-    telemetry, _ = build(TelemetryConfig(console=False, tensorboard=False, jsonl=False), tmp_path)
+    with pytest.warns(UserWarning, match="leaves jsonl out"):
+        config = TelemetryConfig(writers=[])
+    telemetry, _ = build(config, tmp_path)
     with telemetry, pytest.raises(UnknownTagError):
         telemetry.update(1, {"host/acuracy": 1.0})
 
@@ -185,11 +190,48 @@ def test_what_was_not_measured_is_missing_in_every_sink(tmp_path: Path) -> None:
     assert not any(word in shown for word in ("return", "parameters", "nan", "None"))
 
 
-def test_costs_that_are_no_number_are_refused_and_nothing_is_written_without_lines(tmp_path: Path) -> None:
+def test_costs_that_are_no_number_are_refused(tmp_path: Path) -> None:
     telemetry, _ = build(QuietConfig(), tmp_path)
     with telemetry, pytest.raises(ValueError, match="not JSON compliant"):
         telemetry.costs({"latency": math.nan})
-    telemetry, _ = build(QuietConfig(jsonl=False), tmp_path / "none")
+
+
+def test_without_jsonl_nothing_is_written_and_a_warning_says_what_will_not_work(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"no metrics\.jsonl, which esper\.compare and sweep=tune need"):
+        config = QuietConfig(writers=[])
+    telemetry, _ = build(config, tmp_path / "none")
     with telemetry:
         telemetry.costs({"latency": None})
+        telemetry.update(10, {ACCURACY: 1.0}, Findings(new=(SPIKE,)))
+        telemetry.finish()
     assert not (tmp_path / "none").exists()
+
+
+@dataclass(kw_only=True, slots=True)
+class NotesConfig(WriterConfig):
+    """A writer that keeps what it is given, for tests."""
+
+    kept: list[str] = field(default_factory=lambda: list[str]())
+    """Names of the calls."""
+
+    def build(self, run: RunInfo) -> Writer:
+        return Notes(self.kept)
+
+
+class Notes(Writer):
+    def __init__(self, kept: list[str]) -> None:
+        self.kept = kept
+
+    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+        self.kept.append(f"write {update}")
+
+    def show(self, update: int, metrics: Mapping[str, float]) -> None:
+        self.kept.append(f"show {update}")
+
+
+def test_a_registered_writer_takes_settings_and_defines_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WRITERS, "notes", NotesConfig)
+    kept: list[str] = []
+    run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)
+    assert kept == ["show 1", "write 2", "show 2", "write 3", "show 3"]
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}

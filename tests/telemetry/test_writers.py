@@ -17,8 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from esper.checkpoint import DiskError
+from esper.telemetry.base import Writer
+from esper.telemetry.jsonl import JsonlWriter, read_records
 from esper.telemetry.tags import UnknownTagError, Value
-from esper.telemetry.writers import JsonlWriter, TensorBoardWriter, Writer, read_records
+from esper.telemetry.tensorboard import TensorBoardWriter
 
 ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
 
@@ -134,8 +136,9 @@ def test_tensorboard_resume_shows_no_update_twice(tmp_path: Path, resume_update:
 
 def test_tensorboard_hparams_come_once_and_metrics_are_not_doubled(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
+    writer.start("shaped", {"reward": "shaped", "seed": 3, "lr": 0.1})
     writer.write(1, {ACCURACY: 0.5})
-    writer.hparams({"reward": "shaped", "seed": 3, "lr": 0.1}, {ACCURACY: 0.5})
+    writer.finish((), {ACCURACY: 0.5})
     writer.close()
     assert len(list(tmp_path.rglob("*tfevents*"))) == 1
     assert scalars(tmp_path, ACCURACY) == [(1, 0.5)]
@@ -193,7 +196,7 @@ def test_a_record_that_does_not_fit_leaves_no_half(path: Path, monkeypatch: pyte
         def __getattr__(self, name: str) -> Any:
             return getattr(self.file, name)
 
-    monkeypatch.setattr(writer, "_file", Full(writer._file))
+    monkeypatch.setattr(writer._lines, "_file", Full(writer._lines._file))
     with pytest.raises(DiskError, match=r"cannot write metrics to .*: no space left on device; free some space"):
         writer.write(2, {ACCURACY: 2.0})
     assert path.read_text() == '{"update": 1, "host/accuracy": 1.0}\n'

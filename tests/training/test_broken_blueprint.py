@@ -13,7 +13,7 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -61,11 +61,11 @@ def test_the_command_shows_where_it_failed_and_how_to_go_on(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "nn.SiLU()" in block]
     lost = "\n\nclass Lost(nn.Module):\n    def forward(self, x):\n        raise KeyError('lost')\n"
-    code = code.replace("nn.SiLU()", "Lost()").replace("\nGROUPS[", f"{lost}\nGROUPS[", 1)
+    code = code.replace("nn.SiLU()", "Lost()").replace("\nesper.register(", f"{lost}\nesper.register(", 1)
     (tmp_path / "my_growth.py").write_text(code)
     words = ["task=mine", "blueprint=[swish]", "hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2"]
     done = subprocess.run(
-        [sys.executable, "my_growth.py", *words, "devices=[cpu]", "hydra.run.dir=here"],
+        [sys.executable, "-m", "esper.train", "plugins=[my_growth.py]", *words, "devices=[cpu]", "hydra.run.dir=here"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from esper.config import register
 from esper.evaluate import _short, main, parse
 from esper.lab.evaluation import Evaluation
 from esper.measure.latency import Latency
-from esper.telemetry.writers import read_records
+from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 from tests.training.test_trainer import config, newest, same, untimed
 
@@ -99,7 +99,7 @@ def test_large_numbers_are_short(value, shown):
 def test_whatever_is_written_down_the_weights_are_the_same(tmp_path):
     """All of it, with every detail and every anomaly, against nothing at all."""
     loud = ["telemetry=full", "telemetry.detail_every=1", "telemetry.anomalies.kl=1e-9", "telemetry.anomalies.min_steps=1"]
-    still = ["telemetry=quiet", "telemetry.jsonl=false"]
+    still = ["telemetry=quiet", "telemetry.writers=[]"]
     runs = {}
     for name, words in (("loud", loud), ("still", still)):
         trainer = Trainer(config("updates=2", *words), tmp_path / name)

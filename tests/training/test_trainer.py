@@ -20,7 +20,7 @@ from esper.config import CHECKPOINTS, ConfigError, register
 from esper.evaluate import parse
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
-from esper.telemetry.writers import read_events, read_records
+from esper.telemetry.jsonl import read_events, read_records
 from esper.training.config_io import difference, from_plain, resumed, to_plain
 from esper.training.interrupt import Stopped
 from esper.training.trainer import Trainer, build_env, find_checkpoint
@@ -335,17 +335,17 @@ def test_only_what_leaves_the_learnt_alone_may_change_on_the_way():
     going_on = resumed(saved, config("updates=9", "resume=."), ["updates=9", "resume=."])
     assert (going_on.seed, going_on.updates) == (7, 9)
     for word in ("seed=3", "reward=sparse", "+task.x=1", "agent.clip=0.1"):
-        with pytest.raises(ConfigError, match="cannot be changed when a run goes on"):
+        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
             resumed(saved, config(), [word])
 
 
 def test_a_plain_config_of_another_version_is_refused():
     plain = to_plain(config())
-    plain["choices"]["reward"] = "of_the_future"
+    plain["options"]["reward"] = "of_the_future"
     with pytest.raises(ConfigError, match=r"reward=of_the_future is not an option here.*start a new run"):
         from_plain(plain)
     del plain["values"]["gates"]
-    plain["choices"]["reward"] = "shaped"
+    plain["options"]["reward"] = "shaped"
     with pytest.raises(ConfigError, match="another version"):
         from_plain(plain)
 

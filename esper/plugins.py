@@ -1,0 +1,156 @@
+"""Parts from outside the package: `esper.register` adds an option to a group, and plugins are the modules that call it.
+
+A plugin is named on the command line, as in plugins=[my_parts] or plugins=[path/to/my_parts.py], or installed with an entry point
+of the group `esper.parts`. Its options are then options like any other, and the run records the plugins that it needs.
+"""
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from esper.config import GROUPS, MANY, Config, ConfigError, did_you_mean, store_option
+from esper.telemetry.writers import WRITERS, WriterConfig
+
+ENTRY_POINTS = "esper.parts"
+"""Group of the entry points that are plugins."""
+CLOSED = ("devices", "telemetry")
+"""Groups that take no parts from outside."""
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_loaded: set[str] = set()
+
+
+def register(group: str, name: str, config: Any) -> None:
+    """Add an option to a group, so that `group=name` chooses it.
+
+    Args:
+        group: agent, blueprint, reward, task, ... or writer, for an entry of telemetry.writers.
+        name: as it will be typed.
+        config: dataclass of the part, derived from the base config of its group. Registering the same class again does nothing.
+
+    Raises:
+        ConfigError: there is no such group, the name is taken, or the class is no config of the group.
+    """
+    tables: dict[str, dict[str, Any]] = {key: table for key, table in GROUPS.items() if key not in CLOSED}
+    tables["writer"] = WRITERS
+    if group not in tables:
+        hint = did_you_mean(group, list(tables))
+        raise ConfigError(f"there is no group {group} to register {name} in: choose one of {', '.join(tables)}{hint}")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name an option of group {group}: use letters, digits and _ . -")
+    option, table = f"{group}={name}", tables[group]
+    if table.get(name, config) is not config:
+        raise ConfigError(f"{option} exists already, as {_address(table[name])}: register {_address(config)} by another name")
+    if not (isinstance(config, type) and is_dataclass(config) and "__dataclass_fields__" in vars(config)):
+        raise ConfigError(
+            f"{option} needs a dataclass, got {_address(config)}: put @dataclass(kw_only=True, slots=True) above it"
+        )
+    if not issubclass(config, base := _base(group)):
+        raise ConfigError(f"{option} must derive from {_address(base)}, and {_address(config)} does not")
+    table[name] = config
+    if group in GROUPS:
+        store_option(group, name, config)
+
+
+def _base(group: str) -> type:
+    """Return the class that all configs of a group derive from: the type of its field in the root config."""
+    if group == "writer":
+        return WriterConfig
+    hint = get_type_hints(Config)[group]
+    return get_args(hint)[1] if group in MANY else hint
+
+
+def _address(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}" if isinstance(thing, type) else repr(thing)
+
+
+def load_plugins(names: Iterable[str]) -> None:
+    """Import the installed plugins, then those named; each is imported once per process.
+
+    Raises:
+        ConfigError: one cannot be imported, or its parts cannot be registered.
+    """
+    _load_installed()
+    modules = [(name, Path(name).stem if name.endswith(".py") else name) for name in dict.fromkeys(names)]
+    named: dict[str, str] = {}
+    for name, module in modules:
+        if (other := named.setdefault(module, name)) != name:
+            raise ConfigError(f"plugins {other} and {name} are both called {module}: rename one")
+    for name, module in modules:
+        if module not in _loaded:
+            _import(name, module)
+            _loaded.add(module)
+
+
+@cache
+def _load_installed() -> None:
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: mend or uninstall it"
+            ) from error
+
+
+def _import(name: str, module: str) -> None:
+    """Import one plugin. A recorded file that has moved is looked for by its module's name."""
+    path = Path(name).absolute()
+    is_file = name.endswith(".py") and path.is_file()
+    if is_file and str(path.parent) not in sys.path:
+        # Last, so that it hides no other module; in the environment too, for the processes of launchers.
+        sys.path.append(str(path.parent))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path.parent)]))
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0] and error.name != module:
+            raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
+        raise ConfigError(
+            f"plugins=[{name}] is not found: run from its folder, put that on PYTHONPATH, or give the path of its file"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
+    if is_file and not (found.__file__ and path.samefile(found.__file__)):
+        raise ConfigError(f"plugins=[{name}] shares its name with the module {found.__file__}: rename the file")
+
+
+def _why(error: BaseException) -> str:
+    """Return the error in one line, with the place in the plugin; one that is written for people stands as it is."""
+    message = " ".join(str(error).split())
+    if isinstance(error, ConfigError):
+        return message
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
+
+
+def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the plugins that a command line names, and its other overrides.
+
+    The command line is read before Hydra composes the config, since options must be registered by then.
+
+    Raises:
+        ConfigError: the value is no list of names.
+    """
+    names: list[str] = []
+    others: list[str] = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if key.strip().lstrip("+") != "plugins" or not equals:
+            others.append(override)
+            continue
+        found = re.fullmatch(r"\s*\[(.*)\]\s*", value, re.DOTALL)
+        if not found:
+            raise ConfigError(
+                f"plugins must be a list, got {value}: write 'plugins=[my_parts]' or 'plugins=[path/to/my_parts.py]'"
+            )
+        names += [name for part in found[1].split(",") if (name := part.strip().strip("'\""))]
+    return names, others

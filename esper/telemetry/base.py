@@ -1,0 +1,77 @@
+"""The interface of telemetry writers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from esper.telemetry.tags import Value
+
+if TYPE_CHECKING:  # the module needs torch, which a console does not
+    from esper.telemetry.anomalies import Anomaly
+
+Hparam = bool | int | float | str
+Rows = Sequence[tuple[str, str]]
+"""Name and text of each line of a summary."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What a writer knows of its run."""
+
+    folder: Path
+    """The run's folder."""
+    resume_update: int = 0
+    """Updates behind the resumed state, 0 in a new run. Records of later updates must go, so that none appears twice."""
+    total_updates: int = 1
+    """Number of the last update."""
+    name: str = ""
+    """Name of the run among several, empty if it is alone."""
+    shared: bool = False
+    """If true, other runs write to the same terminal at the same time."""
+    file: TextIO | None = None
+    """Where a console shows; null for standard output."""
+
+
+class Writer:
+    """Receives the records of a run; a writer defines the methods that it needs.
+
+    Metrics are values by tag. What was not measured (None, NaN) is left out. Each method may raise DiskError.
+    """
+
+    def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
+        """Take the title of the run, one line, and the values to compare it by with others."""
+
+    def costs(self, table: Mapping[str, Any]) -> None:
+        """Take the costs of hosts and seeds in this run, once."""
+
+    def step(self, t: int, steps: int) -> None:
+        """Take notice that `t` of `steps` host epochs of the current rollout are done."""
+
+    def show(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Take the measured metrics of every update, for display."""
+
+    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+        """Write the metrics of an update that telemetry.every or telemetry.detail_every selects; updates rise from 1."""
+
+    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+        """Take an anomaly that begins in this update; `first` if the run never had it before."""
+
+    def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
+        """Take the summary of a run that reached its end, and the last value of every metric."""
+
+    def close(self) -> None:
+        """Close files and give the terminal back; further calls do nothing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class WriterConfig:
+    """A telemetry writer. Its fields are settings, as in 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'."""
+
+    def build(self, run: RunInfo) -> Writer:
+        """Open the writer.
+
+        Raises:
+            DiskError: the disk refused.
+        """
+        raise TypeError(f"{type(self).__name__} does not say what it writes: define build(run)")

@@ -1,0 +1,117 @@
+"""A package of somebody else's: a task, a blueprint, a reward, a governor and a writer, which Esper knows only as plugins."""
+
+import csv
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from esper import register
+from esper.fusion.layout import Layout
+from esper.governor.base import Cause, Governor, GovernorConfig, Verdict
+from esper.hosts.base import SlotSpec
+from esper.reward.modes import RewardConfig
+from esper.reward.table import TERMINAL, Pays, Term
+from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
+from esper.task.digits import DigitsConfig
+from esper.telemetry.base import RunInfo, Writer, WriterConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class FaintConfig(DigitsConfig):
+    """Digits in smaller batches."""
+
+    batch_size: int = 500
+    """Images per batch."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SwishConfig(BlueprintConfig):
+    """A map of the channels, SiLU, and a second map."""
+
+    layouts = (Layout.IMAGES,)
+    width: int = 4
+    """Channels between the two maps."""
+
+    def branch(self, slot: SlotSpec) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(slot.channels, self.width, 1), nn.SiLU(), born_as_zero(nn.Conv2d(self.width, slot.channels, 1))
+        )
+
+    def num_parameters(self, slot: SlotSpec) -> int:
+        return 2 * slot.channels * self.width + self.width + slot.channels
+
+
+ONES = Term(
+    name="present",
+    unit="count",
+    sign=1,
+    formula="1 per step",
+    make=lambda mode, gamma: lambda signals: np.ones(len(signals.committed_accuracy_N), dtype=np.float32),
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class ThriftyConfig(RewardConfig):
+    """Final accuracy, and pay for every step."""
+
+    pays: ClassVar[Pays] = {"presence": ONES, "terminal": TERMINAL}
+    presence: float = 1.0
+    """Points per step."""
+    terminal: float = 0.0
+    """Points per percentage point of the committed network at the end."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GrimConfig(GovernorConfig):
+    """Rolls every host back in the epoch in which its validation loss exceeds a limit."""
+
+    limit: float = 0.0
+    """Highest loss of a healthy host [nats]."""
+
+    def build(self, *, num_classes: int) -> Governor:
+        return Grim(self)
+
+
+class Grim(Governor):
+    def __init__(self, config: GrimConfig) -> None:
+        self.config = config
+
+    def judge(self, health: Any, train_loss_N: Any, loss_N: Any) -> Verdict:
+        cause_N = np.where(loss_N > self.config.limit, Cause.DIVERGENCE, Cause.HEALTHY)
+        return Verdict(cause_N=cause_N, suspect_N=cause_N > 0, penalty=1.0)
+
+
+@dataclass(kw_only=True, slots=True)
+class CsvConfig(WriterConfig):
+    """One row per update in `returns.csv`."""
+
+    delimiter: str = ","
+    """Between the columns."""
+
+    def build(self, run: RunInfo) -> Writer:
+        return CsvWriter(self, run)
+
+
+class CsvWriter(Writer):
+    def __init__(self, config: CsvConfig, run: RunInfo) -> None:
+        path = run.folder / "returns.csv"
+        kept = path.read_text().splitlines()[: run.resume_update] if path.exists() else []
+        self.file = path.open("w")
+        self.file.writelines(f"{line}\n" for line in kept)
+        self.rows = csv.writer(self.file, delimiter=config.delimiter)
+
+    def write(self, update: int, metrics: Any) -> None:
+        self.rows.writerow([update, metrics["policy/return"]])
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+register("task", "faint", FaintConfig)
+register("blueprint", "swish", SwishConfig)
+register("reward", "thrifty", ThriftyConfig)
+register("governor", "grim", GrimConfig)
+register("writer", "csv", CsvConfig)

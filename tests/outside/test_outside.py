@@ -1,0 +1,92 @@
+"""Parts of a package outside the tree, through the command line: train, help, sweep, kill and resume, evaluate."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.checkpoint import Checkpoints, update_of
+from esper.telemetry.jsonl import read_records
+
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
+MINE = ["task=faint", "blueprint=[norm,swish]", "blueprint.swish.width=3", "governor=grim", "governor.limit=99"]
+TINY = ["agent=random", "hosts=2", "steps=4", "slots=all", "devices=[cpu]"]
+WRITERS = 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'
+
+
+def start(module: str, *words: str, cwd: Path) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), str(HERE)])
+    return subprocess.Popen(
+        [sys.executable, "-m", f"esper.{module}", *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(module: str, *words: str, cwd: Path, code: int = 0) -> str:
+    process = start(module, *words, cwd=cwd)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == code, out + err
+    return out if code == 0 else err
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run with parts from outside that was killed after its second update and resumed to the fourth."""
+    cwd = tmp_path_factory.mktemp("outside")
+    words = ["plugins=[my_parts]", *MINE, *TINY, "reward=thrifty", WRITERS, "hydra.run.dir=run"]
+    process = start("train", *words, "updates=500", cwd=cwd)
+    second = cwd / "run" / "checkpoints" / "checkpoint_000002.pt"
+    deadline = time.monotonic() + 120
+    while not second.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate()
+    assert second.exists(), err
+    newest = Checkpoints(cwd / "run" / "checkpoints").latest()
+    assert newest is not None
+    output("train", "resume=run", f"updates={update_of(newest) + 2}", cwd=cwd)
+    return cwd / "run"
+
+
+def test_a_killed_run_with_parts_from_outside_is_resumed(resumed: Path) -> None:
+    records = read_records(resumed / "metrics.jsonl")
+    assert [record["update"] for record in records] == list(range(1, len(records) + 1))
+    assert {record["policy/return"] for record in records} == {4.0}, "one point per step"
+    assert len({record["reward/present"] for record in records}) == 1
+    rows = [line.split(";") for line in (resumed / "returns.csv").read_text().splitlines()]
+    assert [(int(update), float(value)) for update, value in rows] == [(r["update"], r["policy/return"]) for r in records]
+
+
+def test_it_is_evaluated_and_moved_without_naming_the_plugin_again(resumed: Path) -> None:
+    shown = output("evaluate", f"checkpoint={resumed}", "hosts=2", "controllers=[policy]", "steps=5", cwd=resumed.parent)
+    assert "transfer from steps=4 to steps=5" in shown
+    assert "random" in shown
+
+
+def test_a_sweep_over_parts_from_outside_in_workers(tmp_path: Path) -> None:
+    """By file, in processes of a launcher; the governor's limit of 0 nats rolls back every host in every epoch."""
+    file = f"plugins=[{HERE / 'my_parts.py'}]"
+    words = ["-m", file, *MINE, *TINY, "updates=1", "reward=thrifty,sparse", "telemetry.writers=[jsonl]", "governor.limit=0"]
+    output("train", *words, "hydra.sweep.dir=both", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
+    first, second = (read_records(tmp_path / "both" / job / "metrics.jsonl")[0] for job in "01")
+    assert "reward/present" in first
+    assert "reward/present" not in second
+    assert first["governor/rollbacks_divergence"] == 2 * 4
+
+
+def test_help_and_mistakes_name_parts_from_outside(tmp_path: Path) -> None:
+    shown = " ".join(output("train", "--help", "plugins=[my_parts]", cwd=tmp_path).split())
+    for option in ("faint", "swish", "thrifty", "grim", "telemetry.writers [jsonl, tensorboard, console, csv]"):
+        assert option in shown
+    refused = output("train", "plugins=[my_parts]", "reward=thrifti", cwd=tmp_path, code=2)
+    assert refused.endswith("thrifty; did you mean thrifty?\n")
+    assert refused.count("\n") == 1

@@ -1,0 +1,221 @@
+"""Registration and import of parts from outside: every mistake is one sentence. tests/outside runs such parts."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esper
+from esper import plugins
+from esper.cli.help import groups
+from esper.cli.overrides import check, check_over
+from esper.config import GROUPS, ConfigError
+from esper.lifecycle.slots import SlotsConfig
+from esper.plugins import load_plugins, split_plugins
+from esper.reward.modes import MinimalConfig
+from esper.training.config_io import from_plain, resumed, to_plain
+from esper.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("own_parts")
+
+
+@dataclass(kw_only=True, slots=True)
+class MineConfig(MinimalConfig):
+    """A reward."""
+
+
+class Bare(MinimalConfig):
+    """Inherits its fields, and would declare none of its own."""
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from esper import register
+from esper.reward.modes import MinimalConfig
+
+@dataclass(kw_only=True, slots=True)
+class MineConfig(MinimalConfig):
+    ...
+
+register("reward", "mine", MineConfig)
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "kind", "sentence"),
+    [
+        ("rewrd", "mine", MineConfig, "there is no group rewrd to register mine in: choose one of .*; did you mean reward?"),
+        ("telemetry", "mine", MineConfig, "there is no group telemetry"),
+        (
+            "reward",
+            "shaped",
+            MineConfig,
+            "reward=shaped exists already, as esper.reward.modes.ShapedConfig: register .*MineConfig",
+        ),
+        ("reward", "a=b", MineConfig, "'a=b' cannot name an option"),
+        ("reward", "mine", MineConfig(), "reward=mine needs a dataclass, got MineConfig"),
+        ("reward", "mine", Bare, "reward=mine needs a dataclass, got .*Bare: put @dataclass"),
+        ("reward", "mine", SlotsConfig, "reward=mine must derive from .*RewardConfig, and esper.lifecycle"),
+        ("blueprint", "mine", MineConfig, "blueprint=mine must derive from .*BlueprintConfig"),
+        ("writer", "mine", MineConfig, "writer=mine must derive from .*WriterConfig"),
+    ],
+)
+def test_what_cannot_be_registered_is_one_sentence(group: str, name: str, kind: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        esper.register(group, name, kind)
+    assert "\n" not in str(raised.value)
+    assert name == "shaped" or name not in GROUPS.get(group, {})
+
+
+def test_a_registered_option_is_like_any_other() -> None:
+    esper.register("reward", "mine", MineConfig)
+    esper.register("reward", "mine", MineConfig)
+    config = check(["reward=mine", "reward.prune_cost=2"])
+    assert config.choice("reward") == check(["reward_mode=mine"]).choice("reward") == "mine"
+    assert type(config.reward) is MineConfig
+    assert config.reward.prune_cost == 2
+    assert "mine" in groups()["reward"]
+    with pytest.raises(ConfigError, match=r"did you mean mine\?"):
+        check(["reward=mina"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plugins=[a]", "seed=1"], ["a"]),
+        (["+plugins=[a,'to/b.py']"], ["a", "to/b.py"]),
+        (["seed=1"], []),
+        (["plugins=[]"], []),
+    ],
+)
+def test_plugins_are_read_from_the_command_line(words: list[str], expected: list[str]) -> None:
+    names, others = split_plugins(words)
+    assert names == expected
+    assert others == [word for word in words if "plugins" not in word]
+    with pytest.raises(ConfigError, match=r"plugins must be a list, got a: write 'plugins=\[my_parts\]'"):
+        split_plugins(["plugins=a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "import nowhere_at_all",
+            r"cannot be imported: ModuleNotFoundError: No module named .* \(broken_parts.py, line 1",
+        ),
+        ("\nx = 1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(broken_parts.py, line 2\)$"),
+        ("x = (", r"cannot be imported: SyntaxError: .*\(broken_parts.py, line 1\)$"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
+        (PLUGIN.replace('"mine"', '"shaped"'), "cannot be imported: reward=shaped exists already"),
+    ],
+)
+def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "broken_parts.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        load_plugins([str(file)])
+    assert str(raised.value).startswith(f"plugins=[{file}] ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_plugin_that_is_not_there_or_not_alone_is_one_sentence(tmp_path: Path) -> None:
+    for name in ("nowhere_at_all", "nowhere.at_all", str(tmp_path / "nowhere_at_all.py")):
+        with pytest.raises(ConfigError, match="is not found: run from its folder, put that on PYTHONPATH, or give the path"):
+            load_plugins([name])
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(ConfigError, match=r"json\.py\] shares its name with the module .*: rename the file"):
+        load_plugins([str(tmp_path / "json.py")])
+    with pytest.raises(ConfigError, match=r"plugins a/parts\.py and b/parts\.py are both called parts: rename one"):
+        load_plugins(["a/parts.py", "b/parts.py"])
+
+
+def forget() -> None:
+    """As a new process: the plugin's module and option are gone."""
+    GROUPS["reward"].pop("mine")
+    plugins._loaded.clear()
+    sys.modules.pop("my_own_parts")
+
+
+def test_a_config_brings_its_plugins_back_also_when_their_file_has_moved(tmp_path: Path, monkeypatch: Any) -> None:
+    file = tmp_path / "my_own_parts.py"
+    file.write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    load_plugins(["my_own_parts.py"])
+    plain = to_plain(check(["plugins=[my_own_parts.py]", "reward=mine", "reward.rent=3"]))
+    assert plain["values"]["plugins"] == [str(file)]
+    forget()
+    back = from_plain(plain)
+    assert (back.choice("reward"), getattr(back.reward, "rent", None)) == ("mine", 3)
+    assert check_over(back, ["steps=9"]).choice("reward") == "mine"
+    forget()
+    (tmp_path / "there").mkdir()
+    moved = file.rename(tmp_path / "there" / file.name)
+    sys.path.remove(str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"plugins=\[{file}\] is not found: run from its folder"):
+        from_plain(plain)
+    load_plugins([str(moved)])  # as plugins=[there/my_own_parts.py] on the command line does
+    assert from_plain(plain).choice("reward") == "mine"
+    asked = check([f"plugins=[{moved}]"])
+    assert resumed(from_plain(plain), asked, [f"plugins=[{moved}]", "resume=x"]).plugins == [str(moved)]
+    assert str(moved.parent) in os.environ["PYTHONPATH"]
+
+
+def test_an_installed_plugin_needs_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_parts.py").write_text(PLUGIN)
+    info = tmp_path / "my_own_parts-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-own-parts\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[esper.parts]\nmine = my_own_parts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._load_installed.cache_clear()
+    try:
+        load_plugins([])
+        assert check(["reward=mine"]).choice("reward") == "mine"
+        GROUPS["reward"].pop("mine")
+        sys.modules.pop("my_own_parts")
+        (tmp_path / "my_own_parts.py").write_text("1 / 0")
+        plugins._load_installed.cache_clear()
+        with pytest.raises(ConfigError, match=r"the installed plugin mine \(my_own_parts\) cannot be imported: Zero"):
+            load_plugins([])
+    finally:
+        sys.modules.pop("my_own_parts", None)
+        plugins._load_installed.cache_clear()
+
+
+# ---- names of options
+
+
+@pytest.fixture
+def dear(tmp_path: Path) -> list[str]:
+    """Overrides that choose an option of the user's own, in YAML."""
+    folder = tmp_path / "own" / "reward"
+    folder.mkdir(parents=True)
+    (folder / "dear.yaml").write_text("defaults:\n  - shaped\n  - _self_\nrent: 5.0\n")
+    return [f"hydra.searchpath=[file://{tmp_path / 'own'}]", "reward=dear"]
+
+
+def test_an_option_in_yaml_goes_by_its_name(tmp_path: Path, dear: list[str]) -> None:
+    tiny = ["hosts=2", "steps=2", "updates=1", "agent=wait", "telemetry=quiet", "devices=[cpu]"]
+    config = check([*dear, *tiny])
+    trainer = Trainer(config, tmp_path / "run")
+    assert "reward dear" in trainer.title()
+    assert trainer.hparams()["reward"] == "dear"
+    trainer.env.close()
+    plain = to_plain(config)
+    assert (plain["choices"]["reward"], plain["options"]["reward"], plain["values"]["reward"]["rent"]) == ("dear", "shaped", 5.0)
+    back = from_plain(plain)
+    assert back == config
+    assert back.choice("reward") == "dear"
+    judged = check_over(back, ["steps=3"])  # without the user's folder
+    assert (judged.choice("reward"), getattr(judged.reward, "rent", None)) == ("dear", 5.0)
+    assert check_over(back, ["reward=sparse"]).choice("reward") == "sparse"
+
+
+def test_two_names_of_one_class_are_told_apart_and_an_unknown_class_has_a_name() -> None:
+    assert [check([f"slots={name}"]).choice("slots") for name in ("all", "every_block")] == ["all", "every_block"]
+    config = check(["reward=sparse"])
+    config.reward = MineConfig()
+    assert config.choice("reward") == "MineConfig"
