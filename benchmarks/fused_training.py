@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper.env.shard import Shard
+from esper.hosts.cnn import CNNConfig
 from esper.seeding import stream
 from esper.task.digits import Digits, DigitsConfig
 from esper.task.instances import Split
@@ -73,7 +74,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
-    task = DigitsConfig().build()
+    task = DigitsConfig().build(CNNConfig())
     modules = [task.host(0, Split.TRAINING, 0, index) for index in range(given.hosts)]
     seconds, accuracy = {"fused": fused, "single": single}[given.how](task, modules, given.epochs)
     print(

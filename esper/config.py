@@ -29,8 +29,9 @@ from esper.env.shard_pool import largest_shard
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
 from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
-from esper.growth.compatibility import check_fit
-from esper.hosts.base import slot_specs
+from esper.growth.compatibility import check_fit, check_output
+from esper.hosts.base import HostConfig, slot_specs
+from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
 from esper.lifecycle.operations import shortest_life
 from esper.lifecycle.roles import Incubation
@@ -76,6 +77,8 @@ class Config:
     """What is measured with seeds switched off, beyond leave-one-out."""
     task: TaskConfig = MISSING
     """What the hosts learn; chosen by the `task` group."""
+    host: HostConfig = MISSING
+    """Architecture of the hosts; chosen by the `host` group. Every task comes with a default."""
     slots: SlotsConfig = MISSING
     """Where seeds may be planted and how they live; chosen by the `slots` group."""
     gates: GatesConfig = MISSING
@@ -100,6 +103,13 @@ class Config:
         for name in ("updates", "hosts", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.task.samples not in self.host.samples:
+            fitting = [f"host={name}" for name, kind in HOSTS.items() if self.task.samples in kind.samples]
+            raise ValueError(
+                f"task={option('task', self.task)} cannot take host={option('host', self.host)}, which does not read "
+                f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
+            )
+        self.task.check_host(self.host)
         if self.hosts < len(self.devices):
             raise ValueError(
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
@@ -177,6 +187,7 @@ SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
 
 GROUPS: dict[str, dict[str, type]] = {
     "task": TASKS,
+    "host": HOSTS,
     "slots": {
         "one_seed": OneSeedConfig,
         "every_block": EveryBlockConfig,
@@ -217,6 +228,9 @@ MANY = ("blueprint", "devices")
 ALIASES = {"reward_mode": "reward"}
 """Groups that are a second name of another group."""
 
+MOVED = {"task.host": "host"}
+"""Keys of earlier versions, and where they are now."""
+
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
 """Folder of the YAML files: inside the package in an installed wheel, at the top of a checkout."""
@@ -241,8 +255,12 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
         for name, node in options.items():
-            # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-            store.store(group=group, name=name, node={name: node} if group in MANY else node)
+            if group == "task":  # brings its default host
+                choice = {"defaults": [{"override /host": TASKS[name].default_host}], "task": node}
+                store.store(group=group, name=name, node=choice, package="_global_")
+            else:
+                # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
+                store.store(group=group, name=name, node={name: node} if group in MANY else node)
     for alias, group in ALIASES.items():
         for name in GROUPS[group]:
             choice = {"defaults": [{f"override /{group}": name}]}
@@ -256,6 +274,14 @@ def did_you_mean(word: str, words: list[str]) -> str:
     """The end of a sentence that asks for the closest of `words`; empty where none is close."""
     close = get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def moved_key(key: str) -> str | None:
+    """A sentence with the present name of a key of earlier versions, or None."""
+    for old, new in MOVED.items():
+        if f"{key}.".startswith(f"{old}."):
+            return f"{key} has moved: write {new}{key.removeprefix(old)}"
+    return None
 
 
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
@@ -282,7 +308,7 @@ def stray_key(cfg: DictConfig) -> str | None:
         where, _, key = path.rpartition(".")
         declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
         if is_dataclass(declared) and key not in (known := [field.name for field in fields(declared)]):
-            return unknown_key(path, known, cfg)
+            return moved_key(path) or unknown_key(path, known, cfg)
     return None
 
 
@@ -332,16 +358,19 @@ def ready(config: Config) -> None:
         if other != name:
             raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")
     try:
-        task = config.task.build()
+        task = config.task.build(config.host)
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    host = task.host(config.seed, Split.TRAINING, 0, 0)
-    slots = slot_specs(host)
+    named = f"task={option('task', config.task)} host={option('host', config.host)}"
     try:
+        host = task.host(config.seed, Split.TRAINING, 0, 0)
+        slots = slot_specs(host)
+        data = task.data
+        check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
         chosen_S = config.slots.chosen(tuple(slot.name for slot in slots))
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
-        check_fit(host, config.blueprint, used, members, f"task={option('task', config.task)}")
+        check_fit(host, config.blueprint, used, members, named)
         there = tuple(slot.name for slot in slots)
         cap, offered = config.slots.max_seeds, tuple(config.blueprint)
         config.counterfactuals.check_hosts(min(cap or len(used), len(used)))

@@ -37,7 +37,7 @@ def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
 
 def test_defaults_within_a_config_are_those_of_the_option() -> None:
     section = PAGE.split("### `task=tinystories`")[1].split("\n### ")[0]
-    assert "| `task.host.width` | `384` |" in section
+    assert "| `host.width` | `384` |" in section
     assert "| `task.host` | below |" in section
 
 

@@ -35,6 +35,7 @@ from esper.config import (
     Config,
     ConfigError,
     did_you_mean,
+    moved_key,
     typed,
     unknown_key,
 )
@@ -85,6 +86,7 @@ def check_over(saved: Config, words: list[str]) -> Config:
                 raise ConfigError(f"{word} names several values where one run is changed: give one, or do it once for each")
         groups = {str(override.key_or_group) for override in overrides} & {*GROUPS, *ALIASES}
         anew = {ALIASES.get(group, group) for group in groups}
+        anew |= {"host"} if "task" in anew else set()  # a task comes with its default host
         choices = {group: plain["choices"][group] for group in GROUPS if group not in anew}
         kept = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in choices.items()]
         try:
@@ -260,6 +262,8 @@ def _wrong_choice(override: Override, options: list[str]) -> str | None:
 
 
 def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str | None:
+    if sentence := moved_key(str(override.key_or_group)):
+        return sentence
     node: Any = cfg
     path: list[str] = []
     for part in str(override.key_or_group).split("."):

@@ -15,7 +15,7 @@ from esper.cli.overrides import check_over
 from esper.config import ALIASES, Config, ConfigError, ready, register
 from esper.training.config_io import flat, to_plain
 
-WORLD = ("task", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
+WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
 """Roots of the keys that an evaluation may change."""
 SAME_WORLD = ("seed", "devices")
 """Those of them that leave the kind of hosts as it was: other draws, and where they are computed."""

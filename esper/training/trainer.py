@@ -51,7 +51,7 @@ def build_env(config: Config, *, split: Split, hosts: int | None = None, twins: 
     `reward.per_host` is for the hosts of a training run; all others, as wherever a number of hosts is given, are paid by the
     mode of the run, so that controllers are compared in one currency.
     """
-    task = config.task.build()
+    task = config.task.build(config.host)
     trains = split is Split.TRAINING and hosts is None
     return GrowthEnv(
         task=task,

@@ -25,7 +25,7 @@ from esper.training.trainer import build_env
 BOTH = ("conv_light", "conv_heavy")
 TASKS = {
     "digits": (["task=digits"], 48, BOTH),
-    "digits_1x1": (["task=digits", "task.instances=healthy", "task.host.kernel=1", "task.host.base_channels=4"], 48, BOTH),
+    "digits_1x1": (["task=digits", "task.instances=healthy", "host.kernel=1", "host.base_channels=4"], 48, BOTH),
     "mnist5k": (["task=mnist5k"], 32, BOTH[:1]),
 }
 """Overrides, hosts, and blueprints."""

@@ -26,7 +26,7 @@ from esper.training.trainer import build_env
 
 NAMES = ("conv_light", "depthwise", "conv_heavy")
 PLANS = [("conv_light", 0), ("conv_light", 1), ("depthwise", 0), ("conv_heavy", 1)]
-TASKS = {"lesioned": [], "1x1 kernels": ["task.instances=healthy", "task.host.kernel=1"]}
+TASKS = {"lesioned": [], "1x1 kernels": ["task.instances=healthy", "host.kernel=1"]}
 EARLY = 5
 """Epochs after planting at which validation accuracy is looked at too."""
 
