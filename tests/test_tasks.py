@@ -160,6 +160,6 @@ def test_bytes_stay_bytes_on_the_device(tmp_path, monkeypatch):
     seen: list[GrowthEnv] = []
     monkeypatch.setattr("esper.training.trainer.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
     trainer = Trainer(config, tmp_path)
-    (data,) = seen[0].shard_pool._data.values()
+    (data,) = seen[0].pool._data.values()
     assert data.train_x.element_size() == 1
     trainer.env.close()

@@ -51,7 +51,7 @@ def test_potential_at_birth_is_that_of_the_first_batches_of_each_host_s_own(make
     np.testing.assert_allclose(few.potential_NSK[0], many.potential_NSK[0], rtol=1e-3)
     assert not np.allclose(many.potential_NSK[0], many.potential_NSK[1], rtol=1e-2)
     born = few.task.host(1, few.split, 0, 0)
-    assert few.shard_pool.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
+    assert few.pool.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
 
 
 def test_a_potential_is_measured_anew_after_every_second_epoch(make_env, plan_actions):

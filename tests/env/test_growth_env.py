@@ -165,7 +165,7 @@ def test_held_out_hosts_are_others(make_env):
     env, other = make_env(2, 1), make_env(2, 1, split=Split.HELD_OUT)
     env.reset()
     other.reset()
-    assert not env.pool.shards[0].network.host.flat.equal(other.shard_pool.shards[0].network.host.flat)
+    assert not env.pool.shards[0].network.host.flat.equal(other.pool.shards[0].network.host.flat)
 
 
 def assert_same_hosts(few, many, hosts):
@@ -235,7 +235,7 @@ def test_illegal_actions_are_refused_without_effect(make_env, plan_actions):
     assert (info["signals"].op_N == Op.WAIT).all()
     waited, reward_of_waiting, *_ = calm.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
     assert np.array_equal(reward, reward_of_waiting)
-    assert env.pool.shards[0].network.host.flat.equal(calm.shard_pool.shards[0].network.host.flat)
+    assert env.pool.shards[0].network.host.flat.equal(calm.pool.shards[0].network.host.flat)
     assert np.array_equal(observation["slots"], waited["slots"])
 
 

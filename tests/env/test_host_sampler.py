@@ -24,18 +24,18 @@ def same(rows, first, second):
 
 
 def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_actions):
-    names = twins.cohort.instances()
+    names = twins.sampler.instances()
     assert names[0] == names[1] == names[2]
     for _ in range(2):
         observation, *_ = twins.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
-    rows = twins.shard_pool.shards[0].network.rows()
+    rows = twins.pool.shards[0].network.rows()
     assert same(rows, 0, 1)
     assert same(rows, 3, 5)
     assert not same(rows, 0, 3)
     np.testing.assert_allclose(observation["features"][0], observation["features"][2], atol=0.05)
     twins.step(plan_actions((Op.GERMINATE, 1, 1), *[(Op.WAIT, 0, 0)] * 5))
     twins.step(plan_actions(*[(Op.WAIT, 0, 0)] * 6))
-    rows = twins.shard_pool.shards[0].network.rows()
+    rows = twins.pool.shards[0].network.rows()
     assert not same(rows, 0, 1)
     assert same(rows, 1, 2)
 
@@ -43,7 +43,7 @@ def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_a
 def test_twins_who_are_given_the_same_seed_get_the_same_weights(twins, plan_actions):
     for _ in range(4):
         twins.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * 2, *[(Op.WAIT, 0, 0)] * 4))
-    rows = twins.shard_pool.shards[0].network.rows()
+    rows = twins.pool.shards[0].network.rows()
     assert rows["seed/0/1"][0].any()
     assert same(rows, 0, 1)
 
@@ -53,7 +53,7 @@ def test_a_lone_host_is_the_first_of_its_twins(make_env):
     many, few = make_env(6, 4, twins=3), make_env(2, 4)
     for env in (many, few):
         env.reset(seed=1)
-    assert many.cohort.instances()[::3] == few.cohort.instances()
+    assert many.sampler.instances()[::3] == few.sampler.instances()
     assert np.array_equal(many.orders()[::3], few.orders())
     assert np.array_equal(many.orders(), np.repeat(few.orders(), 3, axis=0))
 

@@ -63,7 +63,7 @@ def tales(**lists):
 def taught(task, hosts=HOSTS):
     """A shard of hosts, each with its data_view, and their orders of one epoch."""
     names = [(0, Split.TRAINING, 0, index) for index in range(hosts)]
-    views = [task.data_view(*name) for name in names]
+    views = [task.view(*name) for name in names]
     modules = [task.host(*name) for name in names]
     every = np.arange(len(task.data.train_y))
     orders = [
@@ -199,7 +199,7 @@ def test_a_whole_environment_teaches_each_host_its_own(make_env, plan_actions, m
     orders = env.orders()
     assert orders.shape == (5, 96)
     for host, row in enumerate(orders):
-        data_view = task.data_view(0, Split.TRAINING, 0, host)
+        data_view = task.view(0, Split.TRAINING, 0, host)
         assert len(data_view.samples) == 24
         assert np.bincount(row, minlength=96)[data_view.samples].tolist() == [4] * 24
     assert {"noise=0.5" in name and "data=0.25" in name for name in env.sampler.instances()} == {True}
@@ -299,7 +299,7 @@ def test_adding_hosts_moves_no_image_of_the_others(make_env, monkeypatch):
     for env in (few, many):
         env.reset(options={"episode": 3})
     draws = many.draws()
-    assert draws.shape == (4, few.cohort.samples_per_epoch, 3)
+    assert draws.shape == (4, few.sampler.samples_per_epoch, 3)
     assert (few.draws() == draws[:2]).all()
     assert not (draws[0] == draws[1]).all()
     many.time = 1

@@ -49,14 +49,14 @@ def test_what_is_told_besides_is_about_one_host(make_env):
 def test_after_a_rollback_a_reset_goes_on_with_the_same_host(make_env):
     single = SingleHostEnv(make_env(1, 4, governor=WatchdogConfig(penalty=7.0)))
     single.reset(seed=3)
-    first_rows = single.population.shard_pool.shards[0].network.host.flat.detach().clone()
-    single.population.shard_pool.shards[0].network.host.flat.data[:] = np.nan
+    first_rows = single.population.pool.shards[0].network.host.flat.detach().clone()
+    single.population.pool.shards[0].network.host.flat.data[:] = np.nan
     _, _, terminated, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
     assert terminated
     assert info["components"]["governor"] == -7.0
     seen, _ = single.reset()
     assert single.population.time == 1
-    assert single.population.shard_pool.shards[0].network.host.flat.equal(first_rows)
+    assert single.population.pool.shards[0].network.host.flat.equal(first_rows)
     assert single.observation_space.contains(seen)
 
 
