@@ -33,6 +33,7 @@ def page() -> str:
             names = [name for name, other in options.items() if other is node]
             title = ", ".join(f"`{group}={name}`" for name in names)
             lines += _section(f"### {title}", node, f"{group}.{names[0]}." if group in MANY else f"{group}.")
+            lines += [f"Default host: `host={node.default_host}`.", ""] if group == "task" else []
     lines += [
         "## Sweeps",
         "",
@@ -53,7 +54,7 @@ def page() -> str:
     lines.append("")
     lines += ["## Choices", "", "What the values mean that have names.", "", *_choices()]
     lines += ["## Presets", ""]
-    for group in ("experiment", "sweep"):
+    for group in (*GROUPS, "experiment", "sweep"):
         lines += [f"* `{group}={name}`: {_yaml_comment(group, name)}" for name in yaml_names(group)]
     return "\n".join(lines) + "\n"
 

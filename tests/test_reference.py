@@ -37,8 +37,13 @@ def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
 
 def test_defaults_within_a_config_are_those_of_the_option() -> None:
     section = PAGE.split("### `task=tinystories`")[1].split("\n### ")[0]
-    assert "| `host.width` | `384` |" in section
-    assert "| `task.host` | below |" in section
+    assert "| `task.host_optimiser.learning_rate` | `0.3` |" in section
+    assert "| `task.host_optimiser` | below |" in section
+
+
+def test_presets_are_listed() -> None:
+    assert "\n* `task=cifar10_impaired`: CIFAR-10 with host=cnn_impaired.\n" in PAGE
+    assert "\n* `host=cnn_impaired`: A host of 1, 2 and 4 channels" in PAGE
 
 
 def test_values_with_names_are_shown() -> None:

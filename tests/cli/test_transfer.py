@@ -49,7 +49,7 @@ def saved() -> Config:
 def test_what_is_not_named_stays_as_it_was_trained() -> None:
     config = moved(saved(), ["steps=40", "host.base_channels=3", "seed=5"])
     assert (config.steps, config.seed) == (40, 5)
-    assert getattr(config.task, "host").base_channels == 3  # noqa: B009
+    assert getattr(config.host, "base_channels") == 3  # noqa: B009
     assert config.task.valid_samples == 100
     expected = from_plain(to_plain(saved()))
     for name in ("slots", "reward", "agent", "blueprint", "gates", "governor", "hosts"):
@@ -63,6 +63,15 @@ def test_a_group_that_is_named_comes_with_its_defaults_and_keys_within_it_go_on_
     assert config.task.valid_samples == 0
     assert getattr(config.reward, "rent") == 0.7  # noqa: B009
     assert type(moved(saved(), ["reward_mode=sparse"]).reward) is type(check(["reward=sparse"]).reward)
+
+
+def test_a_task_that_is_named_comes_with_its_default_host() -> None:
+    trained_on_mlp = from_plain(to_plain(check(["task=digits_mlp", "blueprint=[norm]", "host.width=8"])))
+    assert moved(trained_on_mlp, ["steps=30"]).host == trained_on_mlp.host
+    assert moved(trained_on_mlp, ["task=digits"]).host == check(["task=digits"]).host
+    assert moved(trained_on_mlp, ["task=digits", "host=mlp"]).host == check(["task=digits_mlp"]).host
+    only_host = moved(trained_on_mlp, ["host=cnn", "host.kernel=1"])
+    assert (only_host.task, only_host.host) == (trained_on_mlp.task, check(["host.kernel=1"]).host)
 
 
 def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
@@ -114,8 +123,8 @@ def test_a_transfer_says_from_what_to_what() -> None:
     words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "host.width=12", "steps=40"]
     transfer = changes(saved(), moved(saved(), words), words)
     assert transfer.title == (
-        "transfer from task=digits slots=one_seed blueprint=[conv_heavy,norm] steps=20 "
-        "to task=digits_mlp slots=every_block blueprint=[norm] steps=40 host.width=12"
+        "transfer from host=cnn slots=one_seed blueprint=[conv_heavy,norm] steps=20 task.valid_samples=100 "
+        "to host=mlp slots=every_block blueprint=[norm] steps=40 task.valid_samples=0 host.width=12"
     )
     again = changes(saved(), moved(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
     assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"
