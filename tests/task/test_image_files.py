@@ -186,7 +186,7 @@ def test_files_that_do_not_belong_together_are_said_so(folder):
     with pytest.raises(TaskError, match=r"do not match: .* labels up to 10"):
         fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.zeros((100, 2), dtype=np.uint8)))
-    with pytest.raises(TaskError, match="does not begin as an IDX file of 1 axes"):
+    with pytest.raises(TaskError, match="has no header of an IDX file of 1 axes"):
         fashion(folder).build(CNNConfig())
 
 
