@@ -34,14 +34,18 @@ PLANS = {"leave_one_out": (), "pairs": (Plan.pairs,), "factorial": (Plan.factori
 def noise(samples: int) -> Task:
     """Return a task whose images are noise."""
     x, y = torch.randn(samples, 3, 32, 32), torch.randint(10, (samples,))
-    return Task(TaskConfig(), Data(train_x=x, train_y=y, valid_x=x, valid_y=y, test_x=x, test_y=y, num_classes=10))
+    return Task(
+        TaskConfig(),
+        CNNConfig(base_channels=8),
+        Data(train_x=x, train_y=y, valid_x=x, valid_y=y, test_x=x, test_y=y, num_classes=10),
+    )
 
 
 def grown(hosts: int, samples: int, blueprint: str, *, mixed: bool) -> tuple[Shard, dict[str, np.ndarray]]:
     """Return a shard of hosts whose slots hold seeds in holding, and the alphas of each plan."""
     torch.manual_seed(0)
     task, config = noise(samples), BLUEPRINTS[blueprint]()
-    modules = [CNNConfig(base_channels=8).build(3, 10, [False] * 3) for _ in range(hosts)]
+    modules = [CNNConfig(base_channels=8).build((3, 8, 8), 10, [False] * 3) for _ in range(hosts)]
     shard = Shard(modules, [config], task.data, task, torch.device("cpu"))
     state, generator = empty(hosts, 3), torch.Generator().manual_seed(0)
     for host in range(hosts):

@@ -22,6 +22,7 @@ from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
@@ -51,7 +52,7 @@ def bare(env: GrowthEnv, *, probe: bool = False) -> None:
 def make(num_hosts: int, epochs: int) -> GrowthEnv:
     """Build an environment whose episode does not end within the benchmark."""
     env = GrowthEnv(
-        task=DigitsConfig().build(),
+        task=DigitsConfig().build(CNNConfig()),
         slots=OneSeedConfig(),
         blueprints=BLUEPRINTS,
         reward=ShapedConfig().build(gamma=0.99),

@@ -18,6 +18,7 @@ from paired_timing import in_turn, print_comparison
 from torch import nn
 
 from esper.env.shard import Shard
+from esper.hosts.cnn import CNNConfig
 from esper.seeding import stream
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig
@@ -97,7 +98,7 @@ def main() -> None:
         given.hosts, given.epochs, given.rounds = 3, 1, 2
     if given.threads:
         torch.set_num_threads(given.threads)
-    task = DigitsConfig().build()
+    task = DigitsConfig().build(CNNConfig())
     names = [given.only] if given.only else list(WAYS)
     ways = {name: WAYS[name](task, [task.host(0, Split.TRAINING, 0, host) for host in range(given.hosts)]) for name in names}
     for way in ways.values():

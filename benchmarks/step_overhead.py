@@ -23,6 +23,7 @@ from esper.config import GROUPS
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.gates import StrictConfig
 from esper.lifecycle.operations import roles
 from esper.lifecycle.slots import EveryBlockConfig
@@ -35,7 +36,7 @@ from esper.task.digits import DigitsConfig
 def make(num_hosts: int, reward: RewardConfig) -> GrowthEnv:
     """Build an environment with a slot in every block."""
     env = GrowthEnv(
-        task=DigitsConfig().build(),
+        task=DigitsConfig().build(CNNConfig()),
         slots=EveryBlockConfig(),
         gates=StrictConfig(),
         blueprints=BLUEPRINTS,

@@ -285,6 +285,8 @@ def groups() -> Iterator[str]:
             names = [name for name, other in options.items() if other is node]
             prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
             yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
+            if group == "task":
+                yield from (f"Default host: `host={node.default_host}`.", "")
 
 
 def sweeps() -> Iterator[str]:
@@ -321,7 +323,7 @@ def choices() -> Iterator[str]:
 
 def presets() -> Iterator[str]:
     """Yield the comment at the head of each YAML file, without the line that is for Hydra."""
-    for group in ("experiment", "sweep"):
+    for group in (*GROUPS, "experiment", "sweep"):
         for name in yaml_names(group):
             lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
             about = (line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)

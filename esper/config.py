@@ -35,8 +35,9 @@ from esper.env.shard_pool import largest_shard
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
 from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
-from esper.growth.compatibility import check_fit
-from esper.hosts.base import slot_specs
+from esper.growth.compatibility import check_fit, check_output
+from esper.hosts.base import HostConfig, slot_specs
+from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
 from esper.lifecycle.operations import shortest_life
 from esper.lifecycle.roles import Incubation
@@ -96,6 +97,8 @@ class Config(Chosen):
     """Rollouts that a learner learns from; chosen by the `buffer` group."""
     task: TaskConfig = MISSING
     """Data and objective of the hosts; chosen by the `task` group."""
+    host: HostConfig = MISSING
+    """Architecture of the hosts; chosen by the `host` group. Every task has a default."""
     slots: SlotsConfig = MISSING
     """Slots in use and the rules of a seed's life; chosen by the `slots` group."""
     gates: GatesConfig = MISSING
@@ -129,6 +132,13 @@ class Config(Chosen):
         for name in ("updates", "hosts", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.task.samples not in self.host.samples:
+            fitting = [f"host={name}" for name, kind in HOSTS.items() if self.task.samples in kind.samples]
+            raise ValueError(
+                f"task={self.choice('task')} cannot take host={self.choice('host')}, which does not read "
+                f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
+            )
+        self.task.check_host(self.host)
         if self.hosts < len(self.devices):
             raise ValueError(
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
@@ -200,6 +210,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "env": {"growth": GrowthConfig, "sandbox": SandboxConfig},
     "buffer": {"rollout": RolloutConfig, "window": WindowConfig},
     "task": TASKS,
+    "host": HOSTS,
     "slots": {
         "one_seed": OneSeedConfig,
         "every_block": EveryBlockConfig,
@@ -243,6 +254,9 @@ MANY = ("blueprint", "devices")
 ALIASES = {"reward_mode": "reward"}
 """Second name of a group -> the group."""
 
+MOVED = {"task.host": "host"}
+"""Keys of earlier versions, and where they are now."""
+
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
 """Folder of the YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
@@ -265,7 +279,12 @@ def store_option(group: str, name: str, kind: type) -> None:
     """Store one option, and its second name if its group has one, in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
-    store.store(group=group, name=name, node={name: kind} if group in MANY else kind)
+    node: Any = {name: kind} if group in MANY else kind
+    if group == "task":  # brings its default host
+        node = {"defaults": [{"override /host": kind.default_host}], "task": kind}
+        store.store(group=group, name=name, node=node, package="_global_")
+    else:
+        store.store(group=group, name=name, node=node)
     for alias in (alias for alias, meant in ALIASES.items() if meant == group):
         store.store(group=alias, name=name, node={"defaults": [{f"override /{group}": name}]}, package="_global_")
 
@@ -286,6 +305,14 @@ def did_you_mean(name: str, known: list[str]) -> str:
     """Return the end of a sentence that suggests the closest known name; empty if none is close."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def moved_key(key: str) -> str | None:
+    """A sentence with the present name of a key of earlier versions, or None."""
+    for old, new in MOVED.items():
+        if f"{key}.".startswith(f"{old}."):
+            return f"{key} has moved: write {new}{key.removeprefix(old)}"
+    return None
 
 
 def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
@@ -312,7 +339,7 @@ def stray_key(cfg: DictConfig) -> str | None:
         where, _, key = path.rpartition(".")
         declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
         if is_dataclass(declared) and key not in (known := [field.name for field in fields(declared)]):
-            return unknown_key(path, known, cfg)
+            return moved_key(path) or unknown_key(path, known, cfg)
     return None
 
 
@@ -369,16 +396,19 @@ def ready(config: Config) -> None:
     if "task" in config.env.ignores:
         return
     try:
-        task = config.task.build()
+        task = config.task.build(config.host)
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    host = task.host(config.seed, Split.TRAINING, 0, 0)
-    slots = slot_specs(host)
+    named = f"task={config.choice('task')} host={config.choice('host')}"
     try:
+        host = task.host(config.seed, Split.TRAINING, 0, 0)
+        slots = slot_specs(host)
+        data = task.data
+        check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
         chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
         used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
         members = largest_shard(config.hosts, config.devices)
-        check_fit(host, config.blueprint, used, members, f"task={config.choice('task')}")
+        check_fit(host, config.blueprint, used, members, named)
         there = tuple(slot.name for slot in slots)
         cap, offered = config.slots.max_seeds, tuple(config.blueprint)
         config.counterfactuals.check_hosts(min(cap or len(used), len(used)))

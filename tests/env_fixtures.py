@@ -12,6 +12,7 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
 from esper.reward.modes import RewardConfig, ShapedConfig
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -28,7 +29,7 @@ GAMMA = 0.9
 @pytest.fixture(scope="session")
 def small_task() -> Task:
     """Digits cut down to 96 images for training and 50 for each measurement."""
-    task = DigitsConfig(batch_size=32).build()
+    task = DigitsConfig(batch_size=32).build(CNNConfig())
     whole = task.data
     task.data = Data(
         train_x=whole.train_x[:96],

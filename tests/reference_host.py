@@ -85,7 +85,7 @@ class SequenceHost(nn.Module):
 
 def make_host(layout: Layout, member: int) -> nn.Module:
     if layout is Layout.IMAGES:
-        return CNNConfig(base_channels=3).build(1, WORDS, [letter == "x" for letter in KINDS[member % 3]])
+        return CNNConfig(base_channels=3).build((1, 8, 8), WORDS, [letter == "x" for letter in KINDS[member % 3]])
     return VectorHost() if layout is Layout.VECTORS else SequenceHost()
 
 

@@ -19,9 +19,18 @@ import yaml
 
 from esper import config as C
 from esper.cli import help as help_page
-from esper.cli.overrides import check, check_sweep
+from esper.cli.overrides import check, check_over, check_sweep
+from esper.hosts.base import slot_specs
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.custom import CustomConfig
+from esper.hosts.mlp import MLPConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.task.digits import DigitsConfig
 
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
+CUSTOM = "host=custom host.path=mine:Host task.instances=healthy"
+NEEDED = {"host=transformer": ["task=python_text"], "host=custom": CUSTOM.split()[1:]}
+"""What an option of a host needs beside it."""
 
 # Words that break a rule, and what the sentence must name. Every rule of every config has a line here.
 BAD: list[tuple[str, str]] = [
@@ -39,26 +48,34 @@ BAD: list[tuple[str, str]] = [
     ("task.seed_optimiser.momentum=1", "task.seed_optimiser.momentum"),
     ("task.seed_optimiser.weight_decay=-1", "task.seed_optimiser.weight_decay"),
     ("task.host_optimiser.max_norm=0", "task.host_optimiser.max_norm"),
-    ("task.host.blocks=0", "task.host.blocks"),
-    ("task.host.base_channels=0", "task.host.base_channels"),
-    ("task=cifar10_baseline task.host.pools=4", "task.host.pools"),
-    ("task.host.kernel=2", "task.host.kernel"),
-    ("task.host.norm_momentum=0", "task.host.norm_momentum"),
+    ("host.blocks=0", "host.blocks"),
+    ("host.base_channels=0", "host.base_channels"),
+    ("task=cifar10_baseline host.pools=4", "host.pools"),
+    ("host.kernel=2", "host.kernel"),
+    ("host.norm_momentum=0", "host.norm_momentum"),
     ("agent.twins=0", "agent.twins"),
     ("agent.twins=1", "agent.baseline"),
     ("agent.twins=5", "hosts"),
-    ("task.host.norm_momentum=1.5", "task.host.norm_momentum"),
-    ("task.host.surfaces=[top]", "task.host.surfaces"),
-    ("task=digits_mlp task.host.width=0", "task.host.width"),
-    ("task=digits_mlp task.host.lesion_keeps=1", "task.host.lesion_keeps"),
-    ("task=python_text task.host.heads=0", "task.host.heads"),
-    ("task=python_text task.host.heads=3", "task.host.width=32 must be a multiple of task.host.heads=3: use 33"),
-    ("task=python_text task.host.slot_layers=[0,7]", "task.host.slot_layers"),
-    ("task=python_text task.host.surfaces=[pre]", "task.host.surfaces"),
-    ("task.host.surfaces=[post] task.host.pools=0", "task.host.surfaces"),
+    ("host.norm_momentum=1.5", "host.norm_momentum"),
+    ("host.surfaces=[top]", "host.surfaces"),
+    ("task=digits_mlp host.width=0", "host.width"),
+    ("task=digits_mlp host.lesion_keeps=1", "host.lesion_keeps"),
+    ("task=python_text host.heads=0", "host.heads"),
+    ("task=python_text host.heads=3", "host.width=32 must be a multiple of host.heads=3: use 33"),
+    ("task=python_text host.slot_layers=[0,7]", "host.slot_layers"),
+    ("task=python_text host.surfaces=[pre]", "host.surfaces"),
+    ("host.surfaces=[post] host.pools=0", "host.surfaces"),
     ("task.kinds=[xo]", "task.kinds"),
     ("task=python_text task.kinds=[xoo]", "task.kinds must name at least one kind with 2 letters"),
-    ("task=cifar10_baseline task.instances=lesioned", "task.kinds must name at least one kind with 3 letters"),
+    ("task=cifar10_scale task.instances=lesioned", "task.kinds must name at least one kind with 5 letters"),
+    ("task=python_text host=mlp", "task=python_text cannot take host=mlp, which does not read sequences: leave host out"),
+    ("task=digits host=transformer", "for the task's default, or choose host=cnn or host=mlp or host=custom"),
+    ("host=custom task.instances=healthy", "host.path must name a module and a class, as in my_package.my_module:MyHost"),
+    (f"{CUSTOM} host.context=-1", "host.context must be at least 0"),
+    (f"{CUSTOM} host.context=8", "host.context=8 has no effect on images: leave it out"),
+    (f"{CUSTOM} task.instances=lesioned", "task.instances=lesioned needs a host with parts to lesion"),
+    (f"task=python_text {CUSTOM}", "host.context must be at least 1 for a text task"),
+    ("task=tinystories task.stride=0", "task.stride must be at least 1"),
     ("task.epoch_samples=5", "task.epoch_samples must be 0 or at least task.batch_size=128"),
     ("task.valid_samples=-1", "task.valid_samples"),
     ("task.label_noise=[0,1]", "task.label_noise must list at least one value, each from 0 to below 1"),
@@ -68,7 +85,7 @@ BAD: list[tuple[str, str]] = [
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
     ("task=tinystories task.stories=0", "task.stories"),
     ("task=tinystories task.valid_stories=1", "task.valid_stories"),
-    ("task=tinystories task.stride=300", "task.stride must be from 1 to task.host.context=256"),
+    ("task=tinystories task.stride=300", "task.stride=300 exceeds host.context=256 and would skip tokens"),
     ("slots.where=[r0c0,r0c0]", "slots.where"),
     ("slots.max_seeds=-1", "slots.max_seeds"),
     ("slots.auto_advance=[dormant]", "slots.auto_advance"),
@@ -233,10 +250,64 @@ def refusal(words: str) -> C.ConfigError:
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
 def test_every_option_composes_and_is_its_type(group: str, name: str) -> None:
-    part = getattr(check([f"{group}=[{name}]" if group in C.MANY else f"{group}={name}"]), group)
+    word = f"{group}=[{name}]" if group in C.MANY else f"{group}={name}"
+    part = getattr(check([word, *NEEDED.get(word, ())]), group)
     node = part[name] if group in C.MANY else part
     assert type(node) is C.GROUPS[group][name]
     assert not isinstance(part, dict) or list(part) == [name]
+
+
+@pytest.mark.parametrize("name", help_page.yaml_names("task"))
+def test_every_preset_of_a_task_is_a_task_with_another_host(name: str) -> None:
+    config = check([f"task={name}"])
+    base = check([f"task={C.option('task', config.task)}"])
+    assert config.task == base.task
+    assert config.host != base.host
+
+
+@pytest.mark.parametrize("name", help_page.yaml_names("host"))
+def test_every_preset_of_a_host_differs_from_its_kind_and_builds(name: str) -> None:
+    kind = name.partition("_")[0]
+    task = "task=tinystories" if kind == "transformer" else "task=cifar10_baseline"
+    host = check([task, f"host={name}"]).host
+    assert type(host) is C.GROUPS["host"][kind]
+    assert host != check([task, f"host={kind}", *(["host.context=256"] if kind == "transformer" else [])]).host
+    assert slot_specs(host.build((3, 32, 32), 10, [False] * host.num_parts()))
+
+
+@pytest.mark.parametrize("name", list(C.GROUPS["task"]))
+def test_a_task_comes_with_its_default_host_and_takes_another(name: str) -> None:
+    default = check([f"task={name}"])
+    chosen = C.GROUPS["task"][name].default_host
+    assert check([f"host={chosen}", f"task={name}"]) == default
+    assert check([f"experiment={'python_text' if name == 'digits' else 'healthy'}", f"task={name}"]).host == default.host
+    mine = ["host=custom", "host.path=mine:Host", "task.instances=healthy"]
+    context = default.host.sequence_length()
+    assert type(check([f"task={name}", *mine, f"host.context={context}"]).host) is CustomConfig
+
+
+def test_a_sweep_over_tasks_gives_each_its_host() -> None:
+    jobs = check_sweep(["task=digits,python_text,digits_mlp"])
+    assert [type(job.host) for job in jobs] == [CNNConfig, TransformerConfig, MLPConfig]
+    jobs = check_sweep(["host=cnn,mlp"])
+    assert [(type(job.task), type(job.host)) for job in jobs] == [(DigitsConfig, CNNConfig), (DigitsConfig, MLPConfig)]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("task.host.kernel=1", "task.host.kernel has moved: write host.kernel"),
+        ("task=python_text task.host.width=8", "task.host.width has moved: write host.width"),
+        ("+task.host.kernel=1", "task.host has moved: write host"),
+    ],
+)
+def test_a_key_of_earlier_versions_is_refused_with_its_new_name(words: str, sentence: str) -> None:
+    assert str(refusal(words)) == sentence
+    if not words.startswith("+"):
+        with pytest.raises(C.ConfigError, match=sentence):
+            check_sweep([*words.split()[:-1], f"{words.split()[-1]},2"])
+        with pytest.raises(C.ConfigError, match=sentence):
+            check_over(check([]), words.split())
 
 
 @pytest.mark.parametrize("name", list(C.GROUPS["reward"]))
@@ -399,8 +470,10 @@ def test_group_fields_are_left_to_the_groups() -> None:
 
 
 def test_no_yaml_hides_a_dataclass() -> None:
-    table = {*C.GROUPS, *C.ALIASES}
-    assert not [path for path in C.CONF.rglob("*.yaml") if path.relative_to(C.CONF).parts[0] in table]
+    table = {Path(group, f"{name}.yaml") for group, options in C.GROUPS.items() for name in options}
+    found = {path.relative_to(C.CONF) for path in C.CONF.rglob("*.yaml")}
+    assert not found & table
+    assert {path.parts[0] for path in found if len(path.parts) > 1} == {"task", "host", "experiment", "sweep"}
     assert not (C.CONF / "schema.yaml").exists()
 
 

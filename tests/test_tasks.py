@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.cli.help import groups
 from esper.cli.overrides import check
-from esper.config import GROUPS, register
+from esper.config import register
 from esper.env.growth_env import GrowthEnv
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
@@ -19,7 +20,8 @@ from esper.training.trainer import Trainer
 TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
-CIFAR = [name for name in GROUPS["task"] if name.startswith("cifar10_")]
+TASKS = groups()["task"]
+CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
 register()
 
 
@@ -114,9 +116,8 @@ SIZES |= {"deep_multichannel": 99922, "impaired": 77, "minimal": 164, "deep_impa
 
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_their_hosts_are_as_large_as_those_of_prior_art(name, size):
-    host = GROUPS["task"][f"cifar10_{name}"]().make_host(
-        (3, 32, 32), 10, [False] * (5 if "scale" in name or "deep" in name else 3)
-    )
+    config = check([f"task=cifar10_{name}"]).host
+    host = config.build((3, 32, 32), 10, [False] * config.num_parts())
     assert sum(parameter.numel() for parameter in host.parameters()) == size
 
 
@@ -124,12 +125,12 @@ def test_python_text_of_a_few_files(tmp_path, monkeypatch):
     monkeypatch.setattr(python_text, "LEAST", 1000)
     for number in range(12):
         (tmp_path / f"part{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
-    words = ["experiment=python_text", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", "task.host.context=16"]
-    fine(trained(tmp_path, *words, "task.host.width=8"))
+    words = ["experiment=python_text", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", "host.context=16"]
+    fine(trained(tmp_path, *words, "host.width=8"))
 
 
 def test_python_text_itself(tmp_path):
-    fine(trained(tmp_path, "experiment=python_text", *SMALL, "task.host.width=8"))
+    fine(trained(tmp_path, "experiment=python_text", *SMALL, "host.width=8"))
 
 
 def test_tinystories(tmp_path):
@@ -140,13 +141,13 @@ def test_tinystories(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for name in ("train", "valid"):
         (tmp_path / f"TinyStories-{name}.txt").write_text("a cat sat a cat\n<|endoftext|>\na cat\n<|endoftext|>\n" * 20)
-    host = ["task.host.layers=2", "task.host.width=8", "task.host.heads=2", "task.host.context=4", "task.host.slot_layers=[1]"]
+    host = ["host.layers=2", "host.width=8", "host.heads=2", "host.context=4", "host.slot_layers=[1]"]
     fine(trained(tmp_path, "experiment=tinystories", f"task.root={tmp_path}", "task.stride=4", *host, *SMALL))
 
 
 def test_every_task_is_trained_here():
     source = Path(__file__).read_text()
-    assert not [name for name in GROUPS["task"] if name not in CIFAR and name not in source]
+    assert not [name for name in TASKS if name not in CIFAR and name not in source]
 
 
 def test_bytes_stay_bytes_on_the_device(tmp_path, monkeypatch):

@@ -136,7 +136,16 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         return
     asked: list[object] = []
     for config in configs:
-        key = [config.resume, config.task, config.devices, config.hosts, config.slots, config.blueprint, config.agent]
+        key = [
+            config.resume,
+            config.task,
+            config.host,
+            config.devices,
+            config.hosts,
+            config.slots,
+            config.blueprint,
+            config.agent,
+        ]
         if key not in asked:
             ready(config)
             asked.append(key)

@@ -67,8 +67,8 @@ def yaml_names(group: str) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return every group and its options: of the table, of the aliases, and of the YAML folders."""
-    tables = {group: list(options) for group, options in GROUPS.items()}
+    """Every group and its options: of the table, of the aliases, and of the YAML folders."""
+    tables = {group: [*options, *yaml_names(group)] for group, options in GROUPS.items()}
     aliases = {alias: list(GROUPS[group]) for alias, group in ALIASES.items()}
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
 

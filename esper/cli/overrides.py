@@ -36,6 +36,7 @@ from esper.config import (
     Config,
     ConfigError,
     did_you_mean,
+    moved_key,
     typed,
     unknown_key,
 )
@@ -92,6 +93,7 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
                 )
         groups = {str(override.key_or_group) for override in parsed} & {*GROUPS, *ALIASES}
         anew = {ALIASES.get(group, group) for group in groups}
+        anew |= {"host"} if "task" in anew else set()  # a task comes with its default host
         kept = {group: chosen for group, chosen in plain["options"].items() if group not in anew}
         words = [f"{group}=[{','.join(chosen)}]" if group in MANY else f"{group}={chosen}" for group, chosen in kept.items()]
         cfg, choices = _composed(loader, [*words, *overrides], "config")
@@ -282,6 +284,8 @@ def _wrong_choice(override: Override, options: list[str]) -> str | None:
 
 
 def _wrong_key(loader: ConfigLoader, cfg: DictConfig, override: Override) -> str | None:
+    if sentence := moved_key(str(override.key_or_group)):
+        return sentence
     if new := RENAMED.get(str(override.key_or_group)):
         return f"there is no key {override.key_or_group} any more: write {new}"
     node: Any = cfg

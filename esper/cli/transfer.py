@@ -15,8 +15,8 @@ from esper.cli.overrides import check_over
 from esper.config import ALIASES, Config, ConfigError, ready, register
 from esper.training.config_io import flat, to_plain
 
-WORLD = ("task", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
-"""Root keys that an evaluation may change."""
+WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
+"""Roots of the keys that an evaluation may change."""
 SAME_WORLD = ("seed", "devices")
 """Root keys of these that leave the kind of hosts unchanged: the random draws and the devices."""
 _REFUSED = {

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
+from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
@@ -116,6 +117,7 @@ class EnvParts:
     """Everything an environment can be built from. Each environment takes what it needs."""
 
     task: TaskConfig
+    host: HostConfig
     slots: SlotsConfig
     gates: GatesConfig
     heads: HeadsConfig

@@ -52,7 +52,7 @@ class GrowthConfig(EnvConfig):
     """Host networks that train, watched and grown by the controller."""
 
     def build(self, parts: EnvParts) -> "GrowthEnv":
-        task = parts.task.build()
+        task = parts.task.build(parts.host)
         return GrowthEnv(
             task=task,
             slots=parts.slots,

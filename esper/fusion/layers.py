@@ -89,7 +89,7 @@ def check_length(x: Tensor, context: int) -> None:
     """Raises ValueError where sequences `[B, T, ...]` are longer than a host can take."""
     if x.shape[1] > context:
         raise ValueError(
-            f"a sequence of {x.shape[1]} positions does not fit task.host.context={context}: raise it, or cut the text shorter"
+            f"a sequence of {x.shape[1]} positions does not fit host.context={context}: raise it, or cut the text shorter"
         )
 
 

@@ -1,13 +1,13 @@
-"""What a host is: a plain network cut into segments, with a slot between each two.
+"""The host interface: a plain network cut into segments, with a slot between each pair, and the base of host configs.
 
     x -> segment 0 -> slot 0 -> segment 1 -> slot 1 -> ... -> segment S -> logits
 
-A host knows nothing of seeds. Adding an architecture is a module with these two attributes.
+A host knows nothing of seeds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -19,16 +19,16 @@ class SlotSpec:
     """A place where a seed may grow."""
 
     name: str
-    """`r<row>c<column>`: the column is the block or layer, the row a place in it: row 0 lies before the pooling of a block, or
-    after the attention of a layer; row 1 after the pooling, or after the MLP."""
+    """`r<row>c<column>`. The column is the block or layer. Row 0 lies before the pooling of a block, or after the attention of a
+    layer; row 1 after the pooling, or after the MLP."""
     channels: int
-    """Features of one member there: channels of images, length of vectors, width of sequences."""
+    """Features per member: channels of images, length of vectors, width of sequences."""
     layout: Layout = Layout.IMAGES
-    """What the features are, and so which blueprints can grow there."""
+    """Layout of the features, which decides which blueprints can grow there."""
 
 
 class Host(nn.Module):
-    """S slots between S + 1 segments. Any module with these two attributes is a host; this one saves writing them down."""
+    """A network of S + 1 segments with S slots. Any module with these two attributes is a host; this class stores them."""
 
     segments: nn.ModuleList
     slots: tuple[SlotSpec, ...]
@@ -38,32 +38,61 @@ class Host(nn.Module):
         self.segments, self.slots = nn.ModuleList(segments), tuple(slots)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The host without seeds."""
+        """Run the host without seeds."""
         for segment in self.segments:
             x = segment(x)
         return x
 
 
+@dataclass(kw_only=True, slots=True)
+class HostConfig:
+    """Base of host configs: the architecture that all hosts of a run share."""
+
+    samples: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
+    """Samples that the host reads: images `[B, C, H, W]`, sequences of tokens `[B, T]`, or both."""
+    part: ClassVar[str] = "part"
+    """Name of a part that can be lesioned, with the key that sets their number."""
+
+    def num_parts(self) -> int:
+        """Return the number of blocks or layers that can be lesioned."""
+        return 0
+
+    def sequence_length(self) -> int:
+        """Return the length of the token sequences that the host reads, or 0 if it reads images."""
+        return 0
+
+    def build(self, shape: tuple[int, ...], num_classes: int, lesioned: Sequence[bool]) -> nn.Module:
+        """Return a new host with random initial weights from torch's global stream.
+
+        Args:
+            shape: shape of one sample: `(C, H, W)` of an image, `(T,)` of a token sequence.
+            num_classes: number of classes, or of different tokens.
+            lesioned: for each part, whether it is lesioned.
+        """
+        raise TypeError(f"{type(self).__name__} does not build hosts: define build(shape, num_classes, lesioned)")
+
+
 def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
-    """The slots of a host.
+    """Return the slots of a host.
 
     Raises:
-        TypeError: the module is not a host.
+        ValueError: the module is not a host.
     """
     specs, segments = getattr(host, "slots", None), getattr(host, "segments", None)
     if not isinstance(specs, tuple) or not isinstance(segments, nn.ModuleList):
-        raise TypeError(
+        raise ValueError(
             f"{type(host).__name__} is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec"
         )
     slots = cast(tuple[SlotSpec, ...], specs)
     if len(segments) != len(slots) + 1:
-        raise TypeError(
-            f"{type(host).__name__} has {len(segments)} segments and {len(slots)} slots: a slot lies between each two segments"
+        raise ValueError(
+            f"{type(host).__name__} has {len(segments)} segments and {len(slots)} slots: it needs one slot between each pair of "
+            "segments"
         )
     return slots
 
 
 def check_lesioned(lesioned: Sequence[bool], count: int, parts: str) -> None:
-    """Raises ValueError where lesions are not named for every part of a host."""
+    """Raise ValueError unless `lesioned` has one entry per part of a host."""
     if len(lesioned) != count:
         raise ValueError(f"lesioned must name {count} {parts}, got {len(lesioned)}")

@@ -1,4 +1,4 @@
-"""The transformer host: a small decoder that predicts the next token at every position."""
+"""The transformer host: a small decoder that predicts the next token at each position."""
 
 # B batch, T positions, D width
 
@@ -10,62 +10,67 @@ from torch import Tensor, nn
 
 from esper.fusion.layers import CausalAttention, Positions
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
 
 SURFACES = ("attention", "mlp")
-"""Where slots may lie in a layer: the row of a slot's name is the index here."""
+"""Places of the slots in a layer; the row in a slot's name is the index in this tuple."""
 
 
 @dataclass(kw_only=True, slots=True)
-class TransformerConfig:
-    """Token and learnt position embedding, layers of causal attention and an MLP, each behind a layer norm, and a linear head."""
+class TransformerConfig(HostConfig):
+    """A decoder host for text: token and position embeddings, pre-norm layers of causal attention and an MLP, a linear head.
+
+    In a lesioned layer each position attends only to itself.
+    """
+
+    samples = (Layout.SEQUENCES,)
+    part = "layer (host.layers)"
 
     layers: int = 2
-    """Number of layers, at least 1. More is stronger and costs in proportion."""
+    """Number of layers, at least 1. More: stronger, at proportional cost."""
     width: int = 32
-    """D, length of a position's vector, at least 1 and a multiple of `heads`. Larger is stronger and costs its square."""
-    heads: int = 4
+    """D, length of the vector at each position, at least 1 and a multiple of `heads`. Larger: stronger, at quadratic cost."""
+    heads: int = 2
     """Attention heads of each layer, at least 1."""
-    context: int = 64
-    """Longest sequence [positions], at least 1."""
+    context: int = 32
+    """Sequence length [positions], at least 1. A text is cut into blocks of this length."""
     slot_layers: list[int] = field(default_factory=lambda: list[int]())
-    """Layers with slots, counted from 0, such as [0,3]; empty means every layer."""
+    """Layers with slots, counted from 0, as in [0,3]. Empty: all layers."""
     surfaces: list[str] = field(default_factory=lambda: list(SURFACES))
-    """Where in those layers the slots lie: after `attention` (row 0 of the names), after the `mlp` (row 1), or both."""
-
+    """Places of the slots in a layer: after the `attention` (row 0 in slot names), after the `mlp` (row 1), or both."""
     tied: bool = False
-    """Does the head use the token table as its weights? That saves vocabulary times width parameters, and they serve two ends."""
+    """If true, the head shares its weights with the token embedding, which saves vocabulary times width parameters."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context"):
             if getattr(self, name) < 1:
-                raise ValueError(f"task.host.{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"host.{name} must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(
-                f"task.host.width={self.width} must be a multiple of task.host.heads={self.heads}: "
+                f"host.width={self.width} must be a multiple of host.heads={self.heads}: "
                 f"use {math.ceil(self.width / self.heads) * self.heads}"
             )
         if len(set(self.slot_layers)) < len(self.slot_layers) or set(self.slot_layers) - set(range(self.layers)):
             raise ValueError(
-                f"task.host.slot_layers must name layers from 0 to {self.layers - 1}, each once, "
+                f"host.slot_layers must name layers from 0 to {self.layers - 1}, each once, "
                 f"got [{','.join(map(str, self.slot_layers))}]"
             )
         if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
             got = ",".join(self.surfaces)
-            raise ValueError(f"task.host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
+            raise ValueError(f"host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
 
-    def build(self, vocab: int, lesioned: Sequence[bool]) -> "TransformerHost":
-        """A new host with random first weights from torch's global stream.
+    def num_parts(self) -> int:
+        return self.layers
 
-        Args:
-            vocab: number of different tokens.
-            lesioned: per layer; True leaves each position only itself to attend to, so that it sees nothing of what was before.
-        """
-        return TransformerHost(self, vocab, lesioned)
+    def sequence_length(self) -> int:
+        return self.context
+
+    def build(self, shape: tuple[int, ...], num_classes: int, lesioned: Sequence[bool]) -> "TransformerHost":
+        return TransformerHost(self, num_classes, lesioned)
 
 
 class Residual(nn.Module):
-    """x + inner(x)."""
+    """A residual connection: x + inner(x)."""
 
     def __init__(self, *inner: nn.Module) -> None:
         super().__init__()
@@ -76,11 +81,10 @@ class Residual(nn.Module):
 
 
 class TransformerHost(Host):
-    """Tokens `[B, T]` to logits of each next token `[B, T, vocab]`.
+    """A decoder from tokens `[B, T]` to logits of each next token `[B, T, vocab]`.
 
-    First weights as in GPT-2: normal with standard deviation 0.02, and 0.02 / sqrt(2 * layers) for the maps that write to the
-    residual stream, so that its size does not grow with depth; the first loss is the logarithm of the vocabulary, with a head of
-    its own or a tied one.
+    Initial weights follow GPT-2: normal with standard deviation 0.02, and 0.02 / sqrt(2 * layers) for the maps that write to the
+    residual stream, so that its scale does not grow with depth. The initial loss is log(vocab), with a tied head or not.
     """
 
     def __init__(self, config: TransformerConfig, vocab: int, lesioned: Sequence[bool]) -> None:

@@ -1,7 +1,7 @@
-"""Augmentation of images on their device: each is shifted by a few pixels, and half of them are mirrored.
+"""Image augmentation on the device: random shifts and flips.
 
-The draws come from a stream of each host and epoch, so adding hosts changes no host's numbers; the images of all members are
-moved at once, as bytes.
+Each host and epoch has a random stream of its own, so that adding hosts does not change the numbers of others. The images of all
+members are augmented at once, as bytes.
 """
 
 # n images, C channels
@@ -17,21 +17,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """Random crop of the padded image, then a random flip."""
+    """A random crop of the padded image, followed by a random flip."""
 
     padding: int
-    """Black pixels on each side, out of which a window of the old size is cut."""
+    """Padding on each side [pixels] from which a window of the original size is cropped."""
     flip: bool
-    """Mirror left and right with probability 1/2."""
+    """If true, mirror left and right with probability 1/2."""
 
     def draw(self, rng: np.random.Generator, num_images: int) -> npt.NDArray[np.uint8]:
-        """For each image `[n, 3]`: rows and columns cut off above and to the left, and whether it is mirrored."""
+        """Return `[n, 3]`: for each image the rows cropped above, the columns cropped on the left, and whether to mirror."""
         offsets = rng.integers(0, 2 * self.padding + 1, (num_images, 2), dtype=np.uint8)
         mirrored = rng.integers(0, 2, (num_images, 1), dtype=np.uint8)
         return np.concatenate([offsets, mirrored if self.flip else np.zeros_like(mirrored)], axis=1)
 
     def apply(self, images: Tensor, draws_n3: Tensor) -> Tensor:
-        """Images `[n, C, H, W]` of bytes, each moved by its draw."""
+        """Apply the draws to byte images `[n, C, H, W]`."""
         count, channels, height, width = images.shape
         draws, device = draws_n3.long(), images.device
         rows = torch.arange(height, device=device) + draws[:, :1]

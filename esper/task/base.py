@@ -1,41 +1,57 @@
-"""What a task is: data on a device, instances that differ from host to host, and how hosts are made and trained."""
+"""The task interface: a data set, host instances that differ, and how hosts are made and trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from esper.fusion.layout import Layout
+from esper.hosts.base import HostConfig
 from esper.seeding import torch_stream
 from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
 from esper.task.data import Data, TaskError
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
-__all__ = ["Data", "DataView", "Instance", "Instances", "Split", "Task", "TaskConfig", "TaskError", "check_kinds"]
-
 
 @dataclass(kw_only=True, slots=True)
 class TaskConfig:
-    """Fields every task shares. Where a field is a list, each host draws one of its values, each as likely as any other."""
+    """Fields that all tasks share. Where a field is a list, each host draws one of its values uniformly."""
 
+    samples: ClassVar[Layout] = Layout.IMAGES
+    """What a sample is: an image, or a sequence of tokens. The task takes every host that reads such samples."""
+    default_host: ClassVar[str] = "cnn"
+    """Option of the group `host` that the task comes with."""
+    standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
+    """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
+
+    instances: Instances = Instances.healthy
+    """Condition of the hosts: `lesioned` hosts lack spatial context in some blocks (cnn), most inputs of some
+    layers (mlp), or attention to earlier tokens in some layers (transformer); `healthy` hosts are whole."""
+    kinds: list[str] = field(default_factory=lambda: list[str]())
+    """Kinds of lesion, drawn uniformly: one letter per block or layer in forward order, x lesioned, o whole. Empty: the task's
+    standard kinds for a host of this many parts, as its description lists them."""
     batch_size: int = 128
-    """Samples in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
+    """Samples per optimiser step of a host, at least 1. The remainder of an epoch that fills no batch is dropped."""
     epoch_samples: int = 0
-    """Training samples a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its
-    samples goes on over the epochs."""
+    """Training samples per epoch of a host, 0 for all. Fewer: shorter epochs, and a pass over the data spans several epochs."""
     valid_samples: int = 0
-    """Validation samples every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
+    """Validation samples per measurement, 0 for all. Fewer: faster, and noisier rewards."""
     label_noise: list[float] = field(default_factory=lambda: [0.0])
-    """Share of a host's training labels that are wrong, each from 0 to below 1; fixed for the life of a host."""
+    """Share of wrong labels among a host's training labels, each from 0 to below 1; fixed for the life of a host."""
     data_share: list[float] = field(default_factory=lambda: [1.0])
-    """Share of the training samples that a host learns from, each above 0 and at most 1; a smaller share is seen more often."""
+    """Share of the training samples that a host learns from, each above 0 and at most 1. Lower: fewer samples, repeated more."""
     rate_factor: list[float] = field(default_factory=lambda: [1.0])
-    """Factor on a host's learning rates, those of its seeds included, each above 0."""
+    """Factor on the learning rates of a host and its seeds, each above 0."""
+    split_seed: int = 0
+    """Seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can be
+    compared."""
     host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(weight_decay=5e-4))
-    """How hosts learn."""
+    """Optimiser of the hosts."""
     seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig())
-    """How seeds learn; their gradients are clipped apart from the host's."""
+    """Optimiser of the seeds; their gradients are clipped separately from the host's."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -57,50 +73,59 @@ class TaskConfig:
         if not good or not all(good):
             raise ValueError(f"task.{name} must list at least one value, each {rule}, got {getattr(self, name)}")
 
-    def build(self) -> "Task":
-        """Loads the data.
+    def check_host(self, host: HostConfig) -> None:
+        """Raise ValueError if the instances of this task cannot be made of a host that reads its samples."""
+        if self.instances is Instances.healthy:
+            return
+        if not (parts := host.num_parts()):
+            raise ValueError("task.instances=lesioned needs a host with parts to lesion: set task.instances=healthy")
+        kinds = self.kinds_of(host)
+        wrong = [kind for kind in kinds if len(kind) != parts or set(kind) - {"o", "x"}]
+        if wrong or not kinds:
+            raise ValueError(
+                f"task.kinds must name at least one kind with {parts} letters o or x, one per {host.part}, "
+                f"got [{','.join(wrong)}]; task.instances=healthy needs none"
+            )
+
+    def kinds_of(self, host: HostConfig) -> Sequence[str]:
+        """Return the kinds of lesion from which the hosts are drawn."""
+        return self.kinds or self.standard_kinds.get(host.num_parts(), ())
+
+    def build(self, host: HostConfig) -> "Task":
+        """Load the data and return the task for hosts of this architecture.
 
         Raises:
-            TaskError: the data is not there or not what it should be.
+            TaskError: the data is missing or damaged.
         """
-        raise TypeError(f"{type(self).__name__} does not say how to load its data: define build()")
-
-
-def check_kinds(instances: Instances, kinds: Sequence[str], parts: int, what: str = "block (task.host.blocks)") -> None:
-    """Raises ValueError where lesioned hosts are asked for and the kinds of lesion do not fit their parts."""
-    wrong = [kind for kind in kinds if len(kind) != parts or set(kind) - {"o", "x"}]
-    if instances is Instances.lesioned and (wrong or not kinds):
-        raise ValueError(
-            f"task.kinds must name at least one kind with {parts} letters o or x, one a {what}, "
-            f"got [{','.join(wrong)}]; task.instances=healthy needs none"
-        )
+        raise TypeError(f"{type(self).__name__} does not load data: define build(host)")
 
 
 class Task:
     """A data set and the hosts that learn it."""
 
-    def __init__(self, config: TaskConfig, data: Data | None = None) -> None:
+    def __init__(self, config: TaskConfig, host: HostConfig, data: Data) -> None:
         self.optimisers = (config.host_optimiser, config.seed_optimiser)
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
         self.augmentation: Augmentation | None = None
-        self._common = config
-        if data is not None:
-            self.data: Data = _shortened(data, config.valid_samples)
+        self._common, self._host, self.data = config, host, _shortened(data, config.valid_samples)
 
     def make_host(self, instance: Instance) -> nn.Module:
-        """A host of this instance, with random first weights from torch's global stream."""
-        raise TypeError(f"{type(self).__name__} does not make hosts: define make_host(instance)")
+        """Return a host of this instance with random initial weights from torch's global stream."""
+        shape, lesioned = tuple(self.data.train_x.shape[1:]), [letter == "x" for letter in instance.lesion]
+        return self._host.build(shape, self.data.num_classes, lesioned)
 
     def lesion(self, name: Name) -> str:
-        """The lesion of this host, one letter a block; empty where there is nothing to lesion."""
-        return ""
+        """Return the lesion of a host, one letter per part: in "xoo" the first of three is lesioned."""
+        if self._common.instances is Instances.healthy:
+            return "o" * self._host.num_parts()
+        return name.choose("instance", self._common.kinds_of(self._host))
 
     def classes(self, name: Name) -> tuple[int, ...] | None:
-        """The classes of this host, ascending; None for all."""
+        """Return the classes of a host in ascending order, or None for all."""
         return None
 
     def instance(self, root: int, split: Split, episode: int, index: int) -> Instance:
-        """What is particular to the host of this name."""
+        """Return the properties of the host of this name."""
         name, config = Name(root=root, split=split, episode=episode, index=index), self._common
         return Instance(
             lesion=self.lesion(name),
@@ -111,28 +136,26 @@ class Task:
         )
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
-        """What the instance of this host makes of the data."""
+        """Return the training data as the host of this name sees it."""
         name = Name(root=root, split=split, episode=episode, index=index)
         return data_view(self.instance(root, split, episode, index), self.data, name)
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
-        """The host of this name: the same arguments give the same instance and the same first weights."""
+        """Return the host of this name; equal arguments give an equal instance and equal initial weights."""
         instance = self.instance(root, split, episode, index)
         with torch.random.fork_rng(devices=[]):
             torch.random.set_rng_state(torch_stream(root, "host_init", split, episode, index).get_state())
             return self.make_host(instance)
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:
-        """A short name of the instance, such as its lesion; for reports only, the controller never sees it."""
+        """Return a short name of the instance, such as its lesion, for reports. The controller never sees it."""
         return self.instance(root, split, episode, index).describe()
 
 
 def _shortened(data: Data, valid_samples: int) -> Data:
-    """The data with its first validation samples only; loaders lay them in a random order."""
+    """Return the data with the first validation samples only; loaders shuffle them."""
     if valid_samples > len(data.valid_y):
-        raise TaskError(
-            f"task.valid_samples={valid_samples} exceeds the {len(data.valid_y)} validation samples that there are: use 0 for all"
-        )
+        raise TaskError(f"task.valid_samples={valid_samples} exceeds the {len(data.valid_y)} validation samples: use 0 for all")
     if not valid_samples:
         return data
     return replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])

@@ -1,4 +1,4 @@
-"""Data on a device: images as floats or as bytes, or tokens; and how a batch of them becomes the input of a host."""
+"""Data sets as tensors: images as floats or bytes, or tokens; and their conversion to host inputs."""
 
 # n samples, C channels, T positions
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""A target that is none, such as that of a padded position: it counts in no loss and no accuracy (torch's own number for it)."""
+"""Target of padded positions, which loss and accuracy leave out (torch's `ignore_index`)."""
 
 
 class TaskError(ValueError):
-    """A task cannot be set up; the message says what is missing and how to get it."""
+    """A task that cannot be set up; the message says what is missing and how to get it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Inputs and targets of the three parts: images `[n, C, H, W]` and classes `[n]`, or tokens and next tokens `[n, T]`.
+    """Inputs and targets of three sets: images `[n, C, H, W]` and classes `[n]`, or tokens and next tokens `[n, T]`.
 
-    Hosts learn from `train`; rewards, counterfactuals and the governor see `valid`; `test` is touched once, by `evaluate`.
+    Hosts learn from `train`; rewards, counterfactuals and the governor use `valid`; `test` is for final scores only.
     """
 
     train_x: Tensor
@@ -32,24 +32,24 @@ class Data:
     test_y: Tensor
     num_classes: int
     mean: Tensor | None = None
-    """Of images kept as bytes: the mean of each colour `[C, 1, 1]`, from 0 to 255."""
+    """Mean of each channel of byte images `[C, 1, 1]`, from 0 to 255; None for other data."""
     std: Tensor | None = None
-    """Their standard deviation."""
+    """Standard deviation of each channel `[C, 1, 1]`."""
 
     def to(self, device: torch.device) -> "Data":
-        """The same data on a device, where it stays."""
+        """Copy the data to a device."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         parts |= {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
         return Data(**parts)
 
     def inputs(self, samples: Tensor) -> Tensor:
-        """Samples `[..., C, H, W]` or `[..., T]` as hosts take them: bytes become floats of mean 0 and deviation 1."""
+        """Convert samples `[..., C, H, W]` or `[..., T]` to host inputs: bytes become floats of mean 0 and deviation 1."""
         if self.mean is None or self.std is None:
             return samples
         return samples.float().sub_(self.mean).div_(self.std)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ where the data do: what tells two runs on different versions of a data set apart."""
+        """Return a hash of the data, 16 hexadecimal digits, to tell versions of a data set apart."""
         digest = hashlib.sha256()
         for field in fields(self):
             part = getattr(self, field.name)
@@ -60,5 +60,5 @@ class Data:
 
     @property
     def positions(self) -> int:
-        """Targets of a sample: T of a sequence, 1 of an image."""
+        """Number of targets per sample: T of a sequence, 1 of an image."""
         return self.train_y[0].numel()

@@ -1,59 +1,53 @@
-"""Fashion-MNIST: 70,000 real images of clothes, 28x28 pixels in ten classes, from the four IDX files of the data set.
+"""Fashion-MNIST: 70,000 images of clothes, 28x28 pixels in ten classes, from the four IDX files of the data set.
 
-An IDX file has a head of big-endian words (a magic number, then the length of each axis) and the bytes themselves; it may be
-gzipped. Of the 60,000 training images 6,000 are set apart for validation; the 10,000 others are the test part.
+An IDX file has a header of big-endian words (a magic number, then the length of each axis) followed by the bytes; it may be
+gzipped. Of the 60,000 training images 6,000 are held out for validation; the other 10,000 images are for the test.
 
-Measured on 32 hosts in 20 epochs, test accuracy [%] / return of reward=shaped [points], standard error of an accuracy 1 to 2:
+Results for 32 hosts and 20 epochs: test accuracy [%] / return of reward=shaped; standard error of the accuracy 1 to 2:
 
     seed                  ooo         xoo         oxx         all
     none                  66.8/58.1   65.2/55.8   49.0/40.0   58.0/48.9
     depthwise in r0c0     66.7/57.8   68.3/59.7   49.7/40.1   59.2/50.1
     depthwise in r0c2     67.4/54.5   64.0/50.9   56.8/44.8   61.4/48.8
 
-Too few to be sure that a schedule that knows the kind leads the best fixed one (6.0 points of return, standard error 3.2; 2.3
-where both are chosen on the hosts they are judged on): see experiments/2026-11-21_tasks, which has the command.
+There are too few hosts to show that a schedule that knows the kind of each host beats the best fixed schedule (6.0 points of
+return, standard error 3.2; 2.3 if both are chosen and scored on the same hosts): see
+experiments/2026-11-21_tasks for the command.
 """
 
 import gzip
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.hosts.cnn import CNNConfig
 from esper.task.data import Data, TaskError
 from esper.task.images import AugmentedConfig, colours, split
 from esper.task.instances import Instances
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IMAGES, LABELS = 0x803, 0x801
-"""Magic numbers: bytes along three axes, and along one."""
+"""Magic numbers of byte arrays with three axes, and with one."""
 SIDE = 28
 
 
 @dataclass(kw_only=True, slots=True)
 class FashionMnistConfig(AugmentedConfig):
-    """Fashion-MNIST, split 54,000 / 6,000 / 10,000, with lesioned or healthy convolutional hosts; an epoch is a part of it."""
+    """Fashion-MNIST, split 54,000 / 6,000 / 10,000. Standard kinds: [ooo,xoo,oxx] or [oo,xo,ox]."""
+
+    default_host: ClassVar[str] = "cnn_pooled"
 
     root: str = "/usr/share/datasets/fashion-mnist"
-    """Folder with the four IDX files, gzipped or plain; the default is where Debian's dataset-fashion-mnist puts them."""
+    """Folder of the four IDX files, gzipped or plain. The default is the folder of Debian's package dataset-fashion-mnist."""
     instances: Instances = Instances.lesioned
-    """`lesioned` hosts lack spatial context in some of their blocks; `healthy` hosts are whole."""
-    kinds: list[str] = field(default_factory=lambda: ["ooo", "xoo", "oxx"])
-    """Kinds of lesion, each as likely as any other: one letter a block in forward order, x lesioned, o whole."""
     batch_size: int = 64
-    """Samples in one optimiser step of a host, at least 1; the rest of an epoch that fills no batch is left out."""
     epoch_samples: int = 512
-    """Training samples a host sees in an epoch, 0 for as many as there are. Fewer: shorter epochs, and a host's walk through its
-    samples goes on over the epochs."""
     valid_samples: int = 250
-    """Validation samples every measurement uses, 0 for all. Fewer: faster, and noisier rewards."""
-    host: CNNConfig = field(default_factory=lambda: CNNConfig(pools=3))
-    """The host's architecture."""
 
     def load(self) -> Data:
         folder = Path(self.root)
@@ -79,10 +73,10 @@ class FashionMnistConfig(AugmentedConfig):
 
 
 def _read(folder: Path, name: str, magic: int) -> npt.NDArray[np.uint8]:
-    """The array of one IDX file.
+    """Read the array of an IDX file.
 
     Raises:
-        TaskError: it is missing, truncated, or not what its name says.
+        TaskError: the file is missing, truncated, or of another type.
     """
     path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     if path is None:
@@ -98,21 +92,21 @@ def _read(folder: Path, name: str, magic: int) -> npt.NDArray[np.uint8]:
     axes = magic & 0xFF
     head = 4 * (1 + axes)
     if len(raw) < head or struct.unpack(">I", raw[:4])[0] != magic:
-        raise TaskError(f"{path} is damaged: it does not begin as an IDX file of {axes} axes; install or download it again")
+        raise TaskError(f"{path} is damaged: it has no header of an IDX file of {axes} axes; install or download it again")
     shape = struct.unpack(f">{axes}I", raw[4:head])
     if len(raw) - head != np.prod(shape, dtype=np.int64):
         raise TaskError(
-            f"{path} is damaged: its head promises {'x'.join(map(str, shape))} bytes and {len(raw) - head} follow; "
+            f"{path} is damaged: its header announces {'x'.join(map(str, shape))} bytes, but {len(raw) - head} follow; "
             "install or download it again"
         )
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape).copy()
 
 
 def _check(folder: Path, images: npt.NDArray[np.uint8], targets: npt.NDArray[np.uint8], names: tuple[str, ...]) -> None:
-    """Images and labels must belong together."""
+    """Raise TaskError unless images and labels match."""
     if len(images) != len(targets) or len(targets) < 10 or images.shape[1:] != (SIDE, SIDE) or targets.max() > 9:
         raise TaskError(
-            f"{names[0]} and {names[1]} in {folder} do not belong together: {len(images)} images of "
+            f"{names[0]} and {names[1]} in {folder} do not match: {len(images)} images of "
             f"{'x'.join(map(str, images.shape[1:]))} pixels and {len(targets)} labels up to {targets.max(initial=0)}; "
             "install or download them again"
         )

@@ -1,7 +1,7 @@
-"""What differs from host to host, drawn from named streams: its lesion, its labels, its share of the data, its learning rate.
+"""Differences between hosts, drawn from named streams: lesion, labels, share of the data, learning rate.
 
-An instance says what, a data view says it in arrays that a shard can stack. Each property has a stream of its own, so that
-drawing one more changes none of the others. The split is part of every name: held-out hosts have instances of their own.
+An instance describes them; a data view holds the arrays that a shard can stack. Each property has its own stream, so that a new
+property does not change the others. The split is part of every name, so that held-out hosts have their own instances.
 """
 
 # n training samples, K classes, T positions of a sequence
@@ -23,14 +23,14 @@ Value = TypeVar("Value")
 
 
 class Split(StrEnum):
-    """Which hosts: those a controller may learn from, or fresh ones to judge it by."""
+    """The hosts that a controller learns from, and the held-out hosts that it is scored on."""
 
     TRAINING = "training"
     HELD_OUT = "held_out"
 
 
 class Instances(StrEnum):
-    """Which hosts are drawn."""
+    """The condition of the hosts."""
 
     lesioned = "lesioned"
     healthy = "healthy"
@@ -38,7 +38,7 @@ class Instances(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Name:
-    """Which host: everything random about it comes from streams of this name."""
+    """The name of a host, which keys all of its random streams."""
 
     root: int
     split: Split
@@ -46,31 +46,31 @@ class Name:
     index: int
 
     def stream(self, purpose: str, *keys: int | str) -> np.random.Generator:
-        """The stream of a purpose."""
+        """Return the stream for a purpose."""
         return stream(self.root, purpose, self.split, self.episode, self.index, *keys)
 
     def choose(self, purpose: str, values: Sequence[Value]) -> Value:
-        """One of the values, each as likely as any other."""
+        """Draw one of the values uniformly."""
         return values[int(self.stream(purpose).integers(len(values)))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """What is particular to a host."""
+    """The properties of a host."""
 
     lesion: str = ""
-    """One letter a block, x lesioned, o whole; empty where the host has no blocks to lesion."""
+    """One letter per block or layer, x lesioned, o whole; empty if the host has no parts to lesion."""
     label_noise: float = 0.0
-    """Share of its training labels that are wrong."""
+    """Share of wrong training labels."""
     data_share: float = 1.0
-    """Share of the training samples that it learns from."""
+    """Share of the training samples that the host learns from."""
     classes: tuple[int, ...] | None = None
-    """The classes that it learns and is measured on, ascending; None for all."""
+    """Classes that the host learns and is measured on, ascending; None for all."""
     rate_factor: float = 1.0
-    """Its learning rates in units of the task's."""
+    """Factor on the task's learning rates."""
 
     def describe(self) -> str:
-        """A short name, such as "xoo noise=0.2 data=0.1 classes=5 rate=0.3", without what is ordinary."""
+        """Return a short name without default values, such as "xoo noise=0.2 data=0.1 classes=5 rate=0.3"."""
         parts = [self.lesion] if self.lesion else []
         parts += [f"noise={self.label_noise:g}"] if self.label_noise else []
         parts += [f"data={self.data_share:g}"] if self.data_share != 1.0 else []
@@ -81,20 +81,20 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataView:
-    """What an instance makes of the training data. None stands for what all have, and costs nothing."""
+    """The training data of an instance. None stands for the common data and costs no memory."""
 
     samples: npt.NDArray[np.int64] | None = None
-    """Indices of the training samples that the host learns from, ascending."""
+    """Indices of the host's training samples, ascending."""
     labels: Tensor | None = None
-    """The targets of all n training samples as this host is told them, in as few bytes as they need."""
+    """Targets of all n training samples for this host, in the smallest integer type that holds them."""
     classes: npt.NDArray[np.bool_] | None = None
-    """`[K]`: on which classes it is measured."""
+    """`[K]`: classes that the host is measured on."""
     rate_factor: float = 1.0
-    """Its learning rates in units of the task's."""
+    """Factor on the task's learning rates."""
 
 
 def data_view(instance: Instance, data: Data, name: Name) -> DataView:
-    """The data_view of an instance: fixed for the life of a host."""
+    """Return the data view of an instance, which is fixed for the life of a host."""
     samples, classes = _samples(instance, data, name), None
     if instance.classes is not None:
         classes = np.zeros(data.num_classes, dtype=np.bool_)
@@ -108,7 +108,7 @@ def data_view(instance: Instance, data: Data, name: Name) -> DataView:
 
 
 def _samples(instance: Instance, data: Data, name: Name) -> npt.NDArray[np.int64] | None:
-    """The samples of the instance's classes, and of them the share that it has: at least one."""
+    """Return the samples of the instance's classes, or its share of them, at least one."""
     if instance.classes is None and instance.data_share == 1.0:
         return None
     samples = np.arange(len(data.train_y))
@@ -121,7 +121,7 @@ def _samples(instance: Instance, data: Data, name: Name) -> npt.NDArray[np.int64
 
 
 def _labels(instance: Instance, data: Data, name: Name, samples: npt.NDArray[np.int64] | None) -> Tensor:
-    """Targets of which that share of the host's own is wrong: another of the host's classes, each as likely as any other."""
+    """Return the targets with a share of the host's own replaced by another of its classes, drawn uniformly."""
     rng, labels = name.stream("instance_labels"), _array(data.train_y).copy()
     rows = np.arange(len(labels)) if samples is None else samples
     own = labels[rows]

@@ -44,6 +44,7 @@ def build_env(
     """
     parts = EnvParts(
         task=config.task,
+        host=config.host,
         slots=config.slots,
         gates=config.gates,
         heads=config.agent.heads,

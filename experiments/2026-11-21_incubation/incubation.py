@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from esper.training.episode import play
 
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
@@ -19,13 +20,12 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
-from esper.training.episode import play
 from esper.training.trainer import build_env
 
 BOTH = ("conv_light", "conv_heavy")
 TASKS = {
     "digits": (["task=digits"], 48, BOTH),
-    "digits_1x1": (["task=digits", "task.instances=healthy", "task.host.kernel=1", "task.host.base_channels=4"], 48, BOTH),
+    "digits_1x1": (["task=digits", "task.instances=healthy", "host.kernel=1", "host.base_channels=4"], 48, BOTH),
     "mnist5k": (["task=mnist5k"], 32, BOTH[:1]),
 }
 """Overrides, hosts, and blueprints."""

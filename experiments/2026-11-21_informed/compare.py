@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from esper.training.episode import play
 
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
@@ -21,12 +22,11 @@ from esper.config import register
 from esper.env.growth_env import GrowthEnv
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
-from esper.training.episode import play
 from esper.training.trainer import build_env
 
 NAMES = ("conv_light", "depthwise", "conv_heavy")
 PLANS = [("conv_light", 0), ("conv_light", 1), ("depthwise", 0), ("conv_heavy", 1)]
-TASKS = {"lesioned": [], "1x1 kernels": ["task.instances=healthy", "task.host.kernel=1"]}
+TASKS = {"lesioned": [], "1x1 kernels": ["task.instances=healthy", "host.kernel=1"]}
 EARLY = 5
 """Epochs after planting at which validation accuracy is looked at too."""
 

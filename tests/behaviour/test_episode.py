@@ -11,6 +11,7 @@ from esper.env.actions import Head, Observation
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.plain import NormConfig
@@ -37,7 +38,7 @@ class Listener:
 def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
     """`[T, N, H]` of the last of so many episodes."""
     env = GrowthEnv(
-        task=DigitsConfig(valid_samples=50).build(),
+        task=DigitsConfig(valid_samples=50).build(CNNConfig()),
         slots=OneSeedConfig(),
         blueprints={"norm": NormConfig()},
         reward=ShapedConfig().build(gamma=1.0),

@@ -80,7 +80,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
         (
-            ["slots=all", "task.host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
+            ["slots=all", "host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
             "measures 2^9 settings",
         ),
         (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab is several runs: put -m in front"),

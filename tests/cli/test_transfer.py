@@ -18,7 +18,7 @@ from esper.training.trainer import Trainer
 register()
 
 TINY = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "reward.rent=0.7"]
-FIVE = ["task.host.surfaces=[pre,post]"]
+FIVE = ["host.surfaces=[pre,post]"]
 """Hosts with 5 slots where there are 3."""
 
 
@@ -47,9 +47,9 @@ def saved() -> Config:
 
 
 def test_what_is_not_named_stays_as_it_was_trained() -> None:
-    config = moved(saved(), ["steps=40", "task.host.base_channels=3", "seed=5"])
+    config = moved(saved(), ["steps=40", "host.base_channels=3", "seed=5"])
     assert (config.steps, config.seed) == (40, 5)
-    assert getattr(config.task, "host").base_channels == 3  # noqa: B009
+    assert getattr(config.host, "base_channels") == 3  # noqa: B009
     assert config.task.valid_samples == 100
     expected = from_plain(to_plain(saved()))
     for name in ("slots", "reward", "agent", "blueprint", "gates", "governor", "hosts"):
@@ -63,6 +63,15 @@ def test_a_group_that_is_named_comes_with_its_defaults_and_keys_within_it_go_on_
     assert config.task.valid_samples == 0
     assert getattr(config.reward, "rent") == 0.7  # noqa: B009
     assert type(moved(saved(), ["reward_mode=sparse"]).reward) is type(check(["reward=sparse"]).reward)
+
+
+def test_a_task_that_is_named_comes_with_its_default_host() -> None:
+    trained_on_mlp = from_plain(to_plain(check(["task=digits_mlp", "blueprint=[norm]", "host.width=8"])))
+    assert moved(trained_on_mlp, ["steps=30"]).host == trained_on_mlp.host
+    assert moved(trained_on_mlp, ["task=digits"]).host == check(["task=digits"]).host
+    assert moved(trained_on_mlp, ["task=digits", "host=mlp"]).host == check(["task=digits_mlp"]).host
+    only_host = moved(trained_on_mlp, ["host=cnn", "host.kernel=1"])
+    assert (only_host.task, only_host.host) == (trained_on_mlp.task, check(["host.kernel=1"]).host)
 
 
 def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
@@ -87,7 +96,7 @@ def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
         ("steps=3,4", "steps=3,4 names several values"),
         ("task=mnist5k,digits", "several values"),
         ("task=mnist", "no option mnist in group task: .*did you mean mnist5k"),
-        ("task.host.base_chanels=3", "no key task.host.base_chanels: .*did you mean base_channels"),
+        ("host.base_chanels=3", "no key host.base_chanels: .*did you mean base_channels"),
         ("steps=many", "steps must be a whole number, got many"),
         ("steps=0", "steps must be 1 or more"),
         ("slots.where=[r7c7]", "r7c7 is not a slot of this host"),
@@ -111,11 +120,11 @@ def test_words_of_the_evaluation_are_not_those_of_the_world() -> None:
 
 
 def test_a_transfer_says_from_what_to_what() -> None:
-    words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "task.host.width=12", "steps=40"]
+    words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "host.width=12", "steps=40"]
     transfer = changes(saved(), moved(saved(), words), words)
     assert transfer.title == (
-        "transfer from task=digits slots=one_seed blueprint=[conv_heavy,norm] steps=20 "
-        "to task=digits_mlp slots=every_block blueprint=[norm] steps=40 task.host.width=12"
+        "transfer from host=cnn slots=one_seed blueprint=[conv_heavy,norm] steps=20 task.valid_samples=100 "
+        "to host=mlp slots=every_block blueprint=[norm] steps=40 task.valid_samples=0 host.width=12"
     )
     again = changes(saved(), moved(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
     assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"
@@ -152,7 +161,7 @@ def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike,
     assert all(policy[name].equal(saved[name]) for name in saved)
     main([f"checkpoint={alike}", "hosts=2", "controllers=[policy]", *FIVE, "slots=every_block"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "transfer from slots=one_seed task.host.surfaces=[pre] to slots=every_block" in shown
+    assert "transfer from slots=one_seed host.surfaces=[pre] to slots=every_block" in shown
     assert "5 of 5 slots in use, trained with 3" in shown
     (path,) = alike.glob("evaluation_*surfaces*.json")
     kept = json.loads(path.read_text())
@@ -165,7 +174,7 @@ def test_a_policy_with_numbers_for_each_slot_stays_where_they_are(named) -> None
     given = parse([f"checkpoint={named}", "hosts=2", "controllers=[policy]"])
     with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, and here they are .*agent.slot_identity=false"):
         Evaluation(given, FIVE)
-    assert Evaluation(given, ["task.host.base_channels=3", "slots=every_block"]).env.layout.num_slots == 3
+    assert Evaluation(given, ["host.base_channels=3", "slots=every_block"]).env.layout.num_slots == 3
     nobody = parse([f"checkpoint={named}", "hosts=2", "controllers=[wait]"])
     assert Evaluation(nobody, FIVE).env.layout.num_slots == 5
 

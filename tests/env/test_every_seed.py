@@ -37,9 +37,9 @@ def tokens():
 
 
 MAKERS = {
-    "images": lambda: CNNConfig(base_channels=4, surfaces=["pre", "post"]).build(1, 10, [False] * 3),
-    "vectors": lambda: MLPConfig(width=8).build(64, 10, [False, True]),
-    "sequences": lambda: TransformerConfig(width=8, heads=2, context=11).build(WORDS, [False, True]),
+    "images": lambda: CNNConfig(base_channels=4, surfaces=["pre", "post"]).build((1, 8, 8), 10, [False] * 3),
+    "vectors": lambda: MLPConfig(width=8).build((64,), 10, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, context=11).build((8,), WORDS, [False, True]),
 }
 
 

@@ -15,6 +15,7 @@ from esper.env.host_sampler import walk
 from esper.env.member_data import MemberData
 from esper.env.shard import Shard
 from esper.growth.variants import Tree
+from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.augment import Augmentation
@@ -42,26 +43,21 @@ def cut(data, train, valid):
 
 
 def digits(**lists):
-    task = DigitsConfig(batch_size=16, **lists).build()
+    task = DigitsConfig(batch_size=16, **lists).build(CNNConfig())
     task.data = cut(task.data, 160, 60)
     return task
 
 
-class Tales(Task):
-    """A tiny language task: some targets are padding."""
-
-    def make_host(self, instance):
-        return TransformerConfig(layers=1, width=8, heads=2, context=6).build(12, [False])
-
-
 def tales(**lists):
+    """A tiny language task: some targets are padding."""
     generator = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 12, (200, 7), generator=generator)
     x, y = whole[:, :-1].clone(), whole[:, 1:].clone()
     y[::3, 4:] = IGNORED
     parts = {"train": slice(0, 96), "valid": slice(96, 140), "test": slice(140, 200)}
     tensors = {f"{part}_x": x[rows] for part, rows in parts.items()} | {f"{part}_y": y[rows] for part, rows in parts.items()}
-    return Tales(TextConfig(batch_size=8, **lists), Data(**tensors, num_classes=12))
+    host = TransformerConfig(layers=1, width=8, heads=2, context=6)
+    return Task(TextConfig(batch_size=8, **lists), host, Data(**tensors, num_classes=12))
 
 
 def taught(task, hosts=HOSTS):

@@ -108,7 +108,9 @@ def test_a_stacked_layer_is_its_layers_side_by_side(float64, name, members, trai
 @pytest.mark.parametrize("members", [1, 3, 8])
 def test_a_fused_host_is_its_hosts_forward_backward_and_statistics(float64, members):
     config = CNNConfig(base_channels=3, pools=3)
-    hosts = [random_module(lambda m=m: config.build(1, 10, [m % 2 == 0, False, m % 3 == 0])).train() for m in range(members)]
+    hosts = [
+        random_module(lambda m=m: config.build((1, 8, 8), 10, [m % 2 == 0, False, m % 3 == 0])).train() for m in range(members)
+    ]
     fleet = Fleet(hosts)
     xs = [torch.randn(6, 1, 8, 8) for _ in range(members)]
     for _ in range(2):  # twice, so that the running statistics move twice
@@ -132,7 +134,7 @@ def test_a_fused_host_is_its_hosts_forward_backward_and_statistics(float64, memb
 
 def test_a_member_of_a_fleet_is_a_plain_module_with_its_parameters_and_buffers():
     config = CNNConfig(base_channels=3)
-    hosts = [random_module(lambda m=m: config.build(1, 10, [m == 0, m == 1, False])) for m in range(3)]
+    hosts = [random_module(lambda m=m: config.build((1, 8, 8), 10, [m == 0, m == 1, False])) for m in range(3)]
     fleet = Fleet(hosts)
     fleet.bind().train()(torch.randn(5, 3, 8, 8))
     x = torch.randn(4, 3, 8, 8)
@@ -147,7 +149,7 @@ def test_a_member_of_a_fleet_is_a_plain_module_with_its_parameters_and_buffers()
 
 
 def test_a_fleet_leaves_the_modules_as_they_are():
-    hosts = [CNNConfig().build(1, 10, [False] * 3) for _ in range(2)]
+    hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(2)]
     before = [copy.deepcopy(host.state_dict()) for host in hosts]
     fleet = Fleet(hosts)
     with torch.no_grad():

@@ -96,7 +96,7 @@ def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
 def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
     """64 of the digits' hosts, every image blueprint in all three slots with and without gate, and a snapshot of it all."""
     blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
-    hosts = [CNNConfig().build(1, 10, [False] * 3) for _ in range(64)]
+    hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(64)]
     network = GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
     assert not network.banks
     for slot in range(3):

@@ -12,7 +12,7 @@ from esper.hosts.mlp import MLPConfig
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_slot_lies_after_each_hidden_layer(layers):
-    host = MLPConfig(layers=layers, width=5).build(12, 7, [False] * layers)
+    host = MLPConfig(layers=layers, width=5).build((12,), 7, [False] * layers)
     assert slot_specs(host) == host.slots
     assert [(s.name, s.channels, s.layout) for s in host.slots] == [(f"r0c{i}", 5, Layout.VECTORS) for i in range(layers)]
     images = torch.randn(4, 3, 2, 2)
@@ -22,7 +22,7 @@ def test_a_slot_lies_after_each_hidden_layer(layers):
 
 def test_a_lesioned_layer_sees_a_fixed_part_of_its_inputs_for_good():
     config = MLPConfig(width=8, lesion_keeps=0.4)
-    host = config.build(20, 3, [True, False])
+    host = config.build((20,), 3, [True, False])
     optimiser = torch.optim.SGD(host.parameters(), 0.5, weight_decay=0.1)
     for _ in range(5):
         optimiser.zero_grad()
@@ -31,8 +31,8 @@ def test_a_lesioned_layer_sees_a_fixed_part_of_its_inputs_for_good():
     x = torch.randn(4, 20, requires_grad=True)
     host(x).square().sum().backward()
     assert x.grad.abs().sum(0).gt(0).equal(spread_mask(20, 0.4).bool())
-    assert config.build(20, 3, [True, False]).segments[0][1].mask.equal(spread_mask(20, 0.4))
-    whole = config.build(20, 3, [False, True])
+    assert config.build((20,), 3, [True, False]).segments[0][1].mask.equal(spread_mask(20, 0.4))
+    whole = config.build((20,), 3, [False, True])
     assert whole.segments[0][1].mask.all()
     assert whole.segments[1][0].mask.equal(spread_mask(8, 0.4))
 
@@ -47,7 +47,7 @@ def test_a_mask_has_its_share_of_ones_and_at_least_one(features, share):
 
 @pytest.mark.parametrize("members", [1, 3, 8])
 def test_a_fused_host_is_its_hosts(float64, members):
-    hosts = [MLPConfig(layers=3, width=5).build(12, 4, [m % 2 == 0, m % 3 == 0, False]) for m in range(members)]
+    hosts = [MLPConfig(layers=3, width=5).build((12,), 4, [m % 2 == 0, m % 3 == 0, False]) for m in range(members)]
     fleet, x = Fleet(hosts), torch.randn(members, 6, 3, 2, 2)
     logits = by_member(fleet.bind()(side_by_side(x)), members)
     wanted = torch.stack([host(part) for host, part in zip(hosts, x, strict=True)])
@@ -60,16 +60,16 @@ def test_a_fused_host_is_its_hosts(float64, members):
 
 def test_a_lesion_must_be_named_for_every_layer():
     with pytest.raises(ValueError, match="2 layers, got 1"):
-        MLPConfig().build(4, 2, [False])
+        MLPConfig().build((4,), 2, [False])
 
 
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"layers": 0}, r"task\.host\.layers must be at least 1"),
-        ({"width": 0}, r"task\.host\.width must be at least 1"),
-        ({"lesion_keeps": 0.0}, r"task\.host\.lesion_keeps must be above 0 and below 1"),
-        ({"lesion_keeps": 1.0}, r"task\.host\.lesion_keeps must be above 0 and below 1"),
+        ({"layers": 0}, r"host\.layers must be at least 1"),
+        ({"width": 0}, r"host\.width must be at least 1"),
+        ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be above 0 and below 1"),
+        ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be above 0 and below 1"),
     ],
 )
 def test_each_rule_of_the_config_fires(fields, rule):

@@ -29,7 +29,7 @@ def test_slots_lie_after_attention_and_mlp_of_the_chosen_layers_and_change_no_nu
     outs = []
     for chosen in ({"slot_layers": layers, "surfaces": surfaces}, {}):
         torch.manual_seed(5)
-        host = TransformerConfig(layers=3, width=12, heads=3, context=9, **chosen).build(17, [False] * 3)
+        host = TransformerConfig(layers=3, width=12, heads=3, context=9, **chosen).build((8,), 17, [False] * 3)
         outs.append(host(tokens))
         if chosen:
             assert [(spec.name, spec.channels, spec.layout) for spec in slot_specs(host)] == [
@@ -41,7 +41,7 @@ def test_slots_lie_after_attention_and_mlp_of_the_chosen_layers_and_change_no_nu
 
 def test_what_lies_before_a_slot_is_what_its_name_says():
     """After attention positions know each other; before it, and in what the MLP adds, they do not."""
-    host = TransformerConfig(layers=2, width=12, heads=3, context=9).build(17, [True, False])
+    host = TransformerConfig(layers=2, width=12, heads=3, context=9).build((8,), 17, [True, False])
     tokens = torch.randint(17, (1, 9))
     other = tokens.clone()
     other[0, 3] = (tokens[0, 3] + 1) % 17
@@ -59,7 +59,7 @@ def test_what_lies_before_a_slot_is_what_its_name_says():
 def test_the_first_loss_is_the_logarithm_of_the_vocabulary_at_any_depth(layers, vocab, width, tied):
     torch.manual_seed(layers)
     heads = 3 if width == 12 else 4
-    host = TransformerConfig(layers=layers, width=width, heads=heads, tied=tied).build(vocab, [False] * layers)
+    host = TransformerConfig(layers=layers, width=width, heads=heads, tied=tied, context=64).build((8,), vocab, [False] * layers)
     tokens = torch.randint(vocab, (8, 65))
     with torch.no_grad():
         loss = F.cross_entropy(host(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -70,7 +70,7 @@ def test_the_first_loss_is_the_logarithm_of_the_vocabulary_at_any_depth(layers, 
 def test_the_residual_stream_is_of_one_size_at_any_depth(layers):
     """With writes that are not scaled by the depth, its size would grow from 0.08 to 0.32."""
     torch.manual_seed(layers)
-    host = TransformerConfig(layers=layers, width=256).build(64, [False] * layers)
+    host = TransformerConfig(layers=layers, width=256, heads=4, context=64).build((8,), 64, [False] * layers)
     with torch.no_grad():
         x = start = host.segments[0][:2](torch.randint(64, (4, 64)))
         for segment in [host.segments[0][2:], *list(host.segments)[1:-1]]:
@@ -83,7 +83,7 @@ def test_the_residual_stream_is_of_one_size_at_any_depth(layers):
 @pytest.mark.parametrize("members", [1, 3, 8])
 def test_a_fused_host_is_its_hosts_in_losses_and_gradients(float64, members, tied):
     config = TransformerConfig(width=12, heads=3, context=9, tied=tied)
-    hosts = [config.build(17, [m % 2 == 0, m % 3 == 1]) for m in range(members)]
+    hosts = [config.build((8,), 17, [m % 2 == 0, m % 3 == 1]) for m in range(members)]
     with torch.no_grad():
         for host in hosts:
             for parameter in host.parameters():
@@ -107,12 +107,12 @@ def test_a_fused_host_is_its_hosts_in_losses_and_gradients(float64, members, tie
 def test_a_tied_host_is_as_large_as_the_language_model_that_others_measured():
     config = TransformerConfig(layers=6, width=384, heads=6, context=256, tied=True)
     with torch.device("meta"):
-        host = config.build(50257, [False] * 6)
+        host = config.build((8,), 50257, [False] * 6)
     assert sum(parameter.numel() for parameter in host.parameters()) == 30_044_544
 
 
 def test_a_lesion_outlasts_training():
-    host = SMALL.build(17, [True, True])
+    host = SMALL.build((8,), 17, [True, True])
     optimiser = torch.optim.SGD(host.parameters(), 0.5, weight_decay=0.01)
     for _ in range(5):
         tokens = torch.randint(17, (8, 10))
@@ -127,25 +127,25 @@ def test_a_lesion_outlasts_training():
 
 
 def test_a_sequence_that_is_too_long_is_refused():
-    for module in (SMALL.build(17, [False] * 2), Fleet([SMALL.build(17, [False] * 2)] * 2).bind()):
-        with pytest.raises(ValueError, match=r"10 positions does not fit task\.host\.context=9"):
+    for module in (SMALL.build((8,), 17, [False] * 2), Fleet([SMALL.build((8,), 17, [False] * 2)] * 2).bind()):
+        with pytest.raises(ValueError, match=r"10 positions does not fit host\.context=9"):
             module(torch.zeros(2, 10, dtype=torch.long))
 
 
 def test_a_lesion_must_be_named_for_every_layer():
     with pytest.raises(ValueError, match="2 layers, got 3"):
-        SMALL.build(17, [False] * 3)
+        SMALL.build((8,), 17, [False] * 3)
 
 
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        *[({name: 0}, rf"task\.host\.{name} must be at least 1, got 0") for name in ("layers", "width", "heads", "context")],
-        ({"width": 30}, r"task\.host\.width=30 must be a multiple of task\.host\.heads=4: use 32"),
-        ({"slot_layers": [2]}, r"task\.host\.slot_layers must name layers from 0 to 1, each once, got \[2\]"),
-        ({"slot_layers": [0, 0]}, r"task\.host\.slot_layers must name layers"),
-        ({"surfaces": ["pre"]}, r"task\.host\.surfaces must name one or both of attention, mlp, each once, got \[pre\]"),
-        ({"surfaces": []}, r"task\.host\.surfaces must name"),
+        *[({name: 0}, rf"host\.{name} must be at least 1, got 0") for name in ("layers", "width", "heads", "context")],
+        ({"width": 30, "heads": 4}, r"host\.width=30 must be a multiple of host\.heads=4: use 32"),
+        ({"slot_layers": [2]}, r"host\.slot_layers must name layers from 0 to 1, each once, got \[2\]"),
+        ({"slot_layers": [0, 0]}, r"host\.slot_layers must name layers"),
+        ({"surfaces": ["pre"]}, r"host\.surfaces must name one or both of attention, mlp, each once, got \[pre\]"),
+        ({"surfaces": []}, r"host\.surfaces must name"),
     ],
 )
 def test_each_rule_of_the_config_fires(fields, rule):

@@ -27,9 +27,9 @@ from esper.seeds.blueprints.registry import BLUEPRINTS
 
 WORDS, CONTEXT = 10, 6
 HOSTS = {
-    "cnn": lambda: CNNConfig(base_channels=4).build(1, WORDS, [False, True, False]),
-    "mlp": lambda: MLPConfig(width=8).build(64, WORDS, [False] * MLPConfig().layers),
-    "transformer": lambda: TransformerConfig(width=8, context=CONTEXT).build(WORDS, [False, True]),
+    "cnn": lambda: CNNConfig(base_channels=4).build((1, 8, 8), WORDS, [False, True, False]),
+    "mlp": lambda: MLPConfig(width=8).build((64,), WORDS, [False] * MLPConfig().layers),
+    "transformer": lambda: TransformerConfig(width=8, context=CONTEXT).build((8,), WORDS, [False, True]),
 }
 each_host = pytest.mark.parametrize("kind", list(HOSTS))
 ALL = tuple(kind() for kind in BLUEPRINTS.values())

@@ -72,7 +72,7 @@ class Peak(nn.Module):
 
 def conv_host(member):
     """A host without sums over space, whose every operation treats a group of channels the same wherever it lies."""
-    host = CNNConfig(base_channels=8).build(1, 10, [member % 2 == 0, False, False])
+    host = CNNConfig(base_channels=8).build((1, 8, 8), 10, [member % 2 == 0, False, False])
     return Host([*list(host.segments)[:-1], nn.Sequential(nn.Conv2d(32, 10, 1), Peak())], host.slots)
 
 

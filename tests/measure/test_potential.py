@@ -20,9 +20,9 @@ from esper.seeds.slot_gradients import GradientHooks, SlotGradients, samples_of
 
 MEMBERS, SAMPLES, CLASSES = 3, 6, 5
 HOSTS = {
-    "images": lambda: CNNConfig(base_channels=3).build(2, CLASSES, [False, True, False]),
-    "vectors": lambda: MLPConfig(width=8).build(2 * 64, CLASSES, [False, True]),
-    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build(CLASSES, [False]),
+    "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSES, [False, True, False]),
+    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSES, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSES, [False]),
 }
 
 

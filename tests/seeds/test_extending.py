@@ -78,7 +78,7 @@ def test_a_host_and_a_seed_from_outside_train_and_are_evaluated(outside, tmp_pat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (WITHOUT_STACKED_FORM, "task=mine: segments.0.1 is a PReLU, which has no stacked form"),
+        (WITHOUT_STACKED_FORM, "task=mine host=mine: segments.0.1 is a PReLU, which has no stacked form"),
         (SEED_WITHOUT_STACKED_FORM, "blueprint=swish: 1 is a PReLU, which has no stacked form"),
     ],
 )
@@ -97,7 +97,7 @@ def test_chance_is_refused_one_by_one_too(outside):
     change = ("nn.ReLU()", "nn.Dropout(0.1)")
     refused = outside("task=mine", "blueprint=[swish]", *SHORT, "devices.cpu.members_per_shard=1", change=change)
     assert refused.returncode == 2
-    assert "task=mine: segments.0.1 is a Dropout, which draws from torch's global random stream" in refused.stderr
+    assert "task=mine host=mine: segments.0.1 is a Dropout, which draws from torch's global random stream" in refused.stderr
 
 
 def test_an_unknown_blueprint_is_answered_with_those_that_there_are(outside):

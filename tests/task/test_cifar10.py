@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.hosts.cnn import CNNConfig
 from esper.task.cifar10 import MEAN, RECORD, STD, TEST_FILE, TRAIN_FILES, Cifar10Config
 from esper.task.data import TaskError
 from esper.task.instances import Split
@@ -35,7 +36,7 @@ def pixel(record, channel, row, column):
 
 
 def test_images_and_classes_are_those_of_the_files(folder):
-    data = Cifar10Config(root=str(folder)).build().data
+    data = Cifar10Config(root=str(folder)).build(CNNConfig()).data
     assert data.train_x.shape == (90, 3, 32, 32)
     assert data.valid_x.shape == (10, 3, 32, 32)
     assert data.test_x.shape == (20, 3, 32, 32)
@@ -56,14 +57,14 @@ def test_images_and_classes_are_those_of_the_files(folder):
 
 
 def test_the_split_is_named_by_its_seed(folder):
-    one, two, other = (Cifar10Config(root=str(folder), split_seed=seed).build().data for seed in (0, 0, 1))
+    one, two, other = (Cifar10Config(root=str(folder), split_seed=seed).build(CNNConfig()).data for seed in (0, 0, 1))
     assert one.valid_x.equal(two.valid_x)
     assert not one.valid_x.equal(other.valid_x)
     assert one.test_x.equal(other.test_x)
 
 
 def test_hosts_are_named_and_whole(folder):
-    task = Cifar10Config(root=str(folder)).build()
+    task = Cifar10Config(root=str(folder)).build(CNNConfig(base_channels=8, pools=3))
     one, two, other = (task.host(0, Split.TRAINING, 0, index) for index in (1, 1, 2))
     assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     assert not one.segments[0][0].weight.equal(other.segments[0][0].weight)
@@ -76,13 +77,13 @@ def test_hosts_are_named_and_whole(folder):
 def test_a_missing_file_is_named_with_what_to_do(folder, name):
     (folder / name).unlink()
     with pytest.raises(TaskError, match=rf"{name}, which is not there: download .* task\.root .* task=digits") as caught:
-        Cifar10Config(root=str(folder)).build()
+        Cifar10Config(root=str(folder)).build(CNNConfig())
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_folder_is_the_same():
     with pytest.raises(TaskError, match=r"data_batch_1\.bin, which is not there"):
-        Cifar10Config(root="/nowhere").build()
+        Cifar10Config(root="/nowhere").build(CNNConfig())
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD * EACH - 5, RECORD * (EACH - 1)])
@@ -90,8 +91,8 @@ def test_a_missing_folder_is_the_same():
 def test_a_truncated_file_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
-    with pytest.raises(TaskError, match=rf"{name} is damaged: it has {size} bytes and not {EACH} records"):
-        Cifar10Config(root=str(folder)).build()
+    with pytest.raises(TaskError, match=rf"{name} is damaged: it has {size} bytes instead of {EACH} records"):
+        Cifar10Config(root=str(folder)).build(CNNConfig())
 
 
 def test_a_class_that_does_not_exist_is_named(folder):
@@ -99,8 +100,8 @@ def test_a_class_that_does_not_exist_is_named(folder):
     content = bytearray(path.read_bytes())
     content[7 * RECORD] = 10
     path.write_bytes(bytes(content))
-    with pytest.raises(TaskError, match=rf"{TRAIN_FILES[2]} is damaged: it names class 10 of 0 to 9"):
-        Cifar10Config(root=str(folder)).build()
+    with pytest.raises(TaskError, match=rf"{TRAIN_FILES[2]} is damaged: it has class 10, and classes are 0 to 9"):
+        Cifar10Config(root=str(folder)).build(CNNConfig())
 
 
 def test_each_rule_of_the_config_fires():

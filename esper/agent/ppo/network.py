@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.agent.base import State
 from esper.agent.ppo.core import FeedForward, Recurrent
 from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parameters
 from esper.buffer.rollout import Seen
+from esper.buffer.transition import State
 from esper.env.actions import EnvSpec, Head, Op, segments
 
 POLICY_GAIN = 0.01
