@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import WORLD
 from esper.config import CONF, GROUPS, MANY, SWEEPS, UNTRAINED, Config
-from esper.lab.evaluation import EvaluateConfig
+from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.measure.plans import member_docs
@@ -47,7 +47,7 @@ def page() -> str:
     lines += _section("### `python -m esper.compare FOLDER...`", CompareConfig)
     lines += ["| outcome | unit | meaning | margin | better |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{one.name}` | {one.unit} | {one.what} | {one.margin:g} | {'higher' if one.higher_is_better else 'lower'} |"
+        f"| `{one.name}` | {one.unit} | {one.description} | {one.margin:g} | {'higher' if one.higher_is_better else 'lower'} |"
         for one in OUTCOMES.values()
     ]
     lines.append("")

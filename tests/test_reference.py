@@ -8,7 +8,7 @@ import pytest
 from esper import reference
 from esper.cli.overrides import check
 from esper.config import SWEEPS, register
-from esper.lab.evaluation import EvaluateConfig
+from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
 from esper.training.config_io import flat, to_plain

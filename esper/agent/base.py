@@ -5,7 +5,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,8 @@ class Learner(Controller, Protocol):
 class AgentConfig:
     """A controller."""
 
+    greedy: ClassVar[bool] = False
+    """If true, the controller has most probable actions beside drawn ones."""
     gamma: float = 1.0
     """Discount per step, in [0, 1]. Higher looks further ahead, and the returns get noisier. The reward's shaping uses it too."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
@@ -124,6 +126,9 @@ class AgentConfig:
             blueprints: names of those that are offered.
             hosts: N.
         """
+
+    def check_evaluation(self, *, seed: int, episode: int) -> None:
+        """Raise ValueError if the controller does not fit the held-out hosts of this seed and episode."""
 
 
 def seen_as_one(name: str) -> float:

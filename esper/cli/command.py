@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 from esper.checkpoint import CheckpointError, DiskError
 from esper.cli.help import help_text
 from esper.cli.overrides import check, check_folder, check_sweep, quoted
-from esper.config import ALIASES, GROUPS, SWEEPS, Config, ConfigError, did_you_mean, ready, register
+from esper.config import ALIASES, GROUPS, RENAMED, SWEEPS, Config, ConfigError, did_you_mean, ready, register
 from esper.task.data import TaskError
 
 FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
@@ -48,7 +48,7 @@ def spelled_out(words: list[str]) -> list[str]:
 
     def spelled(word: str) -> str:
         key, _, value = word.partition("=")
-        return f"hydra.sweeper.{key}={quoted(value)}" if key in ("arms", "plan", "tune") else f"hydra.sweeper.{word}"
+        return f"hydra.sweeper.{key}={quoted(value)}" if key in ("arms", "preregistration", "tune") else f"hydra.sweeper.{word}"
 
     return [spelled(word) if word.startswith(short) else word for word in words]
 
@@ -71,6 +71,8 @@ def _check_sweep_words(words: list[str], *, many: bool) -> None:
     known = next((known for name, known in kinds.items() if chosen is not None and chosen.startswith(name)), [])
     own = [field.name for field in fields(Config)]
     for key in keys:
+        if RENAMED.get(key) in known:
+            raise ConfigError(f"{key} is now called {RENAMED[key]}")
         hint = did_you_mean(key, [*known, *own])
         if key.isidentifier() and key not in (*known, *own, *GROUPS, *ALIASES) and any(f" {name}?" in hint for name in known):
             raise ConfigError(f"there is no key {key}: sweep={chosen} has {', '.join(known)}{hint}")

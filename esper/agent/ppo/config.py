@@ -19,6 +19,7 @@ from esper.env.actions import EnvSpec
 class PPOConfig(AgentConfig):
     """A recurrent policy that learns by PPO."""
 
+    greedy: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     """Does it remember?"""
     lam: float = 0.95

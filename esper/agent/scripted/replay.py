@@ -117,6 +117,18 @@ class ReplayConfig(AgentConfig):
                     "agent.heads.style=free"
                 )
 
+    def check_evaluation(self, *, seed: int, episode: int) -> None:
+        record = read(self.topology, self.of)
+        for key, recorded, asked, verb in (
+            ("seed", record.seed, seed, "train"),
+            ("episode", record.episode, episode, "evaluate"),
+        ):
+            if recorded not in (None, asked):
+                raise ValueError(
+                    f"agent.topology={self.topology} holds topologies of hosts with {key}={recorded}, but these hosts have "
+                    f"{key}={asked}: {verb} with {key}={recorded}"
+                )
+
     def build(self, spec: EnvSpec, *, seed: int) -> "Replay":
         """The controller.
 
