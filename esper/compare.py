@@ -23,19 +23,21 @@ WIDTH = 160
 """Width of the tables without a terminal [columns]."""
 
 
-def parse(words: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
-    """Return folders, config and evaluation overrides; a word with = that is not the name of a folder is a key.
+def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
+    """Return folders, config and evaluation overrides; an argument with = that is not the name of a folder is a key.
 
     Raises:
-        ConfigError: the words do not describe a comparison.
+        ConfigError: the arguments do not describe a comparison.
     """
-    folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
-    settings = [word for word in words if "=" in word and not Path(word).is_dir()]
-    overrides = [word for word in settings if is_of_world(word)]
-    if seed := next((word for word in overrides if word.startswith("seed=")), None):
+    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
+    settings = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    overrides = [argument for argument in settings if is_of_world(argument)]
+    if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
         raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
     config = read_words(
-        CompareConfig, [word for word in settings if word not in overrides], also=[key for key in WORLD if key != "seed"]
+        CompareConfig,
+        [argument for argument in settings if argument not in overrides],
+        also=[key for key in WORLD if key != "seed"],
     )
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.compare multirun/ab/...")
@@ -48,15 +50,15 @@ def help_text() -> str:
     return "\n".join([page(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Compare, print and write."""
-    if any(word in ("-h", "--help") for word in words):
+    if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
         return
     register()
     warn_plainly()
     with in_one_sentence():
-        folders, config, overrides = parse(words)
+        folders, config, overrides = parse(arguments)
         try:
             from esper.lab.comparison import compare
             from esper.lab.report import show, write  # late: --help and mistakes should not wait for it
@@ -65,7 +67,7 @@ def main(words: list[str]) -> None:
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
-        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *words])), sep="\n  ")
+        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *arguments])), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ class EvaluateConfig:
             raise ValueError("controllers=[replay] grows the topologies that policy kept: write controllers=[policy,replay]")
 
 
-def parse(words: list[str]) -> EvaluateConfig:
+def parse(arguments: list[str]) -> EvaluateConfig:
     """Return the config of an evaluation from its key=value arguments, without the overrides of the run.
 
     Raises:
         ConfigError: an argument does not fit.
     """
-    return read_words(EvaluateConfig, words, also=WORLD)
+    return read_words(EvaluateConfig, arguments, also=WORLD)
 
 
 def title(evaluation: Evaluation) -> str:
@@ -114,16 +114,16 @@ def _short(value: float) -> str:
     return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Evaluate, print a table, and write it as JSON beside the checkpoints."""
-    if any(word in ("-h", "--help") for word in words):
+    if any(argument in ("-h", "--help") for argument in arguments):
         print(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
     warn_plainly()
     with in_one_sentence():
-        asked = parse([word for word in words if not is_of_world(word)])
+        asked = parse([argument for argument in arguments if not is_of_world(argument)])
         path = find_checkpoint(asked.checkpoint, "checkpoint")
-        overrides = [word for word in words if is_of_world(word)]
+        overrides = [argument for argument in arguments if is_of_world(argument)]
         evaluation = Evaluation.load(str(path), hosts=asked.hosts, episode=asked.episode, overrides=overrides)
         outcomes = evaluation.run(asked.controllers)
         if asked.schedules:

@@ -35,7 +35,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planned.save(folder)
     for cell in planned.cells:
         if (cell.arm, cell.block) != ("sparse", 1):
-            Trainer(check(list(cell.words)), folder / cell.folder).run()
+            Trainer(check(list(cell.overrides)), folder / cell.folder).run()
     return folder
 
 

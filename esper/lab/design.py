@@ -61,7 +61,11 @@ class Cell:
             return [*self.overrides, subdir]
         if update_of(newest) >= load(newest)["config"]["values"]["updates"]:
             return None
-        return [*(word for word in self.overrides if word.startswith("sweep=")), f"resume={quoted(str(folder))}", subdir]
+        return [
+            *(override for override in self.overrides if override.startswith("sweep=")),
+            f"resume={quoted(str(folder))}",
+            subdir,
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,12 +112,12 @@ def search_space(
         raise ConfigError(f"score_hosts must be 2 or more, got {score_hosts}: 96 is a good start")
     params = _params(tune)
     tuned = [param.key for param in params]
-    for word in [*common, *tuned]:
-        key = word.partition("=")[0].lstrip("+~")
+    for override in [*common, *tuned]:
+        key = override.partition("=")[0].lstrip("+~")
         if key in ("seed", "policy_seed"):
             raise ConfigError(f"{key} cannot be set or tuned here, because blocks draw their seeds from root: set root instead")
-        if word in common and key in tuned:
-            raise ConfigError(f"{word} sets a tuned key: remove it, or remove {key} from tune")
+        if override in common and key in tuned:
+            raise ConfigError(f"{override} sets a tuned key: remove it, or remove {key} from tune")
     return SearchSpace(
         params=tuple(params),
         trials=trials,

@@ -29,10 +29,10 @@ class BlockSweeper(CellSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
-            plan = design(**self.arguments, common=arguments)
-            plan.save(self.folder)
+            experiment = design(**self.arguments, common=arguments)
+            experiment.save(self.folder)
             self.save_config()
-            results = self.run_cells(f"{len(plan.arms)} arms x {len(plan.seeds)} blocks", plan.cells)
+            results = self.run_cells(f"{len(experiment.arms)} arms x {len(experiment.seeds)} blocks", experiment.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]
 

@@ -90,7 +90,8 @@ class Tuning:
         asked = json.loads(json.dumps(self._identity()))
         if changed := [name for name in asked if asked[name] != state.get(name)]:
             raise ConfigError(
-                f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another hydra.sweep.dir"
+                f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
+                "hydra.sweep.dir"
             )
         self.trials = trials
 
@@ -178,12 +179,13 @@ class Tuning:
             return [*lines, f"  no trial could be run: see {FILE} for the reasons"]
         if best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]
-        common = [word for word in self.space.common if not word.startswith("sweep=")]
+        common = [override for override in self.space.common if not override.startswith("sweep=")]
         arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
-        words = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.root + 1}", *common]
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.root + 1}", *common]
         return [
             *lines,
-            f"the best of {len(ran)} trials is biased upwards; test it on new seeds: python -m esper.train {shlex.join(words)}",
+            f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
+            f"python -m esper.train {shlex.join(arguments)}",
         ]
 
 

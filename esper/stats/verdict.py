@@ -99,30 +99,6 @@ def compare_arms(
     values = {arm: measured[measured["arm"] == arm].set_index("block").sort_index() for arm in cells["arm"].unique()}
     pairs = combinations(values, 2) if against is None else [(against, arm) for arm in values if arm != against]
     differences = [_difference(pair, values[pair[0]], values[pair[1]], margin, seed) for pair in pairs]
-    return judge(differences, margin=margin, higher_is_better=higher_is_better, alpha=alpha, withheld=withheld)
-
-
-def _difference(names: tuple[str, str], first: pd.DataFrame, second: pd.DataFrame, margin: float, seed: int) -> Difference:
-    """Return the difference of two arms, given their measured runs by block."""
-    generator = stream(seed, "comparison", *names)
-    shared = first.index.intersection(second.index)
-    if len(shared) >= 2:
-        one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
-        return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
-    if min(len(first), len(second)) >= 2:
-        return unpaired_difference(names, first["value"], second["value"], margin=margin, generator=generator)
-    return unknown_difference(names, len(shared))
-
-
-def judge(
-    differences: Sequence[Difference],
-    *,
-    margin: float,
-    higher_is_better: bool = True,
-    alpha: float = 0.05,
-    withheld: Conclusion | None = None,
-) -> list[PairResult]:
-    """Return the verdict on every pair; see `compare_arms` for the arguments."""
     p_holm = _holm([one.p for one in differences])
     p_equivalence_holm = _holm([one.p_equivalence for one in differences])
     results: list[PairResult] = []
@@ -147,6 +123,18 @@ def judge(
             )
         )
     return results
+
+
+def _difference(names: tuple[str, str], first: pd.DataFrame, second: pd.DataFrame, margin: float, seed: int) -> Difference:
+    """Return the difference of two arms, given their measured runs by block."""
+    generator = stream(seed, "comparison", *names)
+    shared = first.index.intersection(second.index)
+    if len(shared) >= 2:
+        one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
+        return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
+    if min(len(first), len(second)) >= 2:
+        return unpaired_difference(names, first["value"], second["value"], margin=margin, generator=generator)
+    return unknown_difference(names, len(shared))
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

@@ -261,4 +261,4 @@ def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path)
     assert all(path.is_file() for path in weights)
     refused = typed_at_a_shell(*words, "hosts=5", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "holds an experiment with other common" in refused.stderr
+    assert "holds an experiment that differs in common" in refused.stderr

@@ -141,7 +141,7 @@ def test_designs_of_earlier_versions_are_refused_with_what_to_rename(tmp_path: P
     for old, new in (("again", AA_CONTROL), ("plan", "preregistration")):
         text = file.read_text()
         file.write_text(text.replace(f'"{new}"', f'"{old}"'))
-        with pytest.raises(ConfigError, match="rename arm again to aa_control, .* and key plan to preregistration"):
+        with pytest.raises(ConfigError, match=r"rename arm again to aa_control, .* and key plan to preregistration"):
             Design.load(tmp_path)
         file.write_text(text)
 
@@ -180,7 +180,7 @@ def test_a_cell_whose_checkpoints_are_damaged_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as told:
         cell.pending(tmp_path)
     assert f"{tmp_path / cell.folder} cannot be resumed" in str(told.value)
-    assert "remove it, and repeat the command" in str(told.value)
+    assert "remove it and repeat the command" in str(told.value)
 
 
 def test_every_arm_is_checked_before_anything_runs() -> None:

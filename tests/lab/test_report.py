@@ -65,7 +65,7 @@ def test_what_is_written_is_what_was_found(found: S.Comparison, tmp_path: Path) 
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
-    assert lost["fate"] == "stopped after 0 of 1 updates"
+    assert lost["status"] == "stopped after 0 of 1 updates"
     assert {row["accuracy"] for row in cells if row["arm"] == "wait"} == {f"{block}.0" for block in range(12)}
     rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
     for row in rows:

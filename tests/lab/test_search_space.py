@@ -53,7 +53,7 @@ def test_every_arm_meets_every_seed() -> None:
         ("agent.gamma: 0.9..0.5", {}, "is empty: write the smaller"),
         ("agent.gamma: 0..1 log", {}, "has no logarithm at 0"),
         ("agent.hidden: 32|32", {}, "must differ"),
-        ("agent.hidden: 32|", {}, "none may be empty"),
+        ("agent.hidden: 32|", {}, "must not be empty"),
         ("agent.hidden: 32|64, agent.hidden: 1..3", {}, "names agent.hidden twice"),
         ("seed: 1..3", {}, "seed cannot be set or tuned here"),
         (TUNE, {"common": ["policy_seed=3"]}, "set root instead"),
