@@ -25,7 +25,7 @@ from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
 from esper.env.observation import HOST_FEATURES, Feature, RunScale, slot_table
-from esper.lab.evaluation import EvaluateConfig
+from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.ramps import STEEPNESS, Curve
 from esper.lifecycle.roles import Blend
@@ -302,7 +302,7 @@ def other_commands() -> Iterator[str]:
     yield ""
     yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (
-        (f"`{one.name}`", one.unit, one.what, f"{one.margin:g}", "higher" if one.higher_is_better else "lower")
+        (f"`{one.name}`", one.unit, one.description, f"{one.margin:g}", "higher" if one.higher_is_better else "lower")
         for one in OUTCOMES.values()
     )
     yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)

@@ -1,10 +1,11 @@
-"""Compares the arms of an experiment by what they reached, whatever they were paid: python -m esper.compare FOLDER...
+"""Compare the arms of an experiment by outcomes that do not depend on the reward: python -m esper.compare FOLDER...
 
-FOLDER is that of an experiment (sweep=ab), or one with runs in it; then runs that differ in something other than their seed are
-arms, and runs with one seed are a block. Every policy grows fresh hosts, once, and what they reach is kept beside it. Shows the
-verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first folder.
+FOLDER is the folder of an experiment (sweep=ab), or of runs; runs that differ in anything but their seed are then
+different arms, and runs with the same seed form a block. Every policy grows held-out hosts once, and its scores are kept beside
+the run. Prints the verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first folder.
 
-Words of esper.train besides move all policies to another world, as task=mnist5k does; the files then have it in their names.
+Append overrides of esper.train, as task=mnist5k, to evaluate all policies on another task or with other settings; the names of
+the files then contain them.
 """
 
 import sys
@@ -19,51 +20,53 @@ from esper.config import ConfigError
 from esper.lab.runs import OUTCOMES, CompareConfig
 
 WIDTH = 160
-"""Columns of the tables where no terminal says how many there are."""
+"""Width of the tables without a terminal [columns]."""
 
 
-def parse(words: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
-    """Folders, config, and what moves policies to another world, from words; one with = that names no folder is a key.
+def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
+    """Return folders, config and evaluation overrides; an argument with = that is not the name of a folder is a key.
 
     Raises:
-        ConfigError: they do not say what to compare.
+        ConfigError: the arguments do not describe a comparison.
     """
-    folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
-    settings = [word for word in words if "=" in word and not Path(word).is_dir()]
-    world = [word for word in settings if is_of_world(word)]
-    if seed := next((word for word in world if word.startswith("seed=")), None):
-        raise ConfigError(f"{seed} would have all runs judged on the same hosts: leave it out, each has fresh ones of its own")
+    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
+    settings = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    overrides = [argument for argument in settings if is_of_world(argument)]
+    if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
+        raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
     config = read_overrides(
-        CompareConfig, [word for word in settings if word not in world], also=[key for key in WORLD if key != "seed"]
+        CompareConfig,
+        [argument for argument in settings if argument not in overrides],
+        also=[key for key in WORLD if key != "seed"],
     )
     if not folders:
-        raise ConfigError("there is no folder to look into: python -m esper.compare multirun/ab/...")
-    return folders, config, world
+        raise ConfigError("no folder is given: name one, as in python -m esper.compare multirun/ab/...")
+    return folders, config, overrides
 
 
 def help_text() -> str:
-    """The page of --help."""
-    outcomes = [f"{outcome.name} [{outcome.unit}]: {outcome.what}; margin {outcome.margin:g}" for outcome in OUTCOMES.values()]
+    """Return the text of --help."""
+    outcomes = [f"{spec.name} [{spec.unit}]: {spec.description}; margin {spec.margin:g}" for spec in OUTCOMES.values()]
     return "\n".join([page(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
 
 
-def main(words: list[str]) -> None:
-    """Compares, shows, and writes."""
-    if any(word in ("-h", "--help") for word in words):
+def main(arguments: list[str]) -> None:
+    """Compare, print and write."""
+    if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
         return
     warn_plainly()
     with in_one_sentence():
-        folders, config, world = parse(load_parts(words))
+        folders, config, overrides = parse(load_parts(arguments))
         try:
-            from esper.lab.comparison import study
-            from esper.lab.results import show, write  # late: --help and mistakes should not wait for it
+            from esper.lab.comparison import compare
+            from esper.lab.report import show, write  # late: --help and mistakes should not wait for it
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
-            raise ConfigError(f"comparisons need {error.name}, which is not here: {remedy}") from error
-        found = study(folders, config, world=world, tell=lambda line: print(line, flush=True))
+            raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
+        found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
-        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *words])), sep="\n  ")
+        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *arguments])), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -163,19 +163,19 @@ BLOCK_SWEEPER = "hydra_plugins.esper_sweeps.BlockSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class BlocksConfig:
-    """An experiment in blocks, as `sweep=ab` runs it; see `esper.lab.design`."""
+    """An experiment in blocks, run by `sweep=ab`; see `esper.lab.design`."""
 
     _target_: str = BLOCK_SWEEPER
     arms: Any = None
-    """What is compared, as in 'reward: shaped,sparse', or words by the name of the arm."""
+    """Arms to compare: values of one key, as in 'reward: shaped,sparse', or overrides by the name of the arm."""
     blocks: int = 12
-    """Runs of each arm."""
+    """Runs per arm, at least 1. Higher: smaller differences are detected. A verdict takes 10."""
     root: int = 0
-    """Of the seeds and of the order."""
-    again: bool = True
-    """Is the first arm repeated with another first policy?"""
-    plan: str | None = None
-    """File in which is written what is asked and how it will be judged; the experiment keeps a copy, and its report shows it."""
+    """Root seed of the blocks and of the order of runs, at least 0."""
+    aa_control: bool = True
+    """If true, run the first arm a second time with another policy seed, as an A/A control."""
+    preregistration: str | None = None
+    """Text file with the question, outcome and decision rule. The experiment keeps a copy, and its report shows it."""
 
 
 TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
@@ -183,27 +183,31 @@ TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """A tuning against a baseline, as `sweep=tune` runs it; see `esper.lab.tuning`."""
+    """A tuning against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
 
     _target_: str = TUNE_SWEEPER
     tune: Any = None
     """Ranges or choices of keys, as in 'agent.learning_rate: 1e-4..1e-2 log, agent.hidden: 32|64|128'."""
     trials: int = 20
-    """Sets of values that are tried."""
+    """Sets of values to try, at least 1. Higher: a better result, longer tuning."""
     blocks: int = 3
-    """Runs of each set, and of the baseline, on seeds that they share."""
+    """Runs per set of values, and of the baseline, on shared seeds, at least 1. Higher: less noise per trial."""
     root: int = 0
-    """Of the seeds and of the values that are tried."""
+    """Root seed of the blocks and of the proposed values, at least 0."""
     outcome: str = "validation"
-    """What a run is worth, out of the outcomes of esper.compare. What is chosen by the test part is no longer new to it."""
-    judge_hosts: int = 96
-    """Fresh hosts that each policy grows to be judged, 2 or more."""
+    """Outcome to optimise, one of those of esper.compare. What is chosen by test accuracy can no longer be tested by it."""
+    score_hosts: int = 96
+    """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     at_once: int = 1
-    """Trials that are begun together, without knowing of each other: for launchers that run more than blocks runs at a time."""
+    """Trials that start together, at least 1, for launchers that run more than blocks runs at a time. Higher: each proposal knows
+    fewer of the others."""
 
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
-"""Prefix of a sweep's name -> its keys, which are typed beside those of the runs, as in blocks=12."""
+"""Prefix of a sweep's name -> its keys, typed beside those of the runs, as in blocks=12."""
+
+RENAMED = {"again": "aa_control", "plan": "preregistration", "judge_hosts": "score_hosts", "rivals": "baselines"}
+"""Former name of a key of sweeps, esper.compare or esper.evaluate -> its name."""
 
 
 GROUPS: dict[str, dict[str, type]] = {

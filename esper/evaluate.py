@@ -1,16 +1,18 @@
-"""Judges a run's controller on fresh hosts: python -m esper.evaluate checkpoint=FOLDER
+"""Evaluate the controller of a run on held-out hosts: python -m esper.evaluate checkpoint=FOLDER
 
-Every controller grows the same hosts, held out from training, with the same data orders. Accuracy is that of what was committed,
-host and fossils, on the test part of the data, which nothing else touches.
+Every controller grows the same hosts with the same data orders; their random streams differ from those of training. Accuracy is
+that of the committed network, host and fossils, on the test split of the data, which nothing else uses.
 
-Words of esper.train besides move the policy to another world: task=mnist5k slots=every_block steps=40. What is not named stays as
-it was in training, a group that is named comes with its defaults, and the table says that it is a transfer.
+Append overrides of esper.train to evaluate the policy on another task or with other settings: task=mnist5k slots=every_block
+steps=40. A group that is named starts from its defaults, everything else stays as in training, and the table says that it shows a
+transfer.
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -21,75 +23,128 @@ from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import WORLD, is_of_world
-from esper.config import CHECKPOINTS
-from esper.lab.evaluation import EvaluateConfig, Evaluation, by_host, summarise
+from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
+from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
+from esper.training.trainer import find_checkpoint
 
 
-def parse(words: list[str]) -> EvaluateConfig:
-    """The config of an evaluation from words key=value, without those that change the run's.
+@dataclass(kw_only=True, slots=True)
+class EvaluateConfig:
+    """One evaluation."""
+
+    checkpoint: str = ""
+    """Folder of a run, or a checkpoint file."""
+    hosts: int = 64
+    """Held-out hosts that every controller grows, at least 2. Higher: narrower intervals, longer evaluation."""
+    episode: int = 0
+    """Index of the set of held-out hosts, at least 0."""
+    controllers: list[str] = field(default_factory=lambda: list[str]())
+    """Controllers to compare: policy, the controller of the run with its actions drawn as in training; policy_greedy, the same
+    with its most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by host; and
+    the names of agents that need no training. Empty: all but replay. `wait` is always included."""
+    schedules: bool = False
+    """If true, also search the best fixed schedule of one seed, and an oracle that picks the best schedule for each kind of host.
+    Both are chosen on other hosts."""
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
+        if self.hosts < 2:
+            raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
+        if self.episode < 0:
+            raise ValueError(f"episode must be at least 0, got {self.episode}")
+        known = [*POLICIES, REPLAY, *standalone_agents()]
+        unknown = [name for name in self.controllers if name not in known]
+        if unknown:
+            raise ValueError(
+                f"controllers={unknown[0]} is not known: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
+            )
+        if REPLAY in self.controllers and "policy" not in self.controllers:
+            raise ValueError("controllers=[replay] grows the topologies that policy kept: write controllers=[policy,replay]")
+
+
+def parse(arguments: list[str]) -> EvaluateConfig:
+    """Return the config of an evaluation from its key=value arguments, without the overrides of the run.
 
     Raises:
-        ConfigError: a word does not fit.
+        ConfigError: an argument does not fit.
     """
-    return read_overrides(EvaluateConfig, words, also=WORLD)
+    return read_overrides(EvaluateConfig, arguments, also=WORLD)
 
 
-def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
-    """The rows as a table."""
+def title(evaluation: Evaluation) -> str:
+    """Return the title of the table; for a transfer, it names both settings."""
+    config, agent = evaluation.config, evaluation.config.choice("agent")
+    line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {evaluation.updates} updates"
+    if not evaluation.transfer.title:
+        return line
+    slots = f"{int(evaluation.env.chosen_S.sum())} of {evaluation.env.layout.num_slots} slots in use"
+    trained = evaluation.agent_state.get("names", {}).get("slots")
+    return f"{line}\n{evaluation.transfer.title}: {slots}{f', trained with {len(trained)}' if trained else ''}"
+
+
+def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
+    """Print the rows as a table."""
     # Without borders it fits 80 columns.
     table = Table(
-        title=escape(title), title_justify="left", caption_justify="left", caption=CAPTION, box=None, padding=(0, 1, 0, 0)
+        title=escape(heading), title_justify="left", caption_justify="left", caption=CAPTION, box=None, padding=(0, 1, 0, 0)
     )
-    for heading in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
-        table.add_column(heading, justify="left" if heading == "controller" else "right", overflow="fold")
+    for column in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
+        table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         cells = [_cell(row[key]) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
         flops = (_short(row[key]) for key in ("flops", "training_flops"))
-        table.add_row(row["controller"], *cells, f"{row['parameters']:.0f}", *flops)
+        table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
     console.print(table)
 
 
 CAPTION = (
-    "Means over hosts ± half of the 95 % interval, in points; differences to wait are paired, host by host. Accuracy is that on "
-    "the test part, parameters are those of the seeds that were kept, FLOPs those of a sample in what was kept, and of training."
+    "Mean over hosts ± half of the 95 % interval, in points. Differences to wait are paired by host. Accuracy is measured on the "
+    "test split; params: parameters of the seeds kept; FLOPs: per sample of the committed network, and of training it."
 )
 FLOPS = ("FLOPs", "to train")
 
 
 def _cell(interval: Mapping[str, float]) -> str:
+    if not math.isfinite(interval["mean"]):
+        return "-"
     return f"{interval['mean']:.1f} ± {(interval['high'] - interval['low']) / 2:.1f}"
 
 
 def _short(value: float) -> str:
-    """Three digits and a letter: 7.07k."""
+    """Return three digits and a letter: 7.07k; a dash for what was not measured."""
+    if not math.isfinite(value):
+        return "-"
     power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
     return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
-def main(words: list[str]) -> None:
-    """Evaluates, shows a table, and writes it as JSON beside the checkpoints."""
-    if any(word in ("-h", "--help") for word in words):
+def main(arguments: list[str]) -> None:
+    """Evaluate, print a table, and write it as JSON beside the checkpoints."""
+    if any(argument in ("-h", "--help") for argument in arguments):
         print(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
     warn_plainly()
     with in_one_sentence():
-        words = load_parts(words)
-        evaluation = Evaluation(
-            parse([word for word in words if not is_of_world(word)]), [word for word in words if is_of_world(word)]
-        )
-        outcomes = evaluation.run()
-        rows = summarise(outcomes)
+        arguments = load_parts(arguments)
+        asked = parse([argument for argument in arguments if not is_of_world(argument)])
+        path = find_checkpoint(asked.checkpoint, "checkpoint")
+        overrides = [argument for argument in arguments if is_of_world(argument)]
+        evaluation = Evaluation.load(str(path), hosts=asked.hosts, episode=asked.episode, overrides=overrides)
+        outcomes = evaluation.run(asked.controllers)
+        if asked.schedules:
+            outcomes |= evaluation.search()
         evaluation.env.close()
-        given, config = evaluation.given, evaluation.config
-        title = evaluation.title()
-        show(rows, title, Console())
-        folder = evaluation.path.parent.parent if evaluation.path.parent.name == CHECKPOINTS else evaluation.path.parent
-        elsewhere = evaluation.transfer.slug
-        out = folder / f"evaluation_{evaluation.updates:06d}_episode{given.episode}{'_' * bool(elsewhere)}{elsewhere}.json"
-        where = {"seed": config.seed, "episode": given.episode}
-        where |= {"transfer": asdict(evaluation.transfer)} if elsewhere else {}
-        kept = {"title": title, **where, "rows": rows, "hosts": by_host(outcomes)}
-        write_whole(out, json.dumps(kept, indent=1) + "\n")
+        rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
+        show(rows, heading, Console())
+        folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+        out = (
+            folder / f"evaluation_{evaluation.updates:06d}_episode{asked.episode}{'_' * bool(transfer.slug)}{transfer.slug}.json"
+        )
+        report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
+        report |= {"transfer": asdict(transfer)} if transfer.slug else {}
+        hosts = {name: {"instance": one.instance, **one.values(), "kept": one.kept} for name, one in outcomes.items()}
+        write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
 
 

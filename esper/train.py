@@ -12,7 +12,7 @@ from esper.checkpoint import load
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
 from esper.env.shard_pool import limit_cores
-from esper.lab.launch import find_place
+from esper.lab.launch import run_context
 from esper.plugins import load_plugins
 from esper.training.config_io import from_plain, resumed
 
@@ -20,14 +20,14 @@ from esper.training.config_io import from_plain, resumed
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Train a controller that watches host networks train, and grows them."""
-    from esper.lab.tuning import judge_tuned
+    from esper.lab.tuning import score_tuned
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
     from esper.training.trainer import Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    place = find_place(HydraConfig.get())
-    limit_cores(place.cores)
+    context = run_context(HydraConfig.get())
+    limit_cores(context.cores)
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         try:
@@ -37,8 +37,8 @@ def main(cfg: DictConfig) -> None:
                 saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
                 overrides = [one for one in HydraConfig.get().overrides.task if not one.startswith("sweep=")]
                 config = resumed(saved, config, overrides)
-            Trainer(config, folder, name=place.name, shared=place.shared).run()
-            judge_tuned(HydraConfig.get().sweeper, folder)
+            Trainer(config, folder, name=context.name, shared=context.shared).run()
+            score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,12 +14,12 @@ import pytest
 
 from esper import compare as C
 from esper.cli.overrides import check
-from esper.config import ConfigError, register
+from esper.config import GROUPS, ConfigError, register
 from esper.lab.design import design
-from esper.lab.evaluation import Choice, EvaluateConfig, Evaluation
+from esper.lab.evaluation import Choice, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
-from esper.lab.scoring import Judging, Reached, judge, judge_all, judged_file
-from esper.plugins import load_plugins
+from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
+from esper.reward.modes import MinimalConfig
 from esper.training.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
@@ -29,63 +30,66 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and a control, two blocks, trained for a moment; one run is missing."""
     register()
     folder = tmp_path_factory.mktemp("experiment")
-    (folder / "plan.md").write_text("Which <reward>?\n")
-    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=str(folder / "plan.md"))
+    (folder / "preregistration.md").write_text("Which <reward>?\n")
+    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, preregistration=str(folder / "preregistration.md"))
     planned.save(folder)
     for cell in planned.cells:
         if (cell.arm, cell.block) != ("sparse", 1):
-            Trainer(check(list(cell.words)), folder / cell.folder).run()
+            Trainer(check(list(cell.overrides)), folder / cell.folder).run()
     return folder
 
 
-def test_an_experiment_is_read_judged_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     C.main([str(experiment), "hosts=2"])
     shown = capsys.readouterr().out
     assert "no verdict on shaped and sparse: the experiment is unfinished" in shown
     assert "1 of 6 planned runs are not finished" in shown
-    assert "sparse, block 1: never begun" in shown
+    assert "sparse, block 1: never started" in shown
     numbers = json.loads((experiment / "comparison.json").read_text())
-    assert {run["fate"] for run in numbers["runs"]} == {"finished", "never begun"}
-    assert ["sparse", 1] in numbers["missing"]["accuracy"]
+    assert {run["status"] for run in numbers["runs"]} == {"finished", "never started"}
+    cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
+    assert cells["accuracy", "sparse", 1] is None
     page = (experiment / "report.html").read_text()
     assert page.count("data:image/png") == 4
-    assert "sparse, block 1: never begun" in page
+    assert "sparse, block 1: never started" in page
     assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
-    assert numbers["plan"]["sha256"] in page
-    assert "<td>shaped - again</td>" in page
+    assert numbers["preregistration"]["sha256"] in page
+    assert "<td>shaped - aa_control</td>" in page
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
-    assert [row["fate"] for row in rows].count("finished") == 5
+    assert [row["status"] for row in rows].count("finished") == 5
     told = [name for name in OUTCOMES if name != "return"]  # of arms that are paid by different rewards it says nothing
-    assert all(np.isfinite(float(row[name])) == (name in told) for row in rows if row["fate"] == "finished" for name in OUTCOMES)
+    assert all(
+        np.isfinite(float(row[name])) == (name in told) for row in rows if row["status"] == "finished" for name in OUTCOMES
+    )
 
 
-def test_judging_is_done_once(experiment: Path) -> None:
+def test_scoring_is_done_once(experiment: Path) -> None:
     run = next(run for run in find_runs([experiment]) if run.finished)
-    first = judge(run, 2)
-    path = judged_file(run, 2)
+    first = score(run, 2)
+    path = scored_file(run, 2)
     kept = json.loads(path.read_text())
     assert first["accuracy"] == pytest.approx(np.mean(kept["policy"]["accuracy"]))
     kept["policy"]["accuracy"] = [1.0, 3.0]
     path.write_text(json.dumps(kept))
-    assert judge(run, 2)["accuracy"] == 2.0
+    assert score(run, 2)["accuracy"] == 2.0
     path.unlink()
-    assert judge(run, 2) == first
+    assert score(run, 2) == first
 
 
 def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy)
     run = next(run for run in find_runs([copy]) if run.finished)
-    judge(run, 2)
-    judged_file(run, 2).write_text('{"policy": ')
-    with pytest.raises(ConfigError, match="is damaged: remove it, and the run is judged again"):
-        judge(run, 2)
-    judged_file(run, 2).unlink()
+    score(run, 2)
+    scored_file(run, 2).write_text('{"policy": ')
+    with pytest.raises(ConfigError, match="is damaged: remove it, and the run is scored again"):
+        score(run, 2)
+    scored_file(run, 2).unlink()
     (run.folder / "metrics.jsonl").unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        judge(run, 2)
+        score(run, 2)
     (copy / "design.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged: remove it, and repeat"):
         find_runs([copy])
@@ -98,97 +102,88 @@ def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) 
     assert whole == {"shaped"}  # nothing differs but the seed: the folder's name stands for it
 
 
-def test_rivals_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
-    C.main([folder, "hosts=4", "outcome=return", "rivals=[wait,static,oracle]", "against=oracle", "plots=false"])
+    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle", "plots=false"])
     capsys.readouterr()
     numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
-    reached = numbers["outcomes"]["return"]
-    assert list(reached) == ["shaped", "wait", "static", "oracle"]
-    pairs = {(apart["first"], apart["second"]) for apart in numbers["differences"]["return"]}
+    reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
+    assert list(dict.fromkeys(arm for arm, _ in reached)) == ["shaped", "wait", "static", "oracle"]
+    pairs = {(pair["first"], pair["second"]) for pair in numbers["differences"] if pair["outcome"] == "return"}
     assert pairs == {("oracle", "shaped"), ("oracle", "wait"), ("oracle", "static")}
     runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
     for run in runs:
-        kept = json.loads(judged_file(run, 4).read_text())
-        assert reached["wait"][str(run.block)] == pytest.approx(np.mean(kept["wait"]["return"]))
+        kept = json.loads(scored_file(run, 4).read_text())
+        assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # in two steps nothing is kept for good
         assert kept["policy"]["parameters"] == 4 * [0], "what is held and not kept is no part of what was committed"
     chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
     for run in runs:  # the schedules that were chosen once, grown anew on the hosts of each run
-        evaluation = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=4, controllers=["wait"]))
+        evaluation = Evaluation.load(str(run.folder), hosts=4)
         _, oracle = evaluation.grow_schedules(Choice(**chosen))
         evaluation.env.close()
-        assert reached["oracle"][str(run.block)] == pytest.approx(oracle.return_N.mean())
+        assert reached["oracle", run.block] == pytest.approx(oracle.return_N.mean())
 
 
 def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[dict[str, dict[str, dict[str, float]]]] = []
+    tables: list[list[float]] = []
     for workers in (1, 2):
         folder = tmp_path / f"by_{workers}"
         shutil.copytree(experiment / "shaped", folder, ignore=shutil.ignore_patterns("*_hosts.json"))
-        C.main([str(folder), "hosts=3", "rivals=[wait,oracle]", "plots=false", f"workers={workers}"])
+        C.main([str(folder), "hosts=3", "baselines=[wait,oracle]", "plots=false", f"workers={workers}"])
         said = capsys.readouterr().out
-        assert (f"judged 2 of 2: {folder}" in said) == (workers == 2)
-        assert ("judging first, since it chooses the schedules" in said) == (workers == 2)
-        told.append(json.loads((folder / "comparison.json").read_text())["outcomes"])
-    for outcome, arms in told[0].items():
-        first, *others = arms  # the policies' arm is named by its folder
-        assert next(iter(told[1][outcome].values())) == pytest.approx(arms[first], nan_ok=True)
-        assert all(told[1][outcome][arm] == pytest.approx(arms[arm], nan_ok=True) for arm in others)
+        assert (f"scored 2 of 2: {folder}" in said) == (workers == 2)
+        assert ("scoring first, to choose the schedules" in said) == (workers == 2)
+        cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
+        tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
+    assert np.isfinite(tables[0]).any()
+    assert tables[0] == pytest.approx(tables[1], nan_ok=True)
 
 
 def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "shaped"
     shutil.copytree(experiment / "shaped", folder)
     (folder / "report.html").write_text("of where they were trained")
-    C.main([str(folder), "hosts=3", "steps=3", "rivals=[wait,schedule]", "outcome=return"])
+    C.main([str(folder), "hosts=3", "steps=3", "baselines=[wait,schedule]", "outcome=return"])
     said = capsys.readouterr().out
-    assert "every policy was moved to steps=3, and all outcomes are from there" in said
+    assert "all policies were evaluated with steps=3" in said
     assert (folder / "report.html").read_text() == "of where they were trained"
     assert "<title>shaped, wait, schedule: return steps=3</title>" in (folder / "report_steps=3.html").read_text()
     numbers = json.loads((folder / "comparison_steps=3.json").read_text())
-    assert numbers["world"] == ["steps=3"]
+    assert numbers["overrides"] == ["steps=3"]
     assert (folder / "schedules_3_hosts_steps=3.json").exists()
+    values = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
     for run in find_runs([folder]):
-        there = Evaluation(EvaluateConfig(checkpoint=str(run.folder), hosts=3, controllers=["policy"]), ["steps=3"])
-        outcomes = there.run()
+        there = Evaluation.load(str(run.folder), hosts=3, overrides=["steps=3"])
+        outcomes = there.run(["policy"])
         there.env.close()
         for arm, name in (("shaped", "policy"), ("wait", "wait")):
-            assert numbers["outcomes"]["return"][arm][str(run.block)] == pytest.approx(outcomes[name].return_N.mean())
-        assert numbers["outcomes"]["learning"]["shaped"][str(run.block)] is None  # of training, and of no other world
-        assert judge(run, 3) != judge(run, 3, ["steps=3"])
+            assert values["return", arm, run.block] == pytest.approx(outcomes[name].return_N.mean())
+        assert values["learning", "shaped", run.block] is None  # of training, and of no other world
+        assert score(run, 3) != score(run, 3, ["steps=3"])
 
-
-FREE = """
-from dataclasses import dataclass
-from esper import register
-from esper.reward.modes import MinimalConfig
 
 @dataclass(kw_only=True, slots=True)
 class FreeConfig(MinimalConfig):
-    ...
-
-register("reward", "free", FreeConfig)
-"""
+    """A reward that somebody added to the table."""
 
 
-def test_workers_import_the_plugins_that_a_run_recorded(
-    tmp_path: Path, own_parts: None, capsys: pytest.CaptureFixture[str]
+def test_workers_know_what_was_added_to_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "free_parts.py"
-    file.write_text(FREE)
-    load_plugins([str(file)])
+    monkeypatch.setitem(GROUPS["reward"], "free", FreeConfig)
+    register()
     for seed in (1, 2):
-        Trainer(check([*TINY, f"plugins=[{file}]", "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
+        Trainer(check([*TINY, "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
     C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
-    assert "judged 2 of 2" in capsys.readouterr().out
+    assert "scored 2 of 2" in capsys.readouterr().out
     for run in find_runs([tmp_path]):
-        judged_file(run, 2).write_text("[")
+        scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
         C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
     assert ended.value.code == 2
-    assert "is damaged: remove it, and the run is judged again" in capsys.readouterr().err
+    assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
 
 class Deadly:
@@ -197,32 +192,32 @@ class Deadly:
     chooses = staticmethod(lambda _: False)
 
     @staticmethod
-    def reached(_: Run) -> Reached:
+    def scores(_: Run) -> Scores:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
 
 def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
     runs = [run for run in find_runs([experiment]) if run.finished]
-    with pytest.raises(ConfigError, match="was killed, most likely for memory: set workers below 2; what was judged is kept"):
-        list(judge_all(runs, cast(Judging, Deadly()), workers=2))
+    with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
+        list(score_all(runs, cast(Scoring, Deadly()), workers=2))
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["outcome=return"], "cannot judge arms that are paid by different reward"),
-        (["strata=[tusk]"], "strata=tusk is no key of these runs"),
-        (["strata=[task]", "rivals=[oracle]"], "rivals=oracle is chosen for one setting"),
-        (["rivals=[shaped]"], "rivals=shaped is not known"),
-        (["against=shapd"], "against=shapd is no arm: choose out of shaped, sparse"),
-        (["against=again"], "against=again is no arm"),
+        (["outcome=return"], "cannot compare arms that are paid by different reward"),
+        (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
+        (["strata=[task]", "baselines=[oracle]"], "baselines=oracle is chosen for a single setting"),
+        (["baselines=[shaped]"], "baselines=shaped is not known"),
+        (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),
+        (["against=again"], "against=again is not an arm"),
         (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is judged as it was trained"),
         (["task=mnist6k"], "did you mean mnist5k?"),
         (["policy_seed=3"], "policy_seed=3 cannot be changed in an evaluation, since it has no effect"),
         (["slots=all", "agent.hidden=3"], "agent.hidden=3 cannot be changed in an evaluation"),
-        (["steps=3", "outcome=learning"], "outcome=learning is of training, which steps=3 does not change"),
-        (["seed=3"], "seed=3 would have all runs judged on the same hosts"),
+        (["steps=3", "outcome=learning"], "outcome=learning is measured in training, which steps=3 does not change"),
+        (["seed=3"], "seed=3 would score all runs on the same hosts"),
     ],
 )
 def test_what_an_experiment_cannot_tell(
@@ -241,17 +236,19 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "there is no folder"),
-        (["nowhere"], "nowhere is no folder"),
+        ([], "no folder is given"),
+        (["nowhere"], "nowhere is not a folder"),
         (["."], "no finished run"),
         ([".", "outcome=acuracy"], "did you mean accuracy"),
         ([".", "margin=0"], "margin must be above 0"),
         ([".", "hosts=1"], "hosts must be 2 or more"),
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be 1 or more"),
-        ([".", "figures=gif"], "choose out of png, pdf, svg"),
-        ([".", "figures=pdf", "plots=false"], "leave out one of the two"),
+        ([".", "figures=gif"], "choose from png, pdf, svg"),
+        ([".", "figures=pdf", "plots=false"], "remove one of the two"),
         ([".", "host=3"], "there is no key host"),
+        ([".", "rivals=[wait]"], "rivals is now called baselines"),
+        ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
     ],
 )
 def test_what_cannot_be_compared(
@@ -274,7 +271,7 @@ def test_a_disk_that_refuses_the_report_is_one_sentence(
 ) -> None:
     for run in find_runs([experiment]):
         if run.finished:
-            judge(run, 2)  # what is kept already is not written again
+            score(run, 2)  # what is kept already is not written again
     capsys.readouterr()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:

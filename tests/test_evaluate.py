@@ -8,7 +8,7 @@ import pytest
 from esper.cli.overrides import check
 from esper.config import ConfigError, register
 from esper.evaluate import main, parse
-from esper.lab.evaluation import Evaluation, Outcome, summarise
+from esper.lab.evaluation import Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.trainer import Trainer, find_checkpoint
 
@@ -24,34 +24,34 @@ def folder(tmp_path_factory):
 
 
 def test_every_controller_grows_the_same_fresh_hosts(folder):
-    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=3"]))
+    evaluation = Evaluation.load(str(folder), hosts=3)
     outcomes = evaluation.run()
     assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     assert len({tuple(outcome.instance) for outcome in outcomes.values()}) == 1
     again = evaluation.grow(evaluation.controller("wait"))
     assert np.array_equal(again.accuracy_N, outcomes["wait"].accuracy_N)
     assert evaluation.env.split is Split.HELD_OUT
-    other = Evaluation(parse([f"checkpoint={folder}", "hosts=3", "episode=1"]))
+    other = Evaluation.load(str(folder), hosts=3, episode=1)
     assert not np.array_equal(other.grow(other.controller("wait")).return_N, again.return_N)
 
 
 def test_the_policy_is_the_one_that_was_trained(folder):
-    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2"]))
+    evaluation = Evaluation.load(str(folder), hosts=2)
     trained = evaluation.controller("policy").state_dict()["network"]
-    saved = evaluation._agent_state["network"]
+    saved = evaluation.agent_state["network"]
     assert all(trained[name].equal(saved[name]) for name in saved)
 
 
 def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
-    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2", "controllers=[wait]", "schedules=true"]))
-    outcomes = evaluation.run()
+    evaluation = Evaluation.load(str(folder), hosts=2)
+    outcomes = evaluation.run(["wait"]) | evaluation.search()
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind"]
 
 
 def test_differences_are_paired_host_by_host():
     def outcome(values):
         values = np.array(values, dtype=np.float32)
-        return Outcome(
+        return HostOutcomes(
             return_N=values,
             accuracy_N=2 * values,
             validation_N=2 * values,
@@ -99,8 +99,8 @@ def run_of(folder, *words):
 )
 def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
     folder = run_of(tmp_path, *words)
-    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2"]))
-    assert evaluation.names == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
+    evaluation = Evaluation.load(str(folder), hosts=2)
+    assert evaluation.names() == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     evaluation.env.close()
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
@@ -111,7 +111,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
     if words[0] == "agent=schedule":
         assert seeds[0] == [{"slot": evaluation.env.layout.slot_names[2], "blueprint": "norm", "blend": "add"}]
     with pytest.raises(ConfigError, match="policy_greedy needs a policy that learns"):
-        Evaluation(parse([f"checkpoint={folder}", "hosts=2", "controllers=[policy,policy_greedy]"]))
+        Evaluation.load(str(folder), hosts=2).run(["policy", "policy_greedy"])
 
 
 def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_from_its_file(tmp_path):
@@ -128,15 +128,15 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
     main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
     second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
     assert second["policy"] == first["replay"]
-    for words, said in (
-        (["episode=1"], "tells of hosts of episode=0.*evaluate with episode=0"),
-        (["hosts=4"], "hosts to at most 3"),
+    for more, said in (
+        ({"episode": 1}, "holds topologies of hosts with episode=0.*evaluate with episode=0"),
+        ({"hosts": 4}, "hosts to at most 3"),
     ):
         with pytest.raises(ConfigError, match=said):
-            Evaluation(parse([f"checkpoint={again}", "hosts=2", *words]))
+            Evaluation.load(str(again), **{"hosts": 2, **more}).run(["policy"])
     out.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        Evaluation(parse([f"checkpoint={again}", "hosts=2"]))
+        Evaluation.load(str(again), hosts=2)
 
 
 @pytest.mark.parametrize(

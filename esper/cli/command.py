@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.help import help_text
 from esper.cli.overrides import check, check_folder, check_sweep, quoted
-from esper.config import ALIASES, CHECKPOINTS, GROUPS, SWEEPS, Config, ConfigError, did_you_mean, ready, register
+from esper.config import ALIASES, CHECKPOINTS, GROUPS, RENAMED, SWEEPS, Config, ConfigError, did_you_mean, ready, register
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
 
@@ -53,7 +53,9 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        return f"hydra.sweeper.{key}={quoted(value)}" if key in ("arms", "plan", "tune") else f"hydra.sweeper.{override}"
+        if key in ("arms", "preregistration", "tune"):
+            return f"hydra.sweeper.{key}={quoted(value)}"
+        return f"hydra.sweeper.{override}"
 
     return [spelled(override) if override.startswith(short) else override for override in overrides]
 
@@ -76,6 +78,8 @@ def _check_sweep_keys(overrides: list[str], *, many: bool) -> None:
     known = next((known for name, known in kinds.items() if chosen is not None and chosen.startswith(name)), [])
     own = [field.name for field in fields(Config)]
     for key in keys:
+        if RENAMED.get(key) in known:
+            raise ConfigError(f"{key} is now called {RENAMED[key]}")
         hint = did_you_mean(key, [*known, *own])
         if key.isidentifier() and key not in (*known, *own, *GROUPS, *ALIASES) and any(f" {name}?" in hint for name in known):
             raise ConfigError(f"there is no key {key}: sweep={chosen} has {', '.join(known)}{hint}")

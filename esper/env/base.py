@@ -32,6 +32,8 @@ class EpisodeRecord(Protocol):
 
     return_N: npt.NDArray[np.float32]
     """Undiscounted sum of rewards so far [points]."""
+    instance: list[str]
+    """Kind of each host; known at the end."""
     audit: Audit | None
     """Reward-hacking checks; None before the end, and in an environment that has none."""
     act_seconds: float
@@ -69,6 +71,8 @@ class Environment(Protocol):
     """Number of the current episode; -1 before the first reset."""
     num_envs: int
     """N."""
+    chosen_S: npt.NDArray[np.bool_]
+    """Slots in use."""
     num_steps: int
     """T."""
 

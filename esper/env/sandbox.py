@@ -154,6 +154,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.num_envs, self.num_steps = num_hosts, rules.num_steps
         self.layout: EnvSpec = rules.layout(num_hosts)
         self._optimum = optimum
+        self.chosen_S = np.ones(self.layout.num_slots, dtype=np.bool_)
         self._legal_values = legal_values(num_hosts, len(rules.rent_K), rules.heads, rules.slots)
         self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
         self.single_observation_space = observation_space(self.layout)

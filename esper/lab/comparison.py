@@ -1,172 +1,194 @@
-"""An experiment, judged: every pair of its arms in every outcome, and what is to be said of it."""
+"""Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from esper.config import ConfigError
-from esper.lab.design import AGAIN, FILE, Design
-from esper.lab.runs import OUTCOMES, PAYING, CompareConfig, Outcome, Run, faults, find_runs, pays
-from esper.lab.scoring import LIVED, SEARCHED, Judging, judge_all
-from esper.stats.experiment import Comparison, compare
-from esper.stats.paired import LEAST_BLOCKS, Difference
-from esper.stats.verdict import Verdict
+from esper.lab.design import AA_CONTROL, FILE, Design
+from esper.lab.runs import OUTCOMES, REWARD_KEYS, SEARCHED, CompareConfig, OutcomeSpec, Run, defines_return, faults, find_runs
+from esper.lab.scoring import TRAINING, Scoring, score_all
+from esper.stats.paired import MIN_BLOCKS, Difference
+from esper.stats.verdict import Conclusion, PairResult, compare_arms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
-    """An experiment and what it says."""
+class Comparison:
+    """An experiment with its outcomes and verdicts."""
 
     config: CompareConfig
     runs: list[Run]
-    outcomes: dict[str, dict[str, dict[int, float]]]
-    """Outcome -> arm -> block -> value; NaN where it was not reached."""
-    comparisons: dict[str, Comparison]
-    """Of all pairs of arms, by outcome."""
+    outcomes: pd.DataFrame
+    """One row per run and outcome, with columns arm, controller (`policy`, or the baseline), block, stratum, outcome and value,
+    NaN if not measured."""
+    results: dict[str, list[PairResult]]
+    """All pairs of arms, by outcome."""
     controls: dict[str, Difference]
-    """The first arm less its repetition, by outcome; empty where there is none."""
-    faults: list[str] = field(default_factory=lambda: list[str]())
-    """Why it is void; empty where it is not."""
-    plan: str | None = None
-    """What was written down before the first run."""
-    world: Sequence[str] = ()
-    """Words of esper.train by which fresh hosts were made, in place of what the policies were trained with."""
+    """Difference of the first arm to its A/A control, by outcome; empty without a control."""
+    faults: list[str]
+    """Reasons why the experiment is void."""
+    preregistration: str | None = None
+    """Text that was written before the first run."""
+    overrides: Sequence[str] = ()
+    """Evaluation overrides."""
 
     @property
     def arms(self) -> list[str]:
-        """All, the repeated one last."""
-        return list(next(iter(self.outcomes.values())))
+        """Names of all arms: trained arms, baselines, A/A control."""
+        return self.outcomes["arm"].unique().tolist()
 
     @property
-    def outcome(self) -> Outcome:
-        """By which the verdict is given."""
+    def outcome(self) -> OutcomeSpec:
+        """The outcome that decides."""
         return OUTCOMES[self.config.outcome]
 
+    def values(self, outcome: str) -> pd.DataFrame:
+        """Return one outcome as a table of blocks by arms."""
+        return wide(self.outcomes, outcome)
+
     def sentences(self) -> list[str]:
-        """What is to be said, most important first."""
-        told = self.comparisons[self.config.outcome].judgements
-        said = [f"void: {fault}" for fault in self.faults] + [str(one) for one in told]
+        """Return the verdicts and what limits them, most important first."""
+        results = self.results[self.config.outcome]
+        lines = [f"void: {fault}" for fault in self.faults] + [str(result) for result in results]
         missing = [run for run in self.runs if not run.finished]
-        if any(one.verdict is Verdict.unfinished for one in told):
-            said.append(
-                f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that began them, "
+        if any(result.verdict is Conclusion.unfinished for result in results):
+            lines.append(
+                f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that started them, "
                 "or set final=true if they never will be"
             )
-        said += [f"{run.arm}, block {run.block}: {run.fate}" for run in missing]
-        moved = [f"every policy was moved to {' '.join(self.world)}, and all outcomes are from there"] if self.world else []
-        return said + self._without_outcome() + moved
+        lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
+        lines += self._without_outcome()
+        return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
 
     def _without_outcome(self) -> list[str]:
-        """Arms whose runs are finished, and have no value of what they are judged by."""
-        said: list[str] = []
-        done = {(run.arm, run.block) for run in self.runs if run.finished}
-        trained = {run.arm for run in self.runs}
-        for arm, cells in self.outcomes[self.config.outcome].items():
-            lacking = [block for block, value in cells.items() if not np.isfinite(value) and (arm, block) in done]
-            if lacking or (arm not in trained and not np.isfinite(list(cells.values())).any()):
+        """Name the arms whose runs are finished but lack the outcome that decides."""
+        finished = {(run.arm, run.block) for run in self.runs if run.finished}
+        lines: list[str] = []
+        cells: Any = self.outcomes[self.outcomes["outcome"] == self.config.outcome]
+        for arm, rows in cells.groupby("arm", sort=False):
+            lacking = [block for block in rows.loc[rows["value"].isna(), "block"] if (arm, block) in finished]
+            if lacking or ((rows["controller"] != "policy").all() and rows["value"].isna().all()):
                 blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
-                said.append(f"{arm} has no {self.config.outcome} in {blocks}: leave it out, or choose another outcome")
-        return said
+                lines.append(f"{arm} has no {self.config.outcome} in {blocks}: remove it, or choose another outcome")
+        return lines
 
 
-def study(
-    folders: Sequence[Path], config: CompareConfig, *, world: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None
-) -> Study:
-    """Reads, judges and compares.
+def wide(outcomes: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """Return one outcome of a tidy table as a table of blocks by arms."""
+    cells: Any = outcomes[outcomes["outcome"] == outcome]
+    return cells.pivot(index="block", columns="arm", values="value")[cells["arm"].unique()]
+
+
+def compare(
+    folders: Sequence[Path],
+    config: CompareConfig,
+    *,
+    overrides: Sequence[str] = (),
+    log: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Read the runs in these folders, score them and compare their arms.
 
     Args:
-        world: words of esper.train that move every policy to another world, as task=mnist5k does.
-        tell: is told which run is being judged.
+        folders: folders of experiments, or of runs.
+        config: how they are compared.
+        overrides: evaluation overrides for all policies, as task=mnist5k.
+        log: receives a line per scored run.
     """
-    if world and config.outcome in LIVED:
-        raise ConfigError(f"outcome={config.outcome} is of training, which {world[0]} does not change: choose another outcome")
+    if overrides and config.outcome in TRAINING:
+        raise ConfigError(
+            f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
+        )
     runs = find_runs(folders, config.strata)
-    outcomes = _judged(runs, config, world, folders[0] if folders else Path(), tell)
-    arms = list(outcomes[config.outcome])
-    strata = {run.block: run.stratum for run in runs} if config.strata else None
-    margins = {name: outcome.margin for name, outcome in OUTCOMES.items()}
+    outcomes = _outcomes(runs, config, overrides, folders[0] if folders else Path(), log)
+    margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
+    tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
     controls: dict[str, Difference] = {}
-    if AGAIN in arms:
-        for name, table in outcomes.items():
-            pair = {arm: table[arm] for arm in (arms[0], AGAIN)}
-            (told,) = compare(pair, margin=margins[name], alpha=config.alpha, strata=strata).judgements
-            controls |= {name: told.difference} if told.difference.count >= 2 else {}
-    found = [*faults([run for run in runs if run.finished]), *_differs_from_itself(controls.get(config.outcome))]
+    if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
+        for name, rows in tables.items():
+            (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
+            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
+    found = [*faults([run for run in runs if run.finished]), *_control_fault(controls.get(config.outcome))]
     unfinished = not config.final and any(not run.finished for run in runs)
-    withheld = Verdict.void if found else Verdict.unfinished if unfinished else None
-    comparisons = {
-        name: compare(
-            {arm: cells for arm, cells in outcomes[name].items() if arm != AGAIN},
+    results = {
+        name: compare_arms(
+            rows[rows["arm"] != AA_CONTROL],
             margin=margins[name],
-            higher_is_better=outcome.higher_is_better,
+            higher_is_better=OUTCOMES[name].higher_is_better,
             alpha=config.alpha,
             against=config.against,
-            strata=strata,
-            withheld=withheld,
+            withheld=Conclusion.void if found else Conclusion.unfinished if unfinished else None,
         )
-        for name, outcome in OUTCOMES.items()
+        for name, rows in tables.items()
     }
-    return Study(
+    return Comparison(
         config=config,
         runs=runs,
         outcomes=outcomes,
-        comparisons=comparisons,
+        results=results,
         controls=controls,
-        plan=plan_of(folders),
-        world=world,
         faults=found,
+        preregistration=_preregistration(folders),
+        overrides=overrides,
     )
 
 
-def _judged(
-    runs: Sequence[Run], config: CompareConfig, world: Sequence[str], kept: Path, tell: Callable[[str], None]
-) -> dict[str, dict[str, dict[int, float]]]:
-    """Outcome -> arm -> block -> value of all arms, and of the rivals of the first one; the repeated arm comes last."""
+def _outcomes(
+    runs: Sequence[Run], config: CompareConfig, overrides: Sequence[str], folder: Path, log: Callable[[str], None]
+) -> pd.DataFrame:
+    """Return the table of outcomes of all arms, with the baselines on the hosts of the first one; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
-    if clash := set(trained) & set(config.rivals):
-        raise ConfigError(f"rivals={clash.pop()} is an arm already: leave it out of rivals")
-    arms = sorted([*trained, *config.rivals], key=AGAIN.__eq__)
-    if config.against not in (None, *arms) or config.against == AGAIN:
-        raise ConfigError(f"against={config.against} is no arm: choose out of {', '.join(arm for arm in arms if arm != AGAIN)}")
     finished = [run for run in runs if run.finished]
-    alike = _paid_alike(finished)
-    if config.outcome == "return" and not alike:
-        raise ConfigError(
-            f"outcome=return cannot judge arms that are paid by different {', '.join(PAYING)}: take outcome=accuracy"
-        )
-    if config.strata and (chosen := set(config.rivals) & set(SEARCHED)):
-        raise ConfigError(
-            f"rivals={chosen.pop()} is chosen for one setting: leave it out, or leave strata out and compare one setting"
-        )
-    like = {arm: trained[0] if arm in config.rivals else arm for arm in arms}
-    blocks = {arm: [run.block for run in runs if run.arm == like[arm]] for arm in arms}
-    outcomes = {name: {arm: dict.fromkeys(blocks[arm], float("nan")) for arm in arms} for name in OUTCOMES}
-    judging = Judging(hosts=config.hosts, rivals=config.rivals, rivals_of=trained[0], kept=kept, world=world)
-    for run, reached in zip(finished, judge_all(finished, judging, workers=config.workers, tell=tell), strict=True):
-        for arm, values in reached.items():
-            for name, value in values.items():
-                outcomes[name][arm][run.block] = value if alike or name != "return" else float("nan")
-    return outcomes
+    paid_alike = _paid_alike(finished)
+    _check(config, trained, paid_alike)
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=trained[0], folder=folder, overrides=overrides)
+    scores = score_all(finished, scoring, workers=config.workers, log=log)
+    by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
+    measured = [name for name in OUTCOMES if paid_alike or name != "return"]
+    rows: list[dict[str, Any]] = []
+    for arm in [*(arm for arm in trained if arm != AA_CONTROL), *config.baselines, *({AA_CONTROL} & {*trained})]:
+        baseline = arm in config.baselines
+        for run in (run for run in runs if run.arm == (trained[0] if baseline else arm)):
+            values = by_cell.get((run.arm, run.block), {}).get(arm, {})
+            cell = {"arm": arm, "controller": arm if baseline else "policy", "block": run.block, "stratum": run.stratum}
+            rows.append({**cell, **{name: values.get(name) if name in measured else None for name in OUTCOMES}})
+    by_run = pd.DataFrame(rows).astype(dict.fromkeys(OUTCOMES, float))
+    return by_run.melt(id_vars=["arm", "controller", "block", "stratum"], var_name="outcome")
 
 
-def plan_of(folders: Sequence[Path]) -> str | None:
-    """What was planned for the experiments in these folders."""
-    plans = [plan for folder in folders if (folder / FILE).is_file() and (plan := Design.load(folder).plan) is not None]
-    return "\n\n".join(plans) or None
+def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> None:
+    """Raise ConfigError if the config does not fit the arms of the experiment."""
+    if clash := set(trained) & set(config.baselines):
+        raise ConfigError(f"baselines={clash.pop()} is already an arm: remove it from baselines")
+    arms = [arm for arm in (*trained, *config.baselines) if arm != AA_CONTROL]
+    if config.against not in (None, *arms):
+        raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
+    if config.outcome == "return" and not paid_alike:
+        raise ConfigError(
+            f"outcome=return cannot compare arms that are paid by different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
+        )
+    if config.strata and (searched := set(config.baselines) & set(SEARCHED)):
+        raise ConfigError(f"baselines={searched.pop()} is chosen for a single setting: remove it, or compare without strata")
+
+
+def _preregistration(folders: Sequence[Path]) -> str | None:
+    """Return the preregistrations of the experiments in these folders."""
+    designs = [Design.load(folder) for folder in folders if (folder / FILE).is_file()]
+    return "\n\n".join(design.preregistration for design in designs if design.preregistration is not None) or None
 
 
 def _paid_alike(runs: Sequence[Run]) -> bool:
-    """Whether all runs that know a key of their pay have the same value of it."""
-    keys = {key for run in runs for key in run.config if pays(key)}
+    """Return whether all runs that have a key of their reward have the same value of it."""
+    keys = {key for run in runs for key in run.config if defines_return(key)}
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
-def _differs_from_itself(control: Difference | None) -> list[str]:
-    """Why the repeated arm says that the experiment is void."""
-    if control is None or control.count < LEAST_BLOCKS or control.mean.low <= 0 <= control.mean.high:
+def _control_fault(control: Difference | None) -> list[str]:
+    """Return why the A/A control makes the experiment void, if it does."""
+    if control is None or control.blocks < MIN_BLOCKS or control.mean.low <= 0 <= control.mean.high:
         return []
-    return [f"{control.first} differs from its own repetition by {control.mean.low:.2g} to {control.mean.high:.2g}"]
+    return [f"{control.first} differs from its A/A control by {control.mean.low:.2g} to {control.mean.high:.2g}"]

@@ -1,9 +1,8 @@
-"""Which runs an experiment consists of: arms times blocks, in an order that no drift can favour.
+"""Design of an experiment: arms times blocks, in an order that drift of the machine cannot bias.
 
-A block is one run of every arm from one seed, drawn once from the root: all of them share every random stream that their configs
-do not change. Blocks come one after another, and the order of arms within each is drawn, so that a machine that warms up or gets
-busy meets all arms alike. The first arm is run again with another first policy, unless that is switched off: what it differs from
-itself by is what a difference of nothing looks like.
+A block is one run of every arm from one seed, drawn from the root seed. Its runs share every random stream that their configs do
+not change. Blocks run one after another, with the arms of each in random order. By default, the first arm is run a second time
+with another policy seed, as an A/A control: their difference shows what a null effect looks like.
 """
 
 import hashlib
@@ -22,48 +21,51 @@ from esper.config import CHECKPOINTS, ConfigError
 from esper.seeding import stream
 
 FILE = "design.json"
-"""In the folder of an experiment."""
-AGAIN = "again"
-"""Name of the arm that repeats the first one."""
+"""Name of the file in the folder of an experiment."""
+AA_CONTROL = "aa_control"
+"""Name of the arm that repeats the first one with another policy seed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One run."""
+    """One planned run."""
 
     arm: str
     block: int
-    words: tuple[str, ...]
-    """What it is trained with, beside what all cells share."""
+    overrides: tuple[str, ...]
+    """Overrides of the run."""
 
     @property
     def folder(self) -> str:
-        """Within that of the experiment."""
+        """Folder of the run, relative to that of the experiment."""
         return f"{self.arm}/block-{self.block:02d}"
 
     def pending(self, experiment: Path) -> list[str] | None:
-        """Words that run it, or go on with what was begun; None where it is done.
+        """Return the overrides that start or resume the run; None if it is finished.
 
         Args:
             experiment: folder of the experiment.
 
         Raises:
-            ConfigError: what was begun cannot be read.
+            ConfigError: all of its checkpoints are damaged.
         """
-        place = experiment / self.folder
-        where = f"hydra.sweep.subdir={self.folder}"
+        folder, subdir = experiment / self.folder, f"hydra.sweep.subdir={self.folder}"
         try:
-            newest = Checkpoints(place / CHECKPOINTS).latest()
+            newest = Checkpoints(folder / CHECKPOINTS).latest()
         except CheckpointError as error:
             raise ConfigError(
-                f"{place} cannot go on, for its checkpoints are damaged: remove it, and repeat the command"
+                f"{folder} cannot be resumed: its checkpoints are damaged; remove it and repeat the command"
             ) from error
         if newest is None:
-            return [*self.words, where]
+            return [*self.overrides, subdir]
         if update_of(newest) >= load(newest)["config"]["values"]["updates"]:
             return None
-        return [*(word for word in self.words if word.startswith("sweep=")), f"resume={quoted(str(place))}", where]
+        return [
+            *(override for override in self.overrides if override.startswith("sweep=")),
+            f"resume={quoted(str(folder))}",
+            subdir,
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,17 +73,17 @@ class Design:
     """An experiment before it is run."""
 
     arms: dict[str, list[str]]
-    """Words of the command line that make each arm, by its name."""
+    """Overrides of each arm, by its name."""
     seeds: list[int]
-    """Of the blocks."""
+    """Seed of each block."""
     policy_seeds: list[int]
-    """Of the repeated arm's first policies."""
+    """Policy seed of the A/A control in each block."""
     order: list[list[str]]
-    """Arms of each block, as they are run."""
+    """Arms of each block, in the order in which they run."""
     common: list[str]
-    """Words that all cells share."""
-    plan: str | None = None
-    """What was written down before anything ran: question, outcome, rule; None where nothing was."""
+    """Overrides of all cells."""
+    preregistration: str | None = None
+    """Question, outcome and decision rule, written before the first run; None without."""
 
     @property
     def cells(self) -> list[Cell]:
@@ -89,41 +91,50 @@ class Design:
         return [self._cell(arm, block) for block, arms in enumerate(self.order) for arm in arms]
 
     def firsts(self) -> list[Cell]:
-        """One cell of every arm."""
+        """Return one cell of every arm."""
         return [self._cell(arm, 0) for arm in self.arms]
 
     def _cell(self, arm: str, block: int) -> Cell:
-        words = [*self.common, *self.arms[arm], f"seed={self.seeds[block]}"]
-        if arm == AGAIN:
-            words.append(f"policy_seed={self.policy_seeds[block]}")
-        return Cell(arm=arm, block=block, words=tuple(words))
+        overrides = [*self.common, *self.arms[arm], f"seed={self.seeds[block]}"]
+        if arm == AA_CONTROL:
+            overrides.append(f"policy_seed={self.policy_seeds[block]}")
+        return Cell(arm=arm, block=block, overrides=tuple(overrides))
 
     def save(self, folder: Path) -> None:
-        """Writes it into the folder of the experiment; what was designed there before must be the same.
+        """Write the design into the folder of the experiment.
 
         Raises:
-            ConfigError: another experiment is in this folder.
+            ConfigError: the folder holds another experiment.
         """
         path = folder / FILE
         if path.exists() and (old := Design.load(folder)) != self:
             changed = next(name for name, value in asdict(self).items() if value != asdict(old)[name])
             raise ConfigError(
-                f"{folder} holds an experiment with other {changed}: repeat its command, or choose another hydra.sweep.dir"
+                f"{folder} holds an experiment that differs in {changed}: repeat its command, or choose another hydra.sweep.dir"
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> "Design":
-        """The experiment that is in a folder.
+        """Return the design of the experiment in a folder.
 
         Raises:
-            ConfigError: its file is damaged.
+            ConfigError: its file is damaged, or was written by an earlier version.
         """
+        path = folder / FILE
         try:
-            return Design(**json.loads((folder / FILE).read_text()))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{folder / FILE} is damaged: remove it, and repeat the command that made it") from error
+            plain = json.loads(path.read_text())
+            if "again" in plain["arms"] or "plan" in plain:
+                raise ConfigError(
+                    f"{path} was written by an earlier version: rename arm again to {AA_CONTROL}, in it and as a folder, and key "
+                    "plan to preregistration"
+                )
+            return Design(**plain)
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{path} is damaged: remove it, and repeat the command that made it") from error
 
 
 def design(
@@ -131,60 +142,60 @@ def design(
     *,
     blocks: int,
     root: int,
-    again: bool = True,
-    plan: str | None = None,
+    aa_control: bool = True,
+    preregistration: str | None = None,
     common: Sequence[str] = (),
 ) -> Design:
-    """An experiment.
+    """Return the design of an experiment.
 
     Args:
-        arms: as in "reward: shaped,sparse", the values of one key, each an arm of that name; or the words of each arm by its
-            name, as in {small: agent.hidden=16, large: "agent.hidden=256 agent.slot_width=64"}.
-        blocks: runs of each arm, 1 or more.
-        root: of the seeds, which are drawn from it, and of the order.
-        again: repeat the first arm with another first policy?
-        plan: file in which is written what is asked and how it will be judged, of which the experiment keeps a copy.
-        common: words for all cells, the choice of the sweep among them.
+        arms: values of one key, each an arm of that name, as in "reward: shaped,sparse"; or overrides by the name of the arm, as
+            in {small: agent.hidden=16, large: "agent.hidden=256 agent.slot_width=64"}.
+        blocks: runs per arm, at least 1.
+        root: root seed of the blocks and of the order.
+        aa_control: if true, add an A/A control.
+        preregistration: file with the question, outcome and decision rule, of which the experiment keeps a copy.
+        common: overrides of all cells, including the choice of the sweep.
 
     Raises:
-        ConfigError: that is no experiment.
+        ConfigError: the arguments describe no experiment.
     """
     table = _arms(arms)
     if blocks < 1:
         raise ConfigError(f"blocks must be 1 or more, got {blocks}: a verdict takes at least 10")
-    for word in [*common, *(word for words in table.values() for word in words)]:
-        if word.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
-            raise ConfigError(f"{word} cannot be set in this sweep, whose blocks have seeds of their own: set root instead")
-    if again:
-        if AGAIN in table:
-            raise ConfigError(
-                f"an arm cannot be called {AGAIN}, which is the first arm's repetition: rename it, or set again=false"
-            )
-        table[AGAIN] = list(next(iter(table.values())))
+    for override in [*common, *(override for overrides in table.values() for override in overrides)]:
+        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
+            raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
+    if aa_control:
+        if AA_CONTROL in table:
+            raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
+        table[AA_CONTROL] = list(next(iter(table.values())))
     if len(table) < 2:
-        raise ConfigError("one arm is no comparison: name more arms, as in arms='reward: shaped,sparse', or leave again=true")
+        raise ConfigError("one arm is no comparison: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true")
     drawn = stream(root, "blocks").choice(2**31, size=2 * blocks, replace=False).tolist()
     names = list(table)
-    order = [[names[i] for i in stream(root, "arm_order", block).permutation(len(names))] for block in range(blocks)]
     return Design(
-        arms=table, seeds=drawn[:blocks], policy_seeds=drawn[blocks:], order=order, common=list(common), plan=_plan(plan)
+        arms=table,
+        seeds=drawn[:blocks],
+        policy_seeds=drawn[blocks:],
+        order=[[names[i] for i in stream(root, "arm_order", block).permutation(len(names))] for block in range(blocks)],
+        common=list(common),
+        preregistration=None if preregistration is None else _read_preregistration(preregistration),
     )
 
 
-def fingerprint(plan: str) -> str:
-    """SHA-256 of a plan, as sha256sum prints it of the file."""
-    return hashlib.sha256(plan.encode()).hexdigest()
+def fingerprint(text: str) -> str:
+    """Return the SHA-256 of a text, as sha256sum prints it."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plan(path: str | None) -> str | None:
-    if path is None:
-        return None
+def _read_preregistration(path: str) -> str:
     try:
         text = Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"plan={path} cannot be read: name a text file, or leave plan out") from error
+        raise ConfigError(f"preregistration={path} cannot be read: name a text file, or remove it") from error
     if not text.strip():
-        raise ConfigError(f"plan={path} is empty: write down what is asked, and by which outcome and margin it is judged")
+        raise ConfigError(f"preregistration={path} is empty: write down the question, the outcome and the margin that decide")
     return text
 
 
@@ -195,21 +206,21 @@ def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")
     table: dict[str, list[str]] = {}
-    for name, words in arms.items():
+    for name, overrides in arms.items():
         if not _NAME.fullmatch(str(name)):
-            raise ConfigError(f"{name!r} cannot name an arm, and its folder: use letters, digits and _ . + -")
-        if not isinstance(words, str | Sequence):
-            raise ConfigError(f"arm {name} has no words but {words!r}: {usage}")
+            raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
+        if not isinstance(overrides, str | Sequence):
+            raise ConfigError(f"arm {name} needs overrides, got {overrides!r}: {usage}")
         if str(name) in table:
-            raise ConfigError(f"arms name {name} twice: name it once, its repetition comes by itself")
-        table[str(name)] = words.split() if isinstance(words, str) else list(map(str, words))
+            raise ConfigError(_twice(name))
+        table[str(name)] = overrides.split() if isinstance(overrides, str) else list(map(str, overrides))
         if twin := next((other for other, own in table.items() if own == table[str(name)] and other != str(name)), None):
-            raise ConfigError(f"arms {twin} and {name} have the same words, and so the same runs: leave one out, or change it")
+            raise ConfigError(f"arms {twin} and {name} have the same overrides, hence the same runs: remove or change one")
     return table
 
 
 def _read_arms(text: str, usage: str) -> dict[Any, Any] | None:
-    """The arms of "reward: shaped,sparse", or of "{small: ..., large: ...}"; None where it is neither."""
+    """Return the arms of "reward: shaped,sparse" or "{small: ..., large: ...}"; None for any other text."""
     try:
         node, read = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -223,6 +234,10 @@ def _read_arms(text: str, usage: str) -> dict[Any, Any] | None:
         key, values = pairs[0]
         names = [name for value in values.value.split(",") if (name := value.strip())]
         read = {name: f"{key}={name}" for name in names}
-    if len(set(names)) < len(names):  # of which Python's table, and yaml, would keep the last
-        raise ConfigError(f"arms={text!r} names an arm twice: name it once, its repetition comes by itself")
+    if len(set(names)) < len(names):  # a dict would keep the last one
+        raise ConfigError(_twice(next(name for name in names if names.count(name) > 1)))
     return read
+
+
+def _twice(name: object) -> str:
+    return f"arms has two arms called {name}: remove one, an A/A control is added anyway"

@@ -1,7 +1,7 @@
-"""Where a run stands among the others of its command: what it is called, what of the machine is its own, and how it is launched.
+"""Context of a run within its command: its name, its share of the machine, and how it is launched.
 
-Which launcher runs the cells of a sweep is Hydra's choice `hydra/launcher`; what is said of it here holds for those that
-docs/experiments.md lists. Any other runs its cells as if each were alone on its machine.
+`hydra/launcher` chooses the launcher. This module knows those listed in docs/experiments.md; any other runs each cell as if it
+were alone on its machine.
 """
 
 import logging
@@ -24,35 +24,35 @@ from esper.lab.design import Cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Of one run."""
+class RunContext:
+    """Name and resources of one run of a command."""
 
     name: str = ""
-    """Its folder within that of the sweep; empty where it is the only run of its command."""
+    """Folder of the run, relative to that of the sweep; empty for a single run."""
     shared: bool = False
-    """Do other runs write to the same terminal at the same time?"""
+    """If true, other runs write to the same terminal at the same time."""
     cores: int | None = None
-    """How many it may use; None for all that there are."""
+    """Number of cores to use, at least 1; None for all."""
 
 
-def find_place(hydra: Any) -> Place:
-    """The place of the run that is about to begin.
+def run_context(hydra: Any) -> RunContext:
+    """Return the context of the run that is about to start.
 
     Args:
-        hydra: the node `hydra` of its config.
+        hydra: node `hydra` of its config.
     """
     if hydra.mode != RunMode.MULTIRUN:
-        return Place()
+        return RunContext()
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
-    return Place(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores)
+    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores)
 
 
 def cores_each(launcher: Any) -> int | None:
-    """Cores for each cell of a launcher; None where it runs one at a time, or leaves the matter to its cluster."""
+    """Return the cores per cell of a launcher; None if it runs one cell at a time, or leaves this to its cluster."""
     kind = _kind(launcher)
     if kind == "JoblibLauncher":
-        # As joblib counts: -1 is as many cells as cores, -2 one fewer.
+        # joblib's convention: -1 runs as many cells as cores, -2 one fewer.
         cores, jobs = all_cores(), launcher.n_jobs
         return max(1, cores // max(1, jobs if jobs > 0 else cores + 1 + jobs))
     if kind == "LocalLauncher":
@@ -65,11 +65,11 @@ def cores_each(launcher: Any) -> int | None:
 
 
 class CellSweeper(Sweeper):
-    """What Hydra wants of a sweeper whose runs are cells; which they are, a sweeper of its own says."""
+    """Base of Hydra sweepers whose runs are cells; subclasses define which."""
 
-    def __init__(self, **asked: Any) -> None:
-        self.asked = asked
-        """What the command says of the sweep, as Hydra read it."""
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+        """Arguments of the sweep, as Hydra parsed them."""
         self.hydra_context: HydraContext | None = None
         self.config: DictConfig | None = None
         self.launcher: Launcher | None = None
@@ -80,38 +80,39 @@ class CellSweeper(Sweeper):
 
     @property
     def folder(self) -> Path:
-        """Of the sweep."""
+        """Folder of the sweep."""
         assert self.config is not None
         return Path(self.config.hydra.sweep.dir)
 
     def save_config(self) -> None:
-        """Writes the config of the whole command into the folder, as Hydra's own sweepers do.
+        """Write the config of the whole command into the folder, as Hydra's own sweepers do.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: it cannot be written.
         """
         write_whole(self.folder / "multirun.yaml", OmegaConf.to_yaml(self.config))
 
     def run_cells(self, title: str, cells: Sequence[Cell]) -> list[JobReturn]:
-        """Hands the cells that are not done to the launcher, in order, and waits for them.
+        """Launch the cells that are not finished, in order, and wait for them.
 
         Args:
-            title: what they are, for the line that says how many there are.
+            title: title of the cells, for the progress line.
+            cells: all cells, finished or not.
 
         Raises:
-            SystemExit: a run could not be done, and has said why.
+            SystemExit: a run failed, after printing the reason.
         """
         assert self.config is not None
         assert self.launcher is not None
-        asked = self.config.hydra.launcher
-        jobs = [words for cell in cells if (words := cell.pending(self.folder)) is not None]
+        launcher = self.config.hydra.launcher
+        jobs = [overrides for cell in cells if (overrides := cell.pending(self.folder)) is not None]
         done = len(cells) - len(jobs)
-        logs = f"; what the others say is in {_logs(asked)}" if jobs and _logs(asked) else ""
-        for loggers in ("hydra", "hydra_plugins"):  # launchers list all runs with all words, where the folder has the list
-            logging.getLogger(loggers).setLevel(logging.WARNING)
+        logs = f"; logs of the others are in {_logs(launcher)}" if jobs and _logs(launcher) else ""
+        for name in ("hydra", "hydra_plugins"):  # launchers log all overrides of all runs, which the folder holds anyway
+            logging.getLogger(name).setLevel(logging.WARNING)
         print(f"{self.folder}: {title}, {done} of {len(cells)} runs done{logs}", flush=True)
         results: list[JobReturn] = []
-        for batch in _batches(jobs, asked):
+        for batch in _batches(jobs, launcher):
             try:
                 found = self.launcher.launch(batch, initial_job_idx=done + len(results))
             except Exception as error:
@@ -120,20 +121,20 @@ class CellSweeper(Sweeper):
                 print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback would be submitit's
                 sys.exit(1)
             for result in found:
-                _ = result.return_value  # raises what the run raised
+                _ = result.return_value  # re-raises the error of the run
             results += found
         return results
 
 
-def _logs(asked: Any) -> str | None:
-    """Where the runs of a launcher write what they say, unless it is here."""
-    return str(Path(asked.submitit_folder).parent) if "submitit_folder" in asked else None
+def _logs(launcher: Any) -> str | None:
+    """Return the folder to which runs redirect their output, if the launcher does so."""
+    return str(Path(launcher.submitit_folder).parent) if "submitit_folder" in launcher else None
 
 
 def _batches(jobs: Sequence[list[str]], launcher: Any) -> list[Sequence[list[str]]]:
-    """The cells that a launcher is handed at a time.
+    """Split jobs into batches to launch one after another.
 
-    All launchers have a queue, except submitit's local one: it starts a process for each cell at once.
+    All launchers have a queue except submitit's local one, which starts a process for every job at once.
     """
     size = max(1, len(jobs))
     if _kind(launcher) == "LocalLauncher":

@@ -1,6 +1,6 @@
-"""Hydra's launcher for Ray: every run is a task of a cluster, which is this machine unless an address says otherwise.
+"""A Hydra launcher for Ray: every run is a task of a cluster, by default of this machine.
 
-It is our own because hydra-ray-launcher wants a cloudpickle below 3, made for Pythons before 3.12, and a cloud's client besides.
+hydra-ray-launcher is not used because it requires cloudpickle < 3, which does not support Python 3.12, and a cloud client.
 """
 
 import logging
@@ -20,55 +20,55 @@ from omegaconf import DictConfig, open_dict
 
 @dataclass(kw_only=True, slots=True)
 class RayConfig:
-    """Chosen by hydra/launcher=esper_ray."""
+    """Config of hydra/launcher=esper_ray."""
 
     _target_: str = "hydra_plugins.esper_sweeps.RayLauncher"
     address: str | None = None
-    """Of the cluster, as ray.init knows it; null starts one on this machine, which ends with the command."""
+    """Address of the cluster for ray.init; null starts one on this machine, which ends with the command."""
     cpus: int = 1
-    """Cores for each run, 1 or more. Ray runs as many at a time as there are cores for."""
+    """Cores per run, at least 1. Ray runs as many runs at a time as fit."""
     gpus: float = 0.0
-    """GPUs for each run, 0 or more; 0.5 lets two runs share one."""
+    """GPUs per run, at least 0; 0.5 lets two runs share one."""
 
 
 class RayLauncher(Launcher):
-    """Hands all runs to Ray, which has the queue."""
+    """Submits all runs to Ray, which queues them."""
 
     def __init__(self, *, address: str | None, cpus: int, gpus: float) -> None:
         self.address, self.cpus, self.gpus = address, cpus, gpus
         self.config: DictConfig | None = None
-        self.told: tuple[HydraContext, TaskFunction] | None = None
+        self.task: tuple[HydraContext, TaskFunction] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config, self.told = config, (hydra_context, task_function)
+        self.config, self.task = config, (hydra_context, task_function)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else a line much like another run's is swallowed
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked whether to report to Ray's makers
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray drops lines that resemble those of another run
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
         import ray  # late: Hydra imports all plugins for every command
 
-        assert self.told is not None
+        assert self.task is not None
         assert self.config is not None
         if not ray.is_initialized():
             ray.init(address=self.address, include_dashboard=False, logging_level=logging.WARNING)
         run = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus)(_run)
-        shared = ray.put((*self.told, self.config, Singleton.get_state()))
-        tasks = [run.remote(shared, initial_job_idx + index, list(words)) for index, words in enumerate(job_overrides)]
+        shared = ray.put((*self.task, self.config, Singleton.get_state()))
+        tasks = [run.remote(shared, initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         returns: list[JobReturn] = []
         for task in tasks:
-            done = ray.get(task)
-            if not isinstance(done, JobReturn):
-                sys.exit(done)
-            returns.append(done)
+            result = ray.get(task)
+            if not isinstance(result, JobReturn):
+                sys.exit(result)
+            returns.append(result)
         return returns
 
 
-def _run(shared: tuple[HydraContext, TaskFunction, DictConfig, dict[Any, Any]], number: int, words: list[str]) -> Any:
-    """One run, in a process of Ray's: what Hydra says of it, or the exit code with which it ended."""
+def _run(shared: tuple[HydraContext, TaskFunction, DictConfig, dict[Any, Any]], number: int, overrides: list[str]) -> Any:
+    """Run one job in a process of Ray; return Hydra's result, or the exit code."""
     context, task_function, config, state = shared
     setup_globals()
     Singleton.set_state(state)
-    sweep = context.config_loader.load_sweep_config(config, words)
+    sweep = context.config_loader.load_sweep_config(config, overrides)
     with open_dict(sweep):
         sweep.hydra.job.id = f"{sweep.hydra.job.name}_{number}"
         sweep.hydra.job.num = number
@@ -81,5 +81,5 @@ def _run(shared: tuple[HydraContext, TaskFunction, DictConfig, dict[Any, Any]], 
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
-    except SystemExit as stop:  # Ray takes it for the end of its worker, and says nothing of the code
+    except SystemExit as stop:  # Ray would treat it as the end of the worker, and lose the code
         return stop.code

@@ -1,37 +1,36 @@
-"""The report of an experiment: one page that holds its tables and figures."""
-
-# U updates, B blocks
+"""Report of a comparison: tables and verdicts on the console, as one HTML page, and as numbers in JSON and CSV."""
 
 import base64
-import io
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import jinja2
-import numpy as np
-import numpy.typing as npt
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from esper.config import ConfigError
-from esper.lab.runs import Outcome, Run, records_of
-from esper.stats.intervals import mean_interval
+from esper.checkpoint import write_whole
+from esper.cli.transfer import slug
+from esper.lab.comparison import Comparison
+from esper.lab.design import AA_CONTROL, fingerprint
+from esper.lab.figures import Drawing, draw
+from esper.lab.runs import OUTCOMES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Cells = Mapping[str, Mapping[int, float]]
-"""Arm -> block -> outcome."""
-CURVE = "host/committed_accuracy"
-# Twenty that can be told apart: ten, and the same ten paler.
-COLOURS = (
-    *("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#ff7f0e", "#7f7f7f"),
-    *("#aec7e8", "#ff9896", "#98df8a", "#c5b0d5", "#c49c94", "#f7b6d2", "#9edae5", "#dbdb8d", "#ffbb78", "#c7c7c7"),
+HEAD = (
+    *("first - second", "n", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)"),
+    *("p", "p by ranks", "p within", "verdict"),
 )
-FEW = 5
-"""Names of so many arms fit side by side under a figure, and their bands into the same axes."""
-COLUMNS, WIDE = 4, 11.0
-"""Axes side by side where there are more, and the width of the figure then [inch]."""
+"""Columns of the tables of differences. p and p within are Holm-corrected."""
+COLUMNS = (
+    *("outcome", "first", "second", "paired", "blocks", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "improvement"),
+    *("improvement_low", "improvement_high", "p", "p_rank", "p_equivalence", "p_holm", "p_equivalence_holm", "needed", "verdict"),
+)
+"""Columns of differences.csv."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <!doctype html>
 <html lang="en">
@@ -63,173 +62,167 @@ PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 <figcaption>{{ figure.caption }}</figcaption>
 </figure>
 {% endfor %}
-{% if plan %}
-<h2>Planned before the first run</h2>
-<pre>{{ plan[0] }}</pre>
-<p>SHA-256 of the plan: {{ plan[1] }}</p>
+{% if preregistration %}
+<h2>Preregistration</h2>
+<pre>{{ preregistration }}</pre>
+<p>SHA-256: {{ sha256 }}</p>
 {% else %}
-<p>No plan was written down before the first run (plan=FILE): the outcome may have been chosen with the numbers in sight.</p>
+<p>No preregistration (preregistration=FILE): the outcome may have been chosen after seeing the results.</p>
 {% endif %}
 <p>{{ command }}</p>
 </html>
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A figure of the report."""
-
-    name: str
-    """Of its file, where it gets one."""
-    caption: str
-    figure: "Figure"
-
-    def image(self, kind: str) -> bytes:
-        """As a file of this kind: png, pdf or svg."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format=kind, dpi=110)
-        return buffer.getvalue()
+def differences(found: Comparison) -> pd.DataFrame:
+    """Return one row per outcome and pair of arms, with the columns `COLUMNS`; the verdict of an A/A control is `control`."""
+    rows: list[dict[str, Any]] = []
+    for name, results in found.results.items():
+        for result in results:
+            plain = asdict(result)
+            rows.append({"outcome": name, **plain.pop("difference"), **plain, "verdict": result.verdict.value})
+        if control := found.controls.get(name):
+            rows.append({"outcome": name, **asdict(control), "verdict": "control"})
+    flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
+    return flat.reindex(columns=COLUMNS).astype({"needed": "Int64"})
 
 
-def page(
-    *,
-    title: str,
-    sentences: list[str],
-    tables: list[dict[str, Any]],
-    drawings: list[Drawing],
-    command: str,
-    plan: tuple[str, str] | None = None,
-) -> str:
-    """The report as HTML, with figures inside.
+def tables(found: Comparison) -> list[dict[str, Any]]:
+    """Return the means of all arms, and the differences in each outcome, as rows of text with `caption` and `head`.
 
-    Args:
-        tables: each with `caption`, `head` and `rows`.
-        command: what made it.
-        plan: what was written down before the first run, and its fingerprint.
+    The outcome that decides comes first; outcomes that were not measured are left out.
     """
-    images = [{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings]
-    return PAGE.render(title=title, sentences=sentences, tables=tables, figures=images, command=command, plan=plan)
+    decisive = found.outcome.name
+    counts = found.values(decisive).count()
+    means: list[Any] = [found.values(name).mean() for name in OUTCOMES]
+    rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
+    units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in OUTCOMES.items()]  # line breaks keep columns narrow
+    shown = [{"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": rows}]
+    pairs = differences(found)
+    for name in sorted(OUTCOMES, key=decisive.__ne__):
+        chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
+        if len(chosen):
+            caption = f"Differences in {name} [{OUTCOMES[name].unit}]: {OUTCOMES[name].description}"
+            shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
+    return shown
 
 
-def draw(runs: list[Run], outcomes: Mapping[str, Cells], outcome: Outcome) -> list[Drawing]:
-    """All figures of an experiment.
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if math.isfinite(value) else ""
+
+
+def _cells(row: Any) -> list[str]:
+    """Return the cells of one difference; p values of an A/A control need no correction."""
+    p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
+    return [
+        f"{row.first} - {row.second}",
+        str(row.blocks) if row.paired else f"{row.blocks}, unpaired",
+        _interval(row.mean, row.low, row.high),
+        _interval(row.iqm, row.iqm_low, row.iqm_high),
+        f"{row.improvement:.2f}",
+        *(f"{value:.3g}" for value in (p, row.p_rank, p_within)),
+        row.verdict,
+    ]
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    if not math.isfinite(mean):
+        return ""
+    digits = 2 if abs(mean) < 1000 else 0
+    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "unbounded"
+    return f"{mean:,.{digits}f}, {ends}"
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Print the means, the differences in the outcome that decides, and the sentences."""
+    for one in tables(found)[:2]:
+        table = Table(title=escape(one["caption"]), title_justify="left")
+        widest = max((len(row[0]) for row in one["rows"]), default=0)
+        for index, heading in enumerate(one["head"]):
+            least = None if index else min(widest, 30)  # fold numbers rather than names
+            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", min_width=least)
+        for row in one["rows"]:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for sentence in found.sentences():
+        console.print(escape(sentence), highlight=False)
+
+
+def summary(found: Comparison) -> dict[str, Any]:
+    """Return all numbers as plain values; None for NaN and infinity, which JSON lacks."""
+    text = found.preregistration
+    return {
+        "sentences": found.sentences(),
+        "preregistration": None if text is None else {"sha256": fingerprint(text), "text": text},
+        "config": asdict(found.config),
+        "overrides": list(found.overrides),
+        "faults": found.faults,
+        "runs": [
+            {
+                "arm": run.arm,
+                "block": run.block,
+                "stratum": run.stratum,
+                "folder": str(run.folder),
+                "seed": run.seed,
+                "status": run.status,
+            }
+            for run in found.runs
+        ],
+        "outcomes": _records(found.outcomes),
+        "differences": _records(differences(found)),
+    }
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    missing = table.isna() | table.isin([math.inf, -math.inf])
+    return table.astype(object).mask(missing, None).to_dict("records")
+
+
+def _runs_csv(found: Comparison) -> str:
+    """Return one row per run, of trained arms and of baselines, with a column per outcome."""
+    status = {(run.arm, run.block): run.status for run in found.runs}
+    cells = found.outcomes.pivot(index=["arm", "controller", "block", "stratum"], columns="outcome", values="value")
+    table = cells[list(OUTCOMES)].reset_index()
+    table.insert(4, "status", [status.get(cell, "") for cell in zip(table["arm"], table["block"], strict=True)])
+    return table.to_csv(index=False)
+
+
+def write(found: Comparison, folder: Path, command: str) -> list[Path]:
+    """Write the report, its numbers as JSON and CSV, and the figures if asked for.
 
     Raises:
-        ConfigError: matplotlib is not there.
+        DiskError: a file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: install the extra compare, or leave them out with plots=false") from error
-    cells = outcomes[outcome.name]
-    colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(cells)}
-    drawings = [
-        Drawing(name, caption, Figure(figsize=(7.0, 3.8), layout="constrained"))
-        for name, caption in (
-            ("learning", "Committed accuracy in training: mean over blocks, and its 95 % interval."),
-            ("slopes", f"{outcome.name} of every block, joined: {outcome.what}."),
-            ("profiles", f"Share of runs that reach a given {outcome.name}."),
-            ("front", "Test accuracy against parameters: a dot a run; the line joins what nothing beats in both."),
-        )
-    ]
-    learning, joined, shares, beside = (one.figure for one in drawings)
-    learning_curves(learning, [run for run in runs if run.finished], colours)
-    slopes(joined.subplots(), cells, outcome, colours)
-    profiles(shares.subplots(), cells, outcome, colours)
-    front(beside.subplots(), outcomes, colours)
-    return drawings
+    drawings = draw(found.runs, found.outcomes, found.outcome) if found.config.plots else []
+    files: dict[str, str | bytes] = {
+        "report.html": _page(found, drawings, command),
+        "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
+        "comparison.csv": _runs_csv(found),
+        "differences.csv": differences(found).to_csv(index=False),
+    }
+    if kind := found.config.figures:
+        files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}
+    paths = {folder / _file_name(name, found.overrides): content for name, content in files.items()}
+    for path, content in paths.items():
+        write_whole(path, content)
+    return list(paths)
 
 
-def learning_curves(figure: "Figure", runs: list[Run], colours: Mapping[str, str]) -> None:
-    """Mean and interval over blocks, update by update, as far as all runs of an arm have come.
-
-    A few arms share their axes. The bands of many would cover each other: each gets axes of its own, beside the first arm.
-    """
-    curves: dict[str, npt.NDArray[np.float64]] = {}
-    for arm in colours:
-        lived = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
-        if lived and (length := min(map(len, lived))):
-            curves[arm] = np.array([curve[:length] for curve in lived])
-    if len(curves) <= FEW:
-        axes = figure.subplots()
-        for arm, curves_BU in curves.items():
-            _band(axes, curves_BU, colours[arm], arm)
-        _legend(axes)
-    else:
-        first, *others = curves
-        rows = -(-len(others) // COLUMNS)
-        figure.set_size_inches(WIDE, 1.9 * rows)
-        grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-        for arm, axes in zip(others, grid.flat, strict=False):
-            _band(axes, curves[first], colours[first], first)
-            _band(axes, curves[arm], colours[arm], arm)
-            axes.set_title(f"{first} and {arm}", fontsize="medium")
-        for axes in grid.flat[len(others) :]:
-            axes.set_axis_off()
-    figure.supxlabel("update", fontsize="medium")
-    figure.supylabel("committed accuracy [pp]", fontsize="medium")
+def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
+    """Return the report as HTML, with the figures inside."""
+    text = found.preregistration
+    return PAGE.render(
+        title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
+        sentences=found.sentences(),
+        tables=tables(found),
+        figures=[{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings],
+        command=command,
+        preregistration=text,
+        sha256=None if text is None else fingerprint(text),
+    )
 
 
-def _band(axes: "Axes", curves_BU: npt.NDArray[np.float64], colour: str, label: str) -> None:
-    updates = np.arange(1, curves_BU.shape[1] + 1)
-    axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=label)
-    if len(curves_BU) > 1:
-        bands = [mean_interval(column) for column in curves_BU.T]
-        axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
-
-
-def slopes(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:
-    """A line a block across all arms, and their means."""
-    arms = list(cells)
-    for block in sorted({block for row in cells.values() for block in row}):
-        axes.plot(range(len(arms)), [cells[arm].get(block, np.nan) for arm in arms], color="#999999", linewidth=0.8, marker=".")
-    for place, arm in enumerate(arms):
-        axes.plot([place - 0.15, place + 0.15], 2 * [_mean(cells[arm])], color=colours[arm], linewidth=3)
-    many = len(arms) > FEW
-    axes.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center")
-    axes.set_ylabel(f"{outcome.name} [{outcome.unit}]")
-
-
-def _legend(axes: "Axes") -> None:
-    """Beside the axes: inside, the names of many arms would hide what they did."""
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _mean(row: Mapping[int, float]) -> float:
-    """Of the blocks that have a value; NaN where none has."""
-    finite = [value for value in row.values() if np.isfinite(value)]
-    return float(np.mean(finite)) if finite else float("nan")
-
-
-def profiles(axes: "Axes", cells: Cells, outcome: Outcome, colours: Mapping[str, str]) -> None:
-    """Performance profiles: the share of runs beyond each value (Dolan, More 2002)."""
-    for arm, row in cells.items():
-        values = np.sort([value for value in row.values() if np.isfinite(value)])
-        if len(values):
-            steps = np.concatenate([[values[0]], values])
-            axes.step(steps, np.linspace(1, 0, len(steps)), where="post", color=colours[arm], label=arm)
-    axes.set_xlabel(f"{outcome.name} [{outcome.unit}]")
-    axes.set_ylabel("share of runs beyond")
-    _legend(axes)
-
-
-def front(axes: "Axes", outcomes: Mapping[str, Cells], colours: Mapping[str, str]) -> None:
-    """Accuracy against parameters, with the Pareto front of all runs."""
-    points: list[tuple[float, float]] = []
-    for arm, colour in colours.items():
-        pairs = [(outcomes["parameters"][arm][block], value) for block, value in outcomes["accuracy"][arm].items()]
-        points += pairs
-        axes.scatter(*np.array(pairs).T, color=colour, label=arm, s=18)
-    best = pareto(np.array(points))
-    axes.plot(*best.T, color="#444444", linewidth=1, drawstyle="steps-post")
-    axes.set_xlabel("parameters of seeds")
-    axes.set_ylabel("test accuracy [pp]")
-    _legend(axes)
-
-
-def pareto(points_B2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Points that no other beats in cost (first column, less is better) and gain (second), by cost."""
-    finite = points_B2[np.isfinite(points_B2).all(axis=1)]
-    ordered = finite[np.lexsort((-finite[:, 1], finite[:, 0]))]
-    reached = np.maximum.accumulate(np.concatenate([[-np.inf], ordered[:-1, 1]])) if len(ordered) else np.zeros(0)
-    return ordered[ordered[:, 1] > reached]
+def _file_name(name: str, overrides: Sequence[str]) -> str:
+    """Return the name of a file, with the evaluation overrides if any, so that it does not replace the report without them."""
+    stem, _, kind = name.partition(".")
+    return f"{stem}_{slug(overrides)}.{kind}" if overrides else name

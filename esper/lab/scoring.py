@@ -1,4 +1,7 @@
-"""What finished runs reach on fresh hosts, and others who grow the same hosts; grown once, and kept beside the run."""
+"""Scores of finished runs: outcomes of their policies, and of baselines, on held-out hosts.
+
+The hosts of a run are grown once; the outcomes are kept beside the run in `scored_*.json`.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -10,177 +13,161 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.checkpoint import write_whole
+from esper.checkpoint import load, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import ConfigError, register
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.lab.evaluation import STATIC, Choice, EvaluateConfig, Evaluation, Outcome
-from esper.lab.runs import OUTCOMES, RIVALS, Run, records_of
+from esper.lab.evaluation import POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
+from esper.training.config_io import from_plain
+from esper.training.trainer import find_checkpoint
 
-Rows = dict[str, dict[str, list[float]]]
-"""Controller -> outcome -> value of each fresh host."""
-FRESH = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
-"""Outcomes that are measured on fresh hosts."""
-LIVED = ("learning", "catastrophes")
-"""Outcomes that training itself wrote down."""
-SEARCHED = RIVALS[1:]
-"""Rivals that are chosen on other hosts."""
-Reached = dict[str, dict[str, float]]
-"""Arm or rival -> outcome -> mean over the fresh hosts; NaN where one does not apply."""
+HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
+"""Outcomes that are measured on held-out hosts."""
+TRAINING = ("learning", "rollbacks")
+"""Outcomes that are measured in training."""
+Scores = dict[str, dict[str, float]]
+"""Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judging:
-    """How the runs of an experiment are judged."""
+class Scoring:
+    """How the runs of an experiment are scored."""
 
     hosts: int
-    """Fresh hosts for each."""
-    rivals: Sequence[str]
-    """Who else grows them: of `RIVALS`, or agents that need no training."""
-    rivals_of: str
-    """Arm whose hosts the rivals grow."""
-    kept: Path
-    """Folder in which is written down which schedules were chosen, so that all runs of an experiment are met by the same."""
-    world: Sequence[str] = ()
-    """Words of esper.train that move all policies to another world, as task=mnist5k does."""
+    """Number of held-out hosts per run."""
+    baselines: Sequence[str]
+    """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
+    arm: str
+    """Arm whose hosts the baselines grow."""
+    folder: Path
+    """Folder of the file with the chosen schedules, which are the same for all runs of an experiment."""
+    overrides: Sequence[str] = ()
+    """Evaluation overrides, as task=mnist5k, for all policies."""
 
-    def reached(self, run: Run) -> Reached:
-        """What a finished run reached, and the rivals where they grow its hosts."""
-        told = {run.arm: judge(run, self.hosts, self.world)}
-        if self.rivals and run.arm == self.rivals_of:
-            told |= judge_rivals(run, self)
-        return told
+    def scores(self, run: Run) -> Scores:
+        """Return the scores of a finished run, and of the baselines if they grow its hosts."""
+        scores = {run.arm: score(run, self.hosts, self.overrides)}
+        if self.baselines and run.arm == self.arm:
+            scores |= score_baselines(run, self)
+        return scores
 
     def chooses(self, run: Run) -> bool:
-        """Whether judging this run would choose the schedules for all others."""
-        searched = run.arm == self.rivals_of and bool(set(self.rivals) & set(SEARCHED))
+        """Return whether scoring this run would choose the schedules for all others."""
+        searched = run.arm == self.arm and bool(set(self.baselines) & set(SEARCHED))
         return searched and not self.choice_file().exists()
 
     def choice_file(self) -> Path:
-        """Where is written down which schedules were chosen."""
-        return self.kept / _named("schedules", self.hosts, self.world)
+        """Return the path of the chosen schedules."""
+        return self.folder / _file_name("schedules", self.hosts, self.overrides)
 
 
-def judge_all(
-    runs: Sequence[Run], judging: Judging, *, workers: int = 1, tell: Callable[[str], None] = lambda _: None
-) -> Iterator[Reached]:
-    """What each of some finished runs reached, in their order.
+def score_all(
+    runs: Sequence[Run], scoring: Scoring, *, workers: int = 1, log: Callable[[str], None] = lambda _: None
+) -> Iterator[Scores]:
+    """Yield the scores of finished runs, in their order.
 
     Args:
-        workers: processes that judge side by side, at least 1.
-        tell: is told which run is being judged, or with several workers which has been.
+        runs: finished runs.
+        scoring: how they are scored.
+        workers: number of processes, at least 1.
+        log: receives a line per run.
     """
     if workers == 1:
         for index, run in enumerate(runs):
-            tell(f"judging {index + 1} of {len(runs)}: {run.folder}")
-            yield judging.reached(run)
+            log(f"scoring {index + 1} of {len(runs)}: {run.folder}")
+            yield scoring.scores(run)
         return
-    # All wait for the run that chooses the schedules: those who began without would choose their own.
-    if (chooser := next(filter(judging.chooses, runs), None)) is not None:
-        tell(f"judging first, since it chooses the schedules: {chooser.folder}")
-        judging.reached(chooser)
+    # All others wait for the run that chooses the schedules: else each worker would choose its own.
+    if (chooser := next(filter(scoring.chooses, runs), None)) is not None:
+        log(f"scoring first, to choose the schedules: {chooser.folder}")
+        scoring.scores(chooser)
     cores = max(1, available_cores() // workers)
-    side_by_side = Parallel(n_jobs=workers, return_as="generator")
-    found: Any = side_by_side(delayed(_reached_elsewhere)(judging, run, cores) for run in runs)
+    found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score_in_worker)(scoring, run, cores) for run in runs)
     try:
-        for index, (run, reached) in enumerate(zip(runs, found, strict=True)):
-            tell(f"judged {index + 1} of {len(runs)}: {run.folder}")
-            yield reached
+        for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
+            log(f"scored {index + 1} of {len(runs)}: {run.folder}")
+            yield scores
     except BrokenProcessPool as error:
         raise ConfigError(
-            f"a process that judged was killed, most likely for memory: set workers below {workers}; what was judged is kept"
+            f"a scoring process was killed, most likely out of memory: set workers below {workers}; runs scored so far are kept"
         ) from error
 
 
-def _reached_elsewhere(judging: Judging, run: Run, cores: int) -> Reached:
-    """In a process of its own, which imports the plugins that the run recorded."""
+def _score_in_worker(scoring: Scoring, run: Run, cores: int) -> Scores:
+    """Score a run in a new process, which imports the plugins that the run recorded."""
     register()
     warn_plainly()
     limit_cores(cores)
-    return judging.reached(run)
+    return scoring.scores(run)
 
 
-def judged_file(run: Run, hosts: int, world: Sequence[str] = ()) -> Path:
-    """Where the outcomes of a run on so many fresh hosts are kept."""
-    return run.folder / _named(f"judged_{run.updates:06d}", hosts, world)
+def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
+    """Return the path of the outcomes of a run on this many held-out hosts."""
+    return run.folder / _file_name(f"scored_{run.updates:06d}", hosts, overrides)
 
 
-def _named(what: str, hosts: int, world: Sequence[str]) -> str:
-    return "_".join([what, str(hosts), "hosts", *filter(None, [slug(world)])]) + ".json"
+def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
+    return "_".join([stem, str(hosts), "hosts", *filter(None, [slug(overrides)])]) + ".json"
 
 
-def judge(run: Run, hosts: int, world: Sequence[str] = ()) -> dict[str, float]:
-    """Outcomes of a finished run by name; NaN where one does not apply, as those of training where the world is another."""
-    greedy = "policy_greedy" if str(run.config["agent"]).startswith("ppo") else None
-    rows = _grown(run, hosts, ["policy", greedy] if greedy else ["policy"], world)
-    reached = {name: float(np.mean(rows["policy"][name])) for name in FRESH}
-    reached["accuracy_greedy"] = float(np.mean(rows[greedy]["accuracy"])) if greedy else float("nan")
-    return reached | (dict.fromkeys(LIVED, float("nan")) if world else _lived(run))
+def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
+    """Return the outcomes of a finished run by name; those of training only without evaluation overrides."""
+    greedy = from_plain(load(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
+    rows = _grown(run, hosts, POLICIES if greedy else POLICIES[:1], overrides)
+    scores = {name: float(np.mean(rows["policy"][name])) for name in HELD_OUT}
+    if greedy:
+        scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
+    return scores if overrides else scores | _training_scores(run)
 
 
-def judge_rivals(run: Run, judging: Judging) -> Reached:
-    """Outcomes of the others who grow the fresh hosts of a run, by rival."""
-    rows = _grown(run, judging.hosts, list(judging.rivals), judging.world, judging.choice_file())
-    missing = dict.fromkeys(OUTCOMES, float("nan"))
-    return {rival: missing | {name: float(np.mean(rows[rival][name])) for name in FRESH} for rival in judging.rivals}
+def score_baselines(run: Run, scoring: Scoring) -> Scores:
+    """Return the outcomes of the baselines on the held-out hosts of a run."""
+    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides, scoring.choice_file())
+    return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in HELD_OUT} for name in scoring.baselines}
 
 
-def _grown(run: Run, hosts: int, names: Sequence[str], world: Sequence[str], choice_file: Path | None = None) -> Rows:
-    """The outcomes of some controllers on the fresh hosts of a run; what was not grown before is grown now.
+def _grown(
+    run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str], choice_file: Path | None = None
+) -> dict[str, dict[str, list[float]]]:
+    """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
-        ConfigError: the file is damaged, or a policy cannot act in that world.
+        ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
-    path = judged_file(run, hosts, world)
-    rows: Rows = _read(path) if path.exists() else {}
-    missing = [name for name in names if any(key not in rows.get(name, {}) for key in FRESH)]
+    path = scored_file(run, hosts, overrides)
+    rows: dict[str, dict[str, list[float]]] = _read(path) if path.exists() else {}
+    missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
-    # What the policy kept is known only after it grew the hosts.
-    told = ["policy", STATIC] if "static" in missing else []
-    told += [name for name in missing if name not in RIVALS]
-    config = EvaluateConfig(checkpoint=str(run.folder), hosts=hosts, controllers=list(dict.fromkeys(told)) or ["wait"])
-    evaluation = Evaluation(config, world)
-    outcomes = evaluation.run()
+    controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs what the policy kept
+    controllers += [name for name in missing if name not in BASELINES]
+    evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
+    outcomes = evaluation.run(controllers or ["wait"])
     if set(missing) & set(SEARCHED):
         assert choice_file is not None
-        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(_choice(evaluation, choice_file)), strict=True))
+        if not choice_file.exists():
+            write_whole(choice_file, json.dumps(asdict(evaluation.choose())) + "\n")
+        schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
+        outcomes |= dict(zip(SEARCHED, schedules, strict=True))
     evaluation.env.close()
-    rows |= {"static" if name == STATIC else name: _row(outcome) for name, outcome in outcomes.items()}
+    rows |= {"static" if name == REPLAY else name: outcome.values() for name, outcome in outcomes.items()}
     write_whole(path, json.dumps(rows) + "\n")
     return rows
-
-
-def _row(outcome: Outcome) -> dict[str, list[float]]:
-    return {
-        "accuracy": outcome.accuracy_N.tolist(),
-        "validation": outcome.validation_N.tolist(),
-        "return": outcome.return_N.tolist(),
-        "parameters": outcome.params_N.tolist(),
-        "flops": outcome.flops_N.tolist(),
-        "training_flops": outcome.training_flops_N.tolist(),
-    }
-
-
-def _choice(evaluation: Evaluation, path: Path) -> Choice:
-    """The schedules that all runs of an experiment are compared with."""
-    if not path.exists():
-        write_whole(path, json.dumps(asdict(evaluation.choose())) + "\n")
-    return Choice(**_read(path))
 
 
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged: remove it, and the run is judged again") from error
+        raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
 
 
-def _lived(run: Run) -> dict[str, float]:
-    """Outcomes that training itself wrote down."""
+def _training_scores(run: Run) -> dict[str, float]:
+    """Return the outcomes that are measured in training."""
     records = records_of(run)
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
-    panics = [sum(value for tag, value in record.items() if tag.startswith("governor/rollbacks")) for record in records]
-    hosts = float(run.config["hosts"])
-    return dict(zip(LIVED, (float(np.nanmean(accuracy)), float(np.sum(panics)) / hosts / run.updates), strict=True))
+    rollbacks = sum(value for record in records for tag, value in record.items() if tag.startswith("governor/rollbacks"))
+    values = (float(np.nanmean(accuracy)), rollbacks / float(run.config["hosts"]) / run.updates)
+    return dict(zip(TRAINING, values, strict=True))

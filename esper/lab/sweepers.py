@@ -23,16 +23,16 @@ class BlockSweeper(CellSweeper):
     """Runs arms times blocks; see `esper.lab.design.design` for its arguments."""
 
     @staticmethod
-    def preview(asked: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
-        """Overrides of one run of every arm, so that all arms are checked before the first run starts."""
-        return [list(cell.words) for cell in design(**asked, common=common).firsts()]
+    def preview(arguments: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
+        """Return the overrides of one run of every arm, so that all arms are checked before the first run starts."""
+        return [list(cell.overrides) for cell in design(**arguments, common=common).firsts()]
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
-            planned = design(**self.asked, common=arguments)
-            planned.save(self.folder)
+            experiment = design(**self.arguments, common=arguments)
+            experiment.save(self.folder)
             self.save_config()
-            results = self.run_cells(f"{len(planned.arms)} arms x {len(planned.seeds)} blocks", planned.cells)
+            results = self.run_cells(f"{len(experiment.arms)} arms x {len(experiment.seeds)} blocks", experiment.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]
 
@@ -41,32 +41,32 @@ class TuneSweeper(CellSweeper):
     """Runs trials against a baseline; see `esper.config.TuneConfig` for its arguments."""
 
     @staticmethod
-    def preview(asked: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
-        """Overrides of the baseline, and of every tuned key at the ends of its range."""
-        return search_space(**asked, common=common).looks()
+    def preview(arguments: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
+        """Return the overrides of the baseline, and of every tuned key at the ends of its range."""
+        return search_space(**arguments, common=common).previews()
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
-            planned = search_space(**self.asked, common=arguments)
-            tuning = Tuning(planned, self.folder)
+            space = search_space(**self.arguments, common=arguments)
+            tuning = Tuning(space, self.folder)
             self.save_config()
             results: list[Any] = []
             while trials := tuning.next():
-                begun = len(tuning.trials)
+                known = len(tuning.trials)
                 for trial in trials.values():
-                    trial.fault = self._fault([*arguments, *trial.words])
-                results += self.run_cells(f"trial {begun + len(trials)} of {planned.trials}", tuning.cells(trials))
+                    trial.fault = self._fault([*arguments, *trial.overrides])
+                results += self.run_cells(f"trial {known + len(trials)} of {space.trials}", tuning.cells(trials))
                 tuning.learn(trials)
-                for number in range(begun, len(tuning.trials)):
+                for number in range(known, len(tuning.trials)):
                     print(tuning.line(number), flush=True)
-            print("\n".join([*tuning.table(), f"all of it is in {self.folder / FILE}"]))
+            print("\n".join([*tuning.table(), f"all trials: {self.folder / FILE}"]))
         return results
 
-    def _fault(self, words: list[str]) -> str | None:
-        """Why a run with these words cannot be, though each of them can; None where it can."""
+    def _fault(self, overrides: list[str]) -> str | None:
+        """Return why these overrides, each of which is valid, do not fit together; None if they do."""
         assert self.hydra_context is not None
         assert self.config is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, words)
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             del config["hydra"]
         try:

@@ -1,8 +1,8 @@
-"""Tuning by paired differences: what values are worth is what they gain over a baseline that meets the same seeds.
+"""Tuning by paired differences: values are scored by their gain over a baseline on the same seeds.
 
-A trial runs a set of values once in every block, and the baseline is run once in every block for all trials. What a seed is
-worth then cancels, so that a few blocks tell more than as many unpaired runs. Runs are judged by an outcome that no reward
-enters, on held-out hosts (`esper.lab.scoring.judge`). Optuna's tree of Parzen estimators (Bergstra et al. 2011, "Algorithms for
+A trial runs a set of values once per block. The baseline runs once per block for all trials. The variance between seeds cancels
+in their differences, so a few blocks suffice. Runs are scored by an outcome that does not depend on the reward, on held-out hosts
+(`esper.lab.scoring.score`). Optuna's tree of Parzen estimators (Bergstra et al. 2011, "Algorithms for
 Hyper-Parameter Optimization") proposes the next values from the file of the tuning alone, so that an interrupted tuning resumes
 exactly.
 """
@@ -17,33 +17,33 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import write_whole
-from esper.config import TUNE_SWEEPER, ConfigError, did_you_mean
+from esper.config import TUNE_SWEEPER, ConfigError
 from esper.lab.design import Cell
-from esper.lab.runs import OUTCOMES, find_runs, pays
-from esper.lab.scoring import judge
+from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
+from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchParam, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
 
 FILE = "tuning.json"
-"""In the folder of a tuning."""
+"""Name of the file in the folder of a tuning."""
 SHOWN = 10
-"""Trials in the table at the end."""
+"""Number of trials in the final table."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
-    """One set of values, and what came of it."""
+    """One set of values with its gains."""
 
     values: dict[str, str]
-    """As they are typed, by key."""
+    """Values by key, as they are typed."""
     gains: list[float] = field(default_factory=lambda: list[float]())
-    """By how much it was better than the baseline, block by block."""
+    """Gain over the baseline, block by block."""
     fault: str | None = None
-    """Why it cannot be run, where that is so."""
+    """Reason why the values cannot be run together, if any."""
 
     @property
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         return [f"{key}={value}" for key, value in self.values.items()]
 
     @property
@@ -52,20 +52,19 @@ class Trial:
 
 
 class Tuning:
-    """A tuning in its folder: what is known, and what comes next."""
+    """A tuning in its folder: finished trials, and proposals of further ones."""
 
-    def __init__(self, planned: SearchSpace, folder: Path) -> None:
-        """Goes on with what is in the folder, if anything is.
+    def __init__(self, space: SearchSpace, folder: Path) -> None:
+        """Start a tuning, or resume the one in the folder.
 
         Raises:
-            ConfigError: something else is in it, or there is no such outcome.
+            ConfigError: the folder holds another tuning, or the outcome does not fit.
         """
-        if planned.outcome not in OUTCOMES:
-            hint = did_you_mean(planned.outcome, list(OUTCOMES))
-            raise ConfigError(f"there is no outcome={planned.outcome}: choose out of {', '.join(OUTCOMES)}{hint}")
-        if planned.outcome == "return" and (paid := [knob.key for knob in planned.knobs if pays(knob.key)]):
-            raise ConfigError(f"outcome=return cannot judge {paid[0]}, which says what is paid: take outcome=validation")
-        self.planned, self.folder, self.outcome = planned, folder, OUTCOMES[planned.outcome]
+        if space.outcome not in OUTCOMES:
+            raise ConfigError(unknown_outcome(space.outcome))
+        if space.outcome == "return" and (paid := [param.key for param in space.params if defines_return(param.key)]):
+            raise ConfigError(f"outcome=return cannot score {paid[0]}, which defines the return: choose outcome=validation")
+        self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.outcome]
         self.trials: list[Trial] = []
         path = folder / FILE
         if path.exists():
@@ -74,8 +73,8 @@ class Tuning:
             self._save()
 
     def _identity(self) -> dict[str, Any]:
-        """What may not change when it goes on: more trials may come."""
-        return {name: value for name, value in asdict(self.planned).items() if name != "trials"}
+        """Return the settings that a resumed tuning must share: all but the number of trials."""
+        return {name: value for name, value in asdict(self.space).items() if name != "trials"}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -91,126 +90,127 @@ class Tuning:
         asked = json.loads(json.dumps(self._identity()))
         if changed := [name for name in asked if asked[name] != state.get(name)]:
             raise ConfigError(
-                f"{self.folder} holds a tuning with other {changed[0]}: repeat its command, or choose another hydra.sweep.dir"
+                f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
+                "hydra.sweep.dir"
             )
         self.trials = trials
 
     def next(self) -> dict[str, Trial]:
-        """The trials that come next, by the names of their arms; none where all are done."""
-        known, size = len(self.trials), self.planned.at_once
-        # Those that were begun together knew no more than the first of them, also where some of them are done by now.
-        numbers = range(known, min(known - known % size + size, self.planned.trials))
+        """Return the next trials by the names of their arms; empty if all are finished."""
+        known, size = len(self.trials), self.space.at_once
+        # Trials that start together know only the trials before the first of them, even when some of them are finished.
+        numbers = range(known, min(known - known % size + size, self.space.trials))
         before = self.trials[: known - known % size]
-        return {name(number): Trial(values=self._proposed(before, number)) for number in numbers}
+        return {name(number): Trial(values=self._propose(before, number)) for number in numbers}
 
-    def _proposed(self, known: Sequence[Trial], number: int) -> dict[str, str]:
+    def _propose(self, known: Sequence[Trial], number: int) -> dict[str, str]:
         try:
             import optuna
         except ImportError as error:
             raise ConfigError("sweep=tune needs optuna: pip install -e '.[tune]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        seed = int(stream(self.planned.root, "trial", number).integers(2**31))
+        seed = int(stream(self.space.root, "trial", number).integers(2**31))
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-        knobs = self.planned.knobs
-        ranges = {knob.key: _distribution(knob) for knob in knobs}
+        ranges = {param.key: _distribution(param) for param in self.space.params}
         for trial in known:
-            params = {knob.key: knob.read(trial.values[knob.key]) for knob in knobs}
+            params = {param.key: param.read(trial.values[param.key]) for param in self.space.params}
             state = optuna.trial.TrialState.FAIL if trial.fault else optuna.trial.TrialState.COMPLETE
             value = None if trial.fault else trial.gain.mean
             study.add_trial(optuna.trial.create_trial(state=state, params=params, distributions=ranges, value=value))
-        asked = study.ask(ranges)
-        return {knob.key: knob.shown(asked.params[knob.key]) for knob in knobs}
+        proposed = study.ask(ranges)
+        return {param.key: param.shown(proposed.params[param.key]) for param in self.space.params}
 
     def cells(self, trials: Mapping[str, Trial]) -> list[Cell]:
-        """What is to be run for trials; runs of the baseline come before all others."""
-        arms = {BASELINE: list[str]()} | {arm: trial.words for arm, trial in trials.items() if not trial.fault}
-        return self.planned.cells(arms)
+        """Return the runs of trials, after those of the baseline in each block."""
+        arms = {BASELINE: list[str]()} | {arm: trial.overrides for arm, trial in trials.items() if not trial.fault}
+        return self.space.cells(arms)
 
     def learn(self, trials: Mapping[str, Trial]) -> None:
-        """Judges trials that were run, and writes down what they are worth.
+        """Score trials that were run, and save their gains.
 
         Raises:
-            ConfigError: the outcome does not apply to these runs.
+            ConfigError: the outcome is not measured in these runs.
         """
         sign = 1.0 if self.outcome.higher_is_better else -1.0
         level = self._outcomes(BASELINE, []) if any(not trial.fault for trial in trials.values()) else []
         for arm, trial in trials.items():
             if not trial.fault:
-                found = self._outcomes(arm, trial.words)
+                found = self._outcomes(arm, trial.overrides)
                 trial.gains = [sign * (value - base) for value, base in zip(found, level, strict=True)]
             self.trials.append(trial)
         self._save()
 
-    def _outcomes(self, arm: str, words: Sequence[str]) -> list[float]:
+    def _outcomes(self, arm: str, overrides: Sequence[str]) -> list[float]:
         values: list[float] = []
-        for cell in self.planned.cells({arm: words}):
+        for cell in self.space.cells({arm: overrides}):
             (run,) = find_runs([self.folder / cell.folder])
-            value = judge(run, self.planned.judge_hosts)[self.outcome.name]
+            value = score(run, self.space.score_hosts).get(self.outcome.name, float("nan"))
             if not np.isfinite(value):
                 others = ", ".join(other for other in OUTCOMES if other != self.outcome.name)
-                raise ConfigError(f"outcome={self.outcome.name} is not measured in {run.folder}: choose out of {others}")
+                raise ConfigError(f"outcome={self.outcome.name} is not measured in {run.folder}: choose from {others}")
             values.append(value)
         return values
 
-    # ---- words for people
+    # ---- console output
 
     def best(self) -> Trial | None:
-        """The trial with the largest mean gain."""
+        """Return the trial with the largest mean gain."""
         return max((trial for trial in self.trials if not trial.fault), key=lambda trial: trial.gain.mean, default=None)
 
     def line(self, number: int) -> str:
-        """What came of a trial."""
+        """Return one line about a trial."""
         trial = self.trials[number]
         unit = "" if self.outcome.unit == "1" else f" {self.outcome.unit}"
         if trial.fault:
-            return f"{name(number)}: {' '.join(trial.words)}: cannot be run, since {trial.fault}"
+            return f"{name(number)}: {' '.join(trial.overrides)}: cannot be run: {trial.fault}"
         gain = trial.gain
         spread = f", in [{gain.low:+.2f}, {gain.high:+.2f}]" if len(trial.gains) > 1 else ""
-        return f"{name(number)}: {' '.join(trial.words)}: gains {gain.mean:+.2f}{unit}{spread}"
+        return f"{name(number)}: {' '.join(trial.overrides)}: gains {gain.mean:+.2f}{unit}{spread}"
 
     def table(self) -> list[str]:
-        """The trials that gained most, and how to find out whether it is so."""
+        """Return the trials with the largest gains, and the command of an experiment that tests the best one."""
         ran = [number for number, trial in enumerate(self.trials) if not trial.fault]
         ran.sort(key=lambda number: -self.trials[number].gain.mean)
-        blocks = len(self.planned.seeds)
-        lines = [f"{self.outcome.name} over the baseline, mean of {blocks} blocks and its 95 % interval:"]
+        blocks = len(self.space.seeds)
+        lines = [f"gain in {self.outcome.name} over the baseline, mean of {blocks} blocks with 95 % interval:"]
         lines += [f"  {self.line(number)}" for number in ran[:SHOWN]]
         best = self.best()
         if best is None:
-            return [*lines, "  no trial could be run: tuning.json says why"]
+            return [*lines, f"  no trial could be run: see {FILE} for the reasons"]
         if best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]
-        common = [word for word in self.planned.common if not word.startswith("sweep=")]
-        arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.words))}}}'
-        words = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.planned.root + 1}", *common]
+        common = [override for override in self.space.common if not override.startswith("sweep=")]
+        arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.root + 1}", *common]
         return [
             *lines,
-            f"the best of {len(ran)} owes some of that to luck; on seeds of its own: python -m esper.train {shlex.join(words)}",
+            f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
+            f"python -m esper.train {shlex.join(arguments)}",
         ]
 
 
 def name(number: int) -> str:
-    """Of the arm of a trial."""
+    """Return the name of the arm of a trial."""
     return f"trial-{number:03d}"
 
 
-def judge_tuned(sweeper: Any, folder: Path) -> None:
-    """Judges a run that belongs to a tuning where it was trained, and not where the tuning waits for it; leaves others alone.
+def score_tuned(sweeper: Any, folder: Path) -> None:
+    """Score a finished run of a tuning in the process that trained it, so that the tuning only reads the scores.
 
     Args:
-        sweeper: the config of the sweeper that the run comes from.
-        folder: of the run.
+        sweeper: config of the sweeper of the run; nothing is done for any but a tuning's.
+        folder: folder of the run.
     """
     if str(sweeper.get("_target_")) == TUNE_SWEEPER:
         (run,) = find_runs([folder])
-        judge(run, sweeper.judge_hosts)
+        score(run, sweeper.score_hosts)
 
 
-def _distribution(knob: SearchParam) -> Any:
+def _distribution(param: SearchParam) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if knob.choices:
-        return CategoricalDistribution(knob.choices)
-    if knob.whole:
-        return IntDistribution(int(knob.low), int(knob.high), log=knob.log)
-    return FloatDistribution(knob.low, knob.high, log=knob.log)
+    if param.choices:
+        return CategoricalDistribution(param.choices)
+    if param.whole:
+        return IntDistribution(int(param.low), int(param.high), log=param.log)
+    return FloatDistribution(param.low, param.high, log=param.log)

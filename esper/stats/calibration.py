@@ -1,10 +1,10 @@
-"""Experiments with a known truth: does `compare` say what is so?
+"""Calibration of `esper.compare` on simulated experiments whose truth is known.
 
-    python -m esper.stats.calibration               # 200 experiments in each setting, an hour or so
-    python -m esper.stats.calibration 200 blocks    # how many blocks are recommended, and whether they are enough
+    python -m esper.stats.calibration               # 200 experiments per setting, about an hour
+    python -m esper.stats.calibration 200 blocks    # only the recommended number of blocks and its power
 
-Runs are drawn as block + arm: the block's part is shared by all arms and makes their correlation, the arm's part has the noise of
-the setting, and effects are in standard deviations of a run.
+A simulated run is block + arm: the block's part is shared by all arms and correlates them, the arm's part has the noise of the
+setting. Effects are in standard deviations of a run.
 """
 
 # B blocks, A arms
@@ -15,71 +15,74 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from esper.seeding import stream
-from esper.stats.experiment import compare
-from esper.stats.verdict import Verdict
+from esper.stats.verdict import Conclusion, compare_arms
 
-FAILING = 0.1
+LOST = 0.1
 """Share of runs that are lost in the setting `failed`."""
 MARGIN = 0.5
 """Smallest difference that matters [sd]."""
 NOISES = ("normal", "heavy", "unequal", "failed")
-"""Of runs: normal; Student's t with 3 degrees of freedom; the second arm twice as noisy; normal, and some runs lost."""
+"""Noise of runs: normal; Student's t with 3 degrees of freedom; a second arm twice as noisy; normal with some runs lost."""
+PILOT = 12
+"""Blocks of the pilot whose spread determines the recommended number of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Where experiments come from."""
+    """Distribution of simulated experiments."""
 
     noise: str = "normal"
     effect: float = 0.0
-    """By which the last arm is better than the others [sd of a run]."""
+    """Advantage of the last arm over the others [sd of a run]."""
     correlation: float = 0.5
-    """Of two runs of a block."""
+    """Correlation of two runs of a block."""
     blocks: int = 12
     arms: int = 3
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What was said in many experiments of one setting."""
+    """Counts of claims over many experiments."""
 
     experiments: int = 0
     wrong: int = 0
-    """Experiments with at least one claim that is not so."""
+    """Experiments with at least one wrong claim."""
     pairs: int = 0
-    held: int = 0
-    """Pairs whose interval of the mean held the true difference."""
-    held_iqm: int = 0
+    covered: int = 0
+    """Pairs whose interval of the mean covers the true difference."""
+    covered_iqm: int = 0
     different: int = 0
-    """Pairs that do differ."""
+    """Pairs with a true difference."""
     found: int = 0
-    """Of which the better one was named."""
+    """Pairs with a true difference whose better arm was named."""
 
     @property
     def coverage(self) -> float:
-        return self.held / self.pairs
+        return self.covered / self.pairs
 
     @property
     def power(self) -> float:
-        """NaN where no arms differ."""
+        """Share of true differences that were found; NaN without any."""
         return self.found / self.different if self.different else float("nan")
 
     def wrong_at_most(self, confidence: float = 0.99) -> float:
-        """Upper bound of the share of experiments with a wrong claim (Clopper, Pearson 1934)."""
-        return float(stats.beta.ppf(confidence, self.wrong + 1, self.experiments - self.wrong))
+        """Return an upper bound of the share of experiments with a wrong claim (Clopper, Pearson 1934)."""
+        interval = stats.binomtest(self.wrong, self.experiments, alternative="less").proportion_ci(confidence)
+        return float(interval.high)
 
     def add(self, other: "Tally") -> None:
-        for name in ("experiments", "wrong", "pairs", "held", "held_iqm", "different", "found"):
+        for name in ("experiments", "wrong", "pairs", "covered", "covered_iqm", "different", "found"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def runs(setting: Setting, generator: np.random.Generator) -> np.ndarray:
-    """Outcomes of an experiment `[A, B]`; NaN where a run was lost."""
+def simulate(setting: Setting, generator: np.random.Generator) -> np.ndarray:
+    """Return the outcomes of an experiment `[A, B]`; NaN for a lost run."""
     shape = (setting.arms, setting.blocks)
-    heavy = setting.noise == "heavy"  # a t with 3 degrees of freedom has a variance of 3
+    heavy = setting.noise == "heavy"  # a t distribution with 3 degrees of freedom has variance 3
     own = generator.standard_t(3, shape) / np.sqrt(3.0) if heavy else generator.standard_normal(shape)
     if setting.noise == "unequal":
         own[1] *= 2.0
@@ -87,117 +90,112 @@ def runs(setting: Setting, generator: np.random.Generator) -> np.ndarray:
     outcome = np.sqrt(setting.correlation) * shared + np.sqrt(1 - setting.correlation) * own
     outcome[-1] += setting.effect
     if setting.noise == "failed":
-        outcome[generator.random(shape) < FAILING] = np.nan
+        outcome[generator.random(shape) < LOST] = np.nan
     return outcome
 
 
-def try_out(setting: Setting, experiments: int, seed: int) -> Tally:
-    """What is said of so many experiments."""
-    tally = Tally()
+def tally(setting: Setting, experiments: int, seed: int) -> Tally:
+    """Count the claims about this many simulated experiments."""
+    counts = Tally()
+    best = f"arm{setting.arms - 1}"
     for index in range(experiments):
-        outcome = runs(setting, stream(seed, "simulated_experiment", str(setting), index))
-        table = _table(outcome)
-        truth = {name: setting.effect if arm == setting.arms - 1 else 0.0 for arm, name in enumerate(table)}
+        outcome = simulate(setting, stream(seed, "simulated_experiment", str(setting), index))
         wrong = False
-        for told in compare(table, margin=MARGIN, seed=index).judgements:
-            apart = told.difference
-            true = truth[apart.first] - truth[apart.second]
-            tally.pairs += 1
-            tally.held += apart.mean.low <= true <= apart.mean.high
-            tally.held_iqm += apart.iqm.low <= true <= apart.iqm.high
-            tally.different += true != 0
-            better = apart.first if true > 0 else apart.second
-            tally.found += true != 0 and told.winner == better
-            wrong |= told.verdict is Verdict.better and (true == 0 or told.winner != better)
-            wrong |= told.verdict is Verdict.equivalent and abs(true) >= MARGIN
-        tally.experiments += 1
-        tally.wrong += wrong
-    return tally
+        for result in compare_arms(cells_of(outcome), margin=MARGIN, seed=index):
+            pair = result.difference
+            true = setting.effect * ((pair.first == best) - (pair.second == best))
+            better = pair.first if true > 0 else pair.second
+            counts.pairs += 1
+            counts.covered += pair.mean.low <= true <= pair.mean.high
+            counts.covered_iqm += pair.iqm.low <= true <= pair.iqm.high
+            counts.different += true != 0
+            counts.found += true != 0 and result.winner == better
+            wrong |= result.verdict is Conclusion.better and (true == 0 or result.winner != better)
+            wrong |= result.verdict is Conclusion.equivalent and abs(true) >= MARGIN
+        counts.experiments += 1
+        counts.wrong += wrong
+    return counts
 
 
 def settings() -> Iterator[Setting]:
-    """Those of the report."""
+    """Yield the settings of the report."""
     for noise, effect, blocks in product(NOISES, (0.0, 0.25, 0.5, 1.0), (12, 20)):
         yield Setting(noise=noise, effect=effect, blocks=blocks)
-
-
-PILOT = 12
-"""Blocks from whose spread the number of blocks is recommended."""
 
 
 def power_at_recommendation(
     effect: float, correlation: float, *, arms: int = 2, paired: bool = True, experiments: int, seed: int
 ) -> tuple[float, float]:
-    """How often the arm that is better is found so, with the blocks that a pilot recommends; and the mean of their number.
+    """Return the power of experiments with the number of blocks that a pilot recommends, and the mean of that number.
 
     Args:
-        effect: by which the last arm is better than each of the others [sd of a run].
-        correlation: of two runs of a block.
-        arms: 2 or more, of which every pair is compared; the recommendation is for the last two.
-        paired: do arms share blocks? Else the pilot and the experiment are taken for runs that have nothing in common.
-        experiments: pilots, each with its experiment.
-        seed: of all of them.
+        effect: advantage of the last arm over each of the others [sd of a run].
+        correlation: correlation of two runs of a block.
+        arms: number of arms, at least 2; every pair is compared, and the recommendation is for the last one.
+        paired: if false, analyse pilot and experiment as if their arms shared no blocks.
+        experiments: number of pilots, each followed by its experiment.
+        seed: root seed.
     """
     found, pairs, blocks = 0, 0, 0
     for index in range(experiments):
         setting = Setting(effect=effect, correlation=correlation, arms=arms, blocks=PILOT)
-        pilot = compare(_table(runs(setting, stream(seed, "pilot", str(setting), index)), paired), margin=effect, seed=index)
-        needed = pilot.judgements[-1].needed
+        pilot = cells_of(simulate(setting, stream(seed, "pilot", str(setting), index)), paired)
+        needed = compare_arms(pilot, margin=effect, seed=index)[-1].needed
         assert needed is not None
-        outcome = runs(replace(setting, blocks=needed), stream(seed, "main", str(setting), index))
-        told = compare(_table(outcome, paired), margin=effect / 10, seed=index).judgements
-        better = [one.winner for one in told if one.difference.second == f"arm{arms - 1}"]
-        found += better.count(f"arm{arms - 1}")
-        pairs += len(better)
+        outcome = simulate(replace(setting, blocks=needed), stream(seed, "main", str(setting), index))
+        results = compare_arms(cells_of(outcome, paired), margin=effect / 10, seed=index)
+        winners = [result.winner for result in results if result.difference.second == f"arm{arms - 1}"]
+        found += winners.count(f"arm{arms - 1}")
+        pairs += len(winners)
         blocks += needed
     return found / pairs, blocks / experiments
 
 
-def _table(outcome: np.ndarray, paired: bool = True) -> dict[str, dict[int, float]]:
-    """Arm -> block -> outcome; where they are not paired, no two arms have a block in common."""
-    first = 0 if paired else outcome.shape[1]
-    return {f"arm{arm}": dict(enumerate(row.tolist(), start=arm * first)) for arm, row in enumerate(outcome)}
+def cells_of(outcome: np.ndarray, paired: bool = True) -> pd.DataFrame:
+    """Return outcomes `[A, B]` as rows; unpaired arms share no block."""
+    arms, blocks = (index.ravel() for index in np.indices(outcome.shape))
+    names, blocks = np.char.add("arm", arms.astype(str)), blocks if paired else np.arange(outcome.size)
+    return pd.DataFrame({"arm": names, "block": blocks, "stratum": "", "value": outcome.ravel()})
 
 
 def report(experiments: int) -> Tally:
-    """Prints what was said in every setting; the sum of all."""
+    """Print the tally of every setting, and return their sum."""
     print("| noise | effect [sd] | blocks | wrong claims [%] | coverage, mean [%] | coverage, IQM [%] | power [%] |")
     print("|---|---|---|---|---|---|---|")
     whole = Tally()
     for setting in settings():
-        tally = try_out(setting, experiments, seed=0)
-        whole.add(tally)
-        power = "" if np.isnan(tally.power) else f"{100 * tally.power:.0f}"
-        shares = [tally.wrong / tally.experiments, tally.coverage, tally.held_iqm / tally.pairs]
+        counts = tally(setting, experiments, seed=0)
+        whole.add(counts)
+        power = "" if np.isnan(counts.power) else f"{100 * counts.power:.0f}"
+        shares = [counts.wrong / counts.experiments, counts.coverage, counts.covered_iqm / counts.pairs]
         cells = [setting.noise, f"{setting.effect:g}", str(setting.blocks), *(f"{100 * share:.1f}" for share in shares), power]
         print(f"| {' | '.join(cells)} |", flush=True)
     return whole
 
 
-def main(words: list[str]) -> None:
-    """Prints the report; the first word is the number of experiments in each setting, a second, "blocks", leaves out all but
-    how many blocks are recommended."""
-    experiments = int(words[0]) if words else 200
-    if words[1:] != ["blocks"]:
-        whole = report(experiments)
-        wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
-        held, held_iqm = 100 * whole.coverage, 100 * whole.held_iqm / whole.pairs
-        print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
-        print(f"Intervals hold the truth in {held:.1f} % (IQM: {held_iqm:.1f} %).\n")
-    recommended(experiments)
-
-
-def recommended(experiments: int) -> None:
-    """Prints how many blocks a pilot recommends, with pairs and without, and the power that they have."""
-    print(f"| arms | effect [sd] | correlation | blocks by a pilot of {PILOT} | power [%] | without pairs | power [%] | times |")
+def report_blocks(experiments: int) -> None:
+    """Print the number of blocks that a pilot recommends, paired and unpaired, and the power of an experiment of that size."""
+    print(f"| arms | effect [sd] | correlation | blocks by a pilot of {PILOT} | power [%] | unpaired | power [%] | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for arms, effect, correlation in product((2, 4), (0.5, 1.0), (0.0, 0.5, 0.8)):
-        told = [
+        found = [
             power_at_recommendation(effect, correlation, arms=arms, paired=paired, experiments=experiments, seed=0)
             for paired in (True, False)
         ]
-        shown = " | ".join(f"{blocks:.0f} | {100 * power:.0f}" for power, blocks in told)
-        print(f"| {arms} | {effect:g} | {correlation:g} | {shown} | {told[1][1] / told[0][1]:.1f} |", flush=True)
+        shown = " | ".join(f"{blocks:.0f} | {100 * power:.0f}" for power, blocks in found)
+        print(f"| {arms} | {effect:g} | {correlation:g} | {shown} | {found[1][1] / found[0][1]:.1f} |", flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the report: an optional number of experiments per setting, then optionally `blocks` for the second table only."""
+    experiments = int(arguments[0]) if arguments else 200
+    if arguments[1:] != ["blocks"]:
+        whole = report(experiments)
+        wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
+        mean, iqm = 100 * whole.coverage, 100 * whole.covered_iqm / whole.pairs
+        print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
+        print(f"Intervals cover the truth in {mean:.1f} % (IQM: {iqm:.1f} %).\n")
+    report_blocks(experiments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Means and their intervals."""
+"""Means with confidence intervals."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from scipy import stats
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and an interval that would hold the true one in the stated share of repetitions."""
+    """An estimate with its confidence interval."""
 
     mean: float
     low: float
@@ -24,13 +24,11 @@ class Interval:
 
 
 def mean_interval(sample: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Mean of independent values with Student's interval, mean ± t * s / sqrt(n).
-
-    For paired values pass their differences. Of a single value the interval is unbounded.
+    """Return the mean of independent values with Student's t interval; unbounded for a single value.
 
     Args:
-        sample: values `[n]`, finite, n at least 1.
-        confidence: share of repetitions whose interval holds the true mean, in (0, 1).
+        sample: finite values `[n]`, n at least 1; the differences, for paired values.
+        confidence: coverage of the interval, in (0, 1).
 
     Raises:
         ValueError: there are no values, or one is not finite.
@@ -41,5 +39,5 @@ def mean_interval(sample: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     mean = float(values.mean())
     if len(values) == 1:
         return Interval(mean, -np.inf, np.inf)
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half)

@@ -1,118 +1,144 @@
-"""What an experiment says of each pair of arms: one of three verdicts, or none."""
+"""Verdicts on all pairs of an experiment's arms, from a table of outcomes in which cells may be missing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 import numpy as np
+import pandas as pd
 
-from esper.stats.paired import LEAST_BLOCKS, Difference, blocks_needed
+from esper.seeding import stream
+from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference, unknown_difference, unpaired_difference
 
 
-class Verdict(StrEnum):
-    """What is said of two arms."""
+class Conclusion(StrEnum):
+    """The verdict on two arms, or the reason why there is none."""
 
     better = "better"
-    """They differ, and by the sign of the difference one is better."""
+    """The arms differ, and the sign of the difference tells which one is better."""
     equivalent = "equivalent"
-    """They differ by less than the margin, whether or not they differ."""
+    """The arms differ by less than the margin, significantly or not."""
     undecided = "undecided"
-    """Neither is shown."""
+    """Neither a difference nor equivalence is shown."""
     too_few = "too few blocks"
-    """Nothing is said. Nor is it in these two:"""
+    """No verdict: fewer than `MIN_BLOCKS` blocks."""
     unfinished = "unfinished"
-    """Not all runs are there that were planned, and who looks after every one is wrong more often than alpha."""
+    """No verdict: planned runs are missing, and optional stopping inflates the error rate."""
     void = "void"
-    """The experiment does not show what it was made for."""
+    """No verdict: the experiment is void."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
-    """A difference, and what it comes to beside all others of the experiment."""
+class PairResult:
+    """The difference of two arms, and the verdict on it given all other pairs of the experiment."""
 
     difference: Difference
     p_holm: float
-    """p of the difference, corrected for the number of pairs (Holm 1979)."""
+    """p value of the difference, corrected for the number of pairs (Holm 1979)."""
     p_equivalence_holm: float
-    verdict: Verdict
+    """p value of equivalence, corrected likewise."""
+    verdict: Conclusion
     higher_is_better: bool
     margin: float
     needed: int | None
-    """Blocks at which a difference as large as the margin would be found in four of five experiments with so many pairs; None
-    where nothing is known of the pair."""
+    """Blocks at which a difference of the margin is detected with a power of 80 % among as many pairs; None if nothing is known
+    about this pair."""
 
     @property
     def winner(self) -> str | None:
-        """The better arm, where there is one."""
-        if self.verdict is not Verdict.better:
+        """The better arm, if the verdict names one."""
+        if self.verdict is not Conclusion.better:
             return None
         ahead = (self.difference.mean.mean > 0) == self.higher_is_better
         return self.difference.first if ahead else self.difference.second
 
     def __str__(self) -> str:
-        apart, margin = self.difference, f"{self.margin:g}"
-        enough = "" if self.needed is None else f"a difference of {margin} takes {self.needed} blocks"
+        pair, margin = self.difference, f"{self.margin:g}"
+        power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} blocks"
         match self.verdict:
-            case Verdict.better:
-                loser = apart.second if self.winner == apart.first else apart.first
-                return f"{self.winner} is better than {loser}"
-            case Verdict.equivalent:
-                return f"{apart.first} and {apart.second} differ by less than {margin}"
-            case Verdict.undecided:
-                return f"undecided between {apart.first} and {apart.second}: {enough}"
-            case Verdict.too_few:
-                few = f"{apart.count} {'block is' if apart.count == 1 else 'blocks are'} fewer than {LEAST_BLOCKS}"
-                return f"no verdict on {apart.first} and {apart.second}: {few}{enough and ', and '}{enough}"
-            case Verdict.unfinished | Verdict.void:
-                return f"no verdict on {apart.first} and {apart.second}: the experiment is {self.verdict.value}"
+            case Conclusion.better:
+                return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}"
+            case Conclusion.equivalent:
+                return f"{pair.first} and {pair.second} differ by less than {margin}"
+            case Conclusion.undecided:
+                return f"undecided between {pair.first} and {pair.second}: {power}"
+            case Conclusion.too_few:
+                few = f"{pair.blocks} {'block is' if pair.blocks == 1 else 'blocks are'} fewer than {MIN_BLOCKS}"
+                return f"no verdict on {pair.first} and {pair.second}: {few}{power and ', and '}{power}"
+            case Conclusion.unfinished | Conclusion.void:
+                return f"no verdict on {pair.first} and {pair.second}: the experiment is {self.verdict.value}"
 
 
-def judge(
-    differences: Sequence[Difference],
+def compare_arms(
+    cells: pd.DataFrame,
     *,
     margin: float,
     higher_is_better: bool = True,
     alpha: float = 0.05,
-    withheld: Verdict | None = None,
-) -> list[Judgement]:
-    """Judges all pairs of an experiment's arms together: the chance of any wrong claim is at most `alpha` for either kind.
+    against: str | None = None,
+    withheld: Conclusion | None = None,
+    seed: int = 0,
+) -> list[PairResult]:
+    """Compare every pair of arms in one outcome, block by block if they share at least two blocks.
+
+    The probability of any wrong claim is at most `alpha`, for differences and for equivalences alike.
 
     Args:
-        differences: one for each pair.
-        margin: what they were computed with.
-        higher_is_better: which sign is good.
-        alpha: chance of a wrong claim.
-        withheld: what is said in place of every verdict, where none may be given.
+        cells: one row per run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the block
+            belongs. Arms are compared in the order of their first rows.
+        margin: smallest difference that matters, in the unit of the outcome, above 0.
+        higher_is_better: if true, the arm with the higher outcome is the better one.
+        alpha: family-wise error rate, in (0, 1).
+        against: arm that all others are compared with; None compares every pair.
+        withheld: reason why there can be no verdict, if any.
+        seed: seed of the resamples.
     """
-    if not differences:
-        return []
-    by_holm = [_holm([apart.p for apart in differences]), _holm([apart.p_equivalence for apart in differences])]
-    found: list[Judgement] = []
-    for apart, p, p_equivalence in zip(differences, *by_holm, strict=True):
+    assert margin > 0
+    measured = cells.dropna(subset="value")
+    values = {arm: measured[measured["arm"] == arm].set_index("block").sort_index() for arm in cells["arm"].unique()}
+    pairs = combinations(values, 2) if against is None else [(against, arm) for arm in values if arm != against]
+    differences = [_difference(pair, values[pair[0]], values[pair[1]], margin, seed) for pair in pairs]
+    p_holm = _holm([one.p for one in differences])
+    p_equivalence_holm = _holm([one.p_equivalence for one in differences])
+    results: list[PairResult] = []
+    for one, p, p_equivalence in zip(differences, p_holm, p_equivalence_holm, strict=True):
         if withheld is not None:
             verdict = withheld
-        elif apart.count < LEAST_BLOCKS:
-            verdict = Verdict.too_few
-        elif p_equivalence < alpha:  # a difference that does not matter is none, however sure it is
-            verdict = Verdict.equivalent
+        elif one.blocks < MIN_BLOCKS:
+            verdict = Conclusion.too_few
+        elif p_equivalence < alpha:  # even if significant: a difference below the margin does not matter
+            verdict = Conclusion.equivalent
         else:
-            verdict = Verdict.better if p < alpha else Verdict.undecided
-        found.append(
-            Judgement(
-                difference=apart,
+            verdict = Conclusion.better if p < alpha else Conclusion.undecided
+        results.append(
+            PairResult(
+                difference=one,
                 p_holm=p,
                 p_equivalence_holm=p_equivalence,
                 verdict=verdict,
                 higher_is_better=higher_is_better,
                 margin=margin,
-                needed=blocks_needed(apart.spread, margin, alpha=alpha / len(differences)) if np.isfinite(apart.spread) else None,
+                needed=blocks_needed(one.spread, margin, alpha=alpha / len(differences)) if np.isfinite(one.spread) else None,
             )
         )
-    return found
+    return results
+
+
+def _difference(names: tuple[str, str], first: pd.DataFrame, second: pd.DataFrame, margin: float, seed: int) -> Difference:
+    """Return the difference of two arms, given their measured runs by block."""
+    generator = stream(seed, "comparison", *names)
+    shared = first.index.intersection(second.index)
+    if len(shared) >= 2:
+        one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
+        return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
+    if min(len(first), len(second)) >= 2:
+        return unpaired_difference(names, first["value"], second["value"], margin=margin, generator=generator)
+    return unknown_difference(names, len(shared))
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected p: the k-th smallest of m times m - k + 1, and no less than the one before. statsmodels takes 0.1 s for this."""
+    """Return p values after Holm's correction. multipletests of statsmodels calls gc.collect(), 0.1 s each time."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p)
     corrected = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)

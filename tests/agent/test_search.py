@@ -15,7 +15,6 @@ from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config, register
 from esper.env.actions import HeadsConfig, Observation, Op
-from esper.evaluate import parse
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
@@ -229,7 +228,7 @@ def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_of_them_is_kept(
 
 def test_an_evaluation_plays_the_best_schedule(whole: tuple[Path, BestOfRandom]) -> None:
     folder, search = whole
-    evaluation = Evaluation(parse([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"]))
+    evaluation = Evaluation.load(str(folder), hosts=2)
     player = evaluation.controller("policy")
     evaluation.env.close()
     assert isinstance(player, BestOfRandom)

@@ -88,10 +88,13 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "tune=agent.gamma: 0..1"], "tune belongs to a sweep: put -m sweep=tune in front"),
         (
             ["-m", "sweep=ab", "arms=reward: shaped,sparse", "block=2"],
-            "sweep=ab has arms, blocks, root, again, plan; did you mean blocks?",
+            "sweep=ab has arms, blocks, root, aa_control, preregistration; did you mean blocks?",
         ),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "again is now called aa_control"),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "plan=x"], "plan is now called preregistration"),
+        (["-m", "sweep=tune", "tune=agent.hidden: 16|32", "judge_hosts=8"], "judge_hosts is now called score_hosts"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
-        (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same words"),
+        (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same overrides"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
@@ -256,7 +259,7 @@ def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path)
     done = typed_at_a_shell(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mine: 3 arms x 1 blocks, 0 of 3 runs done" in done.stdout
-    cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "again")]
+    cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "aa_control")]
     weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
     assert all(path.is_file() for path in weights)
     weights[1].unlink()  # as if it had been stopped after its first update
@@ -265,4 +268,4 @@ def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path)
     assert all(path.is_file() for path in weights)
     refused = typed_at_a_shell(*words, "hosts=5", cwd=tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "holds an experiment with other common" in refused.stderr
+    assert "holds an experiment that differs in common" in refused.stderr

@@ -154,9 +154,9 @@ def test_long_names_of_files_are_cut_and_stay_different() -> None:
 
 
 def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike, capsys) -> None:
-    evaluation = Evaluation(parse([f"checkpoint={alike}", "hosts=2", "controllers=[policy]"]), [*FIVE, "slots=every_block"])
+    evaluation = Evaluation.load(str(alike), hosts=2, overrides=[*FIVE, "slots=every_block"])
     assert evaluation.env.layout.num_slots == 5
-    saved = evaluation._agent_state["network"]
+    saved = evaluation.agent_state["network"]
     policy = evaluation.controller("policy").state_dict()["network"]
     assert all(policy[name].equal(saved[name]) for name in saved)
     main([f"checkpoint={alike}", "hosts=2", "controllers=[policy]", *FIVE, "slots=every_block"])
@@ -171,20 +171,19 @@ def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike,
 
 
 def test_a_policy_with_numbers_for_each_slot_stays_where_they_are(named) -> None:
-    given = parse([f"checkpoint={named}", "hosts=2", "controllers=[policy]"])
     with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, and here they are .*agent.slot_identity=false"):
-        Evaluation(given, FIVE)
-    assert Evaluation(given, ["host.base_channels=3", "slots=every_block"]).env.layout.num_slots == 3
-    nobody = parse([f"checkpoint={named}", "hosts=2", "controllers=[wait]"])
-    assert Evaluation(nobody, FIVE).env.layout.num_slots == 5
+        Evaluation.load(str(named), hosts=2, overrides=FIVE).run(["policy"])
+    fits = Evaluation.load(str(named), hosts=2, overrides=["host.base_channels=3", "slots=every_block"])
+    assert fits.controller("policy").start(2)
+    assert fits.env.layout.num_slots == 3
+    assert Evaluation.load(str(named), hosts=2, overrides=FIVE).run(["wait"]).keys() == {"wait"}
 
 
 @pytest.mark.parametrize("other", [lambda names: names[::-1], lambda names: names[:1], lambda names: [*names, "attention"]])
 def test_a_policy_needs_its_blueprints_in_their_order(alike, other) -> None:
     names = other(list(check([]).blueprint))
-    given = parse([f"checkpoint={alike}", "hosts=2", "controllers=[policy]"])
     with pytest.raises(ConfigError, match=r"with the blueprints .*: .*offer the same in the same order"):
-        Evaluation(given, [f"blueprint=[{','.join(names)}]"])
+        Evaluation.load(str(alike), hosts=2, overrides=[f"blueprint=[{','.join(names)}]"]).run(["policy"])
 
 
 def test_a_command_that_cannot_be_done_is_one_line_and_exit_code_2(named, capsys) -> None:

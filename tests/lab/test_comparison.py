@@ -1,4 +1,4 @@
-"""What a study says of outcomes that were made up."""
+"""What a comparison says of outcomes that were made up."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ import pytest
 from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AGAIN
+from esper.lab.design import AA_CONTROL
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 
 
 def made_up(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, np.ndarray], missing: int = 0, faults: Sequence[str] = (), **asked: Any
-) -> S.Study:
-    """The study of an experiment with these accuracies.
+) -> S.Comparison:
+    """The comparison of an experiment with these accuracies.
 
     Args:
         missing: so many runs of the last arm are not finished.
@@ -31,34 +31,31 @@ def made_up(
         run.updates = 2
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: list(faults))
-    told = dict.fromkeys(OUTCOMES, 0.0)
-    monkeypatch.setattr(J, "judge", lambda run, *_: told | {"accuracy": float(values[run.arm][run.block])})
-    monkeypatch.setattr(
-        J, "judge_rivals", lambda run, how: {rival: told | {"accuracy": float(run.block)} for rival in how.rivals}
-    )
-    return S.study([], CompareConfig(**asked))
+    zeros = dict.fromkeys(OUTCOMES, 0.0)
+    monkeypatch.setattr(J, "score", lambda run, *_: zeros | {"accuracy": float(values[run.arm][run.block])})
+    return S.compare([], CompareConfig(**asked))
 
 
 def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
-    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AGAIN: noise[2] + 60})
+    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 60})
     assert found.sentences() == ["b is better than a"]
-    assert found.arms == ["a", "b", AGAIN]
+    assert found.arms == ["a", "b", AA_CONTROL]
     assert found.controls["accuracy"].mean.low < 0 < found.controls["accuracy"].mean.high
 
 
 def test_an_arm_that_differs_from_itself_makes_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
-    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AGAIN: noise[2] + 65})
+    found = made_up(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 65})
     void, verdict = found.sentences()
-    assert void.startswith("void: a differs from its own repetition by")
+    assert void.startswith("void: a differs from its A/A control by")
     assert verdict == "no verdict on a and b: the experiment is void"
 
 
 def test_the_control_is_no_pair_of_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
-    found = made_up(monkeypatch, {"a": noise[0], "b": noise[1] + 1, AGAIN: noise[2]})
-    (told,) = found.comparisons["accuracy"].judgements
+    found = made_up(monkeypatch, {"a": noise[0], "b": noise[1] + 1, AA_CONTROL: noise[2]})
+    (told,) = found.results["accuracy"]
     assert told.p_holm == told.difference.p
 
 
@@ -86,7 +83,7 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     noise[1, 4], noise[2] = np.nan, np.nan
     told = made_up(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
     assert told[:2] == [f"no verdict on c and {arm}: 0 blocks are fewer than 10" for arm in "ab"]
-    assert told[2] == "b has no accuracy in block 4: leave it out, or choose another outcome"
+    assert told[2] == "b has no accuracy in block 4: remove it, or choose another outcome"
     assert told[3].startswith("c has no accuracy in blocks 0, 1, 2")
 
 
@@ -98,8 +95,8 @@ def test_a_return_is_told_of_arms_that_are_paid_alike(key: str, monkeypatch: pyt
         run.config[key] = 1.0 if run.arm == "a" else 2.0
     monkeypatch.setattr(S, "find_runs", lambda *_: find)
     with pytest.raises(ConfigError, match=f"paid by different .*{key.split('.')[0]}"):
-        S.study([], CompareConfig(outcome="return"))
+        S.compare([], CompareConfig(outcome="return"))
     for run in find:
         if run.arm == "b":
             del run.config[key]  # an agent that does not know the key is not paid by it
-    assert S.study([], CompareConfig(outcome="return")).outcomes["return"]["a"] == {0: 0.0, 1: 0.0, 2: 0.0}
+    assert S.compare([], CompareConfig(outcome="return")).values("return")["a"].tolist() == [0, 0, 0]

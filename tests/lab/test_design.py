@@ -12,25 +12,25 @@ from esper.checkpoint import Checkpoints
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError, register
-from esper.lab.design import AGAIN, Cell, Design, design, fingerprint
+from esper.lab.design import AA_CONTROL, Cell, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
 
 
 def test_every_block_has_every_arm_once_and_one_seed() -> None:
     planned = design(REWARDS, blocks=12, root=1)
-    assert list(planned.arms) == ["shaped", "sparse", AGAIN]
+    assert list(planned.arms) == ["shaped", "sparse", AA_CONTROL]
     assert Counter((cell.arm, cell.block) for cell in planned.cells) == Counter(
         {(arm, block): 1 for arm in planned.arms for block in range(12)}
     )
     for block in range(12):
-        seeds = {word for cell in planned.cells if cell.block == block for word in cell.words if word.startswith("seed=")}
+        seeds = {word for cell in planned.cells if cell.block == block for word in cell.overrides if word.startswith("seed=")}
         assert seeds == {f"seed={planned.seeds[block]}"}
     assert len({*planned.seeds, *planned.policy_seeds}) == 24
 
 
 def test_blocks_come_one_after_another_and_arms_in_drawn_order() -> None:
-    planned = design("reward: a,b,c", blocks=40, root=3, again=False)
+    planned = design("reward: a,b,c", blocks=40, root=3, aa_control=False)
     assert [cell.block for cell in planned.cells] == sorted(cell.block for cell in planned.cells)
     firsts = Counter(arms[0] for arms in planned.order)
     assert min(firsts.values()) >= 5  # 13 are expected of each; fewer than 5 come once in a thousand roots
@@ -45,15 +45,17 @@ def test_the_root_says_it_all() -> None:
 
 def test_the_repeated_arm_differs_in_its_first_policy_alone() -> None:
     first, _, again = design(REWARDS, blocks=1, root=0, common=["hosts=4"]).firsts()
-    assert [word for word in again.words if word not in first.words] == [again.words[-1]]
-    assert again.words[-1].startswith("policy_seed=")
-    assert set(first.words) < set(again.words)
+    assert [word for word in again.overrides if word not in first.overrides] == [again.overrides[-1]]
+    assert again.overrides[-1].startswith("policy_seed=")
+    assert set(first.overrides) < set(again.overrides)
 
 
 def test_arms_by_name() -> None:
-    planned = design('{small: agent.hidden=16, large: "agent.hidden=32 agent.slot_width=64"}', blocks=1, root=0, again=False)
+    planned = design('{small: agent.hidden=16, large: "agent.hidden=32 agent.slot_width=64"}', blocks=1, root=0, aa_control=False)
     assert planned.arms == {"small": ["agent.hidden=16"], "large": ["agent.hidden=32", "agent.slot_width=64"]}
-    assert planned == design({"small": "agent.hidden=16", "large": list(planned.arms["large"])}, blocks=1, root=0, again=False)
+    assert planned == design(
+        {"small": "agent.hidden=16", "large": list(planned.arms["large"])}, blocks=1, root=0, aa_control=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_arms_are_what_was_typed(text: str, arms: dict[str, list[str]] | None) -
             design(text, blocks=1, root=0)
     else:
         planned = design(text, blocks=1, root=0).arms
-        assert {arm: words for arm, words in planned.items() if arm != AGAIN} == arms
+        assert {arm: words for arm, words in planned.items() if arm != AA_CONTROL} == arms
 
 
 @pytest.mark.parametrize(
@@ -80,14 +82,14 @@ def test_arms_are_what_was_typed(text: str, arms: dict[str, list[str]] | None) -
         (None, {}, "there are no arms to compare"),
         ("reward", {}, "there are no arms to compare"),
         ("reward: [", {}, "cannot read arms="),
-        ("reward: shaped,shaped", {}, "names an arm twice"),
-        ("{a: hosts=1, a: hosts=2}", {}, "names an arm twice"),
-        ("{1: hosts=1, '1': hosts=2}", {}, "names an arm twice"),
-        ({1: "hosts=1", "1": "hosts=2"}, {}, "arms name 1 twice"),
-        ("reward: shaped", {"again": False}, "one arm is no comparison"),
-        ("{again: hosts=2, b: hosts=4}", {}, "no arm can be called again|an arm cannot be called again"),
+        ("reward: shaped,shaped", {}, "two arms called"),
+        ("{a: hosts=1, a: hosts=2}", {}, "two arms called"),
+        ("{1: hosts=1, '1': hosts=2}", {}, "two arms called"),
+        ({1: "hosts=1", "1": "hosts=2"}, {}, "arms has two arms called 1"),
+        ("reward: shaped", {"aa_control": False}, "one arm is no comparison"),
+        ("{aa_control: hosts=2, b: hosts=4}", {}, "is the name of the A/A control"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
-        ("{a: 3, b: hosts=2}", {}, "arm a has no words"),
+        ("{a: 3, b: hosts=2}", {}, "arm a needs overrides"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
         (REWARDS, {"blocks": 0}, "blocks must be 1 or more, got 0"),
@@ -103,49 +105,62 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     planned.save(tmp_path)
     planned.save(tmp_path)
     assert Design.load(tmp_path) == planned
-    with pytest.raises(ConfigError, match="an experiment with other seeds"):
+    with pytest.raises(ConfigError, match="an experiment that differs in seeds"):
         design(REWARDS, blocks=3, root=0).save(tmp_path)
     assert json.loads((tmp_path / "design.json").read_text())["seeds"] == planned.seeds
 
 
-def test_the_plan_is_kept_and_cannot_change(tmp_path: Path) -> None:
+def test_the_preregistration_is_kept_and_cannot_change(tmp_path: Path) -> None:
     path = tmp_path / "plan, of 2: that's it.md"
     path.write_bytes("Which reward?\r\nBy accuracy — margin 1.\n".encode())
     register()
-    (word,) = spelled_out(["sweep=ab", f"plan={path}"])[1:]
+    (word,) = spelled_out(["sweep=ab", f"preregistration={path}"])[1:]
     assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", word])
-    planned = design(REWARDS, blocks=1, root=0, plan=str(path))
+    planned = design(REWARDS, blocks=1, root=0, preregistration=str(path))
     planned.save(tmp_path)
-    assert fingerprint(Design.load(tmp_path).plan or "") == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert fingerprint(Design.load(tmp_path).preregistration or "") == hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_text("By return.")
-    with pytest.raises(ConfigError, match="an experiment with other plan"):
-        design(REWARDS, blocks=1, root=0, plan=str(path)).save(tmp_path)
+    with pytest.raises(ConfigError, match="an experiment that differs in preregistration"):
+        design(REWARDS, blocks=1, root=0, preregistration=str(path)).save(tmp_path)
 
 
-def test_designs_from_before_there_were_plans_are_read(tmp_path: Path) -> None:
+def test_designs_from_without_a_preregistration_are_read(tmp_path: Path) -> None:
     planned = design(REWARDS, blocks=1, root=0)
     planned.save(tmp_path)
     file = tmp_path / "design.json"
-    file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "plan"}))
+    file.write_text(
+        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "preregistration"})
+    )
     planned.save(tmp_path)
     assert Design.load(tmp_path) == planned
 
 
-def test_a_plan_that_says_nothing_is_refused(tmp_path: Path) -> None:
+def test_designs_of_earlier_versions_are_refused_with_what_to_rename(tmp_path: Path) -> None:
+    design(REWARDS, blocks=1, root=0).save(tmp_path)
+    file = tmp_path / "design.json"
+    for old, new in (("again", AA_CONTROL), ("plan", "preregistration")):
+        text = file.read_text()
+        file.write_text(text.replace(f'"{new}"', f'"{old}"'))
+        with pytest.raises(ConfigError, match=r"rename arm again to aa_control, .* and key plan to preregistration"):
+            Design.load(tmp_path)
+        file.write_text(text)
+
+
+def test_an_empty_preregistration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.md").write_text(" \n")
     for name, sentence in (("empty.md", "is empty: write down"), ("nowhere.md", "cannot be read")):
         with pytest.raises(ConfigError, match=sentence):
-            design(REWARDS, blocks=1, root=0, plan=str(tmp_path / name))
+            design(REWARDS, blocks=1, root=0, preregistration=str(tmp_path / name))
 
 
 def test_a_cell_that_was_not_begun_is_run_from_its_start(tmp_path: Path) -> None:
-    cell = Cell(arm="a", block=3, words=("sweep=ab", "hosts=2", "seed=1"))
+    cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2", "seed=1"))
     assert cell.pending(tmp_path) == ["sweep=ab", "hosts=2", "seed=1", "hydra.sweep.subdir=a/block-03"]
 
 
 @pytest.mark.parametrize("folder", ["a run (1)", "a=b", "été", "[x]", "it's", "one,two", "back\\slash", "a\\'b", "end\\"])
 def test_a_cell_goes_on_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
-    cell = Cell(arm="a", block=3, words=("sweep=ab", "hosts=2"))
+    cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2"))
     place = tmp_path / folder
     state = {"config": {"values": {"updates": 4}}}
     Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 3)
@@ -158,14 +173,14 @@ def test_a_cell_goes_on_whatever_its_folder_is_called(folder: str, tmp_path: Pat
 
 
 def test_a_cell_whose_checkpoints_are_damaged_is_named(tmp_path: Path) -> None:
-    cell = Cell(arm="a", block=3, words=())
+    cell = Cell(arm="a", block=3, overrides=())
     folder = tmp_path / cell.folder / CHECKPOINTS
     folder.mkdir(parents=True)
     (folder / "checkpoint_000001.pt").write_bytes(b"junk")
     with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as told:
         cell.pending(tmp_path)
-    assert f"{tmp_path / cell.folder} cannot go on" in str(told.value)
-    assert "remove it, and repeat the command" in str(told.value)
+    assert f"{tmp_path / cell.folder} cannot be resumed" in str(told.value)
+    assert "remove it and repeat the command" in str(told.value)
 
 
 def test_every_arm_is_checked_before_anything_runs() -> None:

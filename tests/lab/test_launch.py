@@ -17,7 +17,7 @@ from esper.cli.command import spelled_out
 from esper.config import CHECKPOINTS
 from esper.env import shard_pool
 from esper.lab.design import Cell
-from esper.lab.launch import CellSweeper, cores_each, find_place
+from esper.lab.launch import CellSweeper, cores_each, run_context
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = {
@@ -64,12 +64,12 @@ def test_cells_that_run_side_by_side_share_the_cores(launcher: dict, cores: int 
 
 def test_a_run_of_a_sweep_has_a_name() -> None:
     hydra = {"mode": RunMode.MULTIRUN, "sweep": {"subdir": "plain/block-03"}, "launcher": {"_target_": "a.BasicLauncher"}}
-    place = find_place(OmegaConf.create(hydra))
+    place = run_context(OmegaConf.create(hydra))
     assert (place.name, place.shared) == ("plain/block-03", False)
     hydra["launcher"] = {"_target_": "a.JoblibLauncher", "n_jobs": 2}
-    assert find_place(OmegaConf.create(hydra)).shared
+    assert run_context(OmegaConf.create(hydra)).shared
     hydra["mode"] = RunMode.RUN
-    assert find_place(OmegaConf.create(hydra)).name == ""
+    assert run_context(OmegaConf.create(hydra)).name == ""
 
 
 def test_a_run_keeps_to_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, eight: None) -> None:
@@ -86,7 +86,7 @@ def test_a_run_keeps_to_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         def run(self) -> None: ...
 
     monkeypatch.setattr("esper.training.trainer.Trainer", Looks)
-    monkeypatch.setattr(train, "find_place", lambda _: launch.Place(cores=3))
+    monkeypatch.setattr(train, "run_context", lambda _: launch.RunContext(cores=3))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["esper.train", "agent=wait"])
     try:
@@ -108,7 +108,7 @@ def test_a_launcher_without_a_queue_is_handed_as_many_runs_as_there_are_cores(tm
     class Sweeper(CellSweeper):
         def sweep(self, arguments: list[str]) -> None: ...
 
-    cells = [Cell(arm="a", block=block, words=()) for block in range(10)]
+    cells = [Cell(arm="a", block=block, overrides=()) for block in range(10)]
     for asked, handed in (
         ({"_target_": "a.LocalLauncher", "cpus_per_task": 2}, [4, 4, 2]),
         ({"_target_": "a.JoblibLauncher", "n_jobs": 2}, [10]),
@@ -135,7 +135,9 @@ TINY = [
 def sweep(launcher: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Two runs of one block."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    more = spelled_out(["sweep=ab", "arms={small: agent.hidden=16, large: agent.hidden=32}", "blocks=1", "root=3", "again=false"])
+    more = spelled_out(
+        ["sweep=ab", "arms={small: agent.hidden=16, large: agent.hidden=32}", "blocks=1", "root=3", "aa_control=false"]
+    )
     return subprocess.run(
         [sys.executable, "-m", "esper.train", "-m", *more, *TINY, f"hydra/launcher={launcher}", "hydra.sweep.dir=out", *words],
         cwd=folder,

@@ -1,51 +1,119 @@
-"""The figures of a report: what they show, and that nothing in them hides anything else."""
+"""What is shown and written of a comparison, whatever is missing in it."""
 
-from itertools import pairwise
+import csv
+import io
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from rich.console import Console
 
-from esper.lab.report import COLOURS, CURVE, FEW, learning_curves, pareto, profiles, slopes
-from esper.lab.runs import OUTCOMES, Run
+from esper.lab import comparison as S
+from esper.lab import scoring as J
+from esper.lab.design import AA_CONTROL
+from esper.lab.report import differences, show, summary, tables, write
+from esper.lab.runs import OUTCOMES, CompareConfig, Run
 
-
-def test_the_front_holds_what_nothing_beats_in_both() -> None:
-    points = np.array([[3.0, 5.0], [1.0, 2.0], [2.0, 2.0], [1.0, 1.0], [4.0, 5.0], [0.5, np.nan], [5.0, 9.0]])
-    assert pareto(points).tolist() == [[1, 2], [3, 5], [5, 9]]
-
-
-@pytest.mark.parametrize("count", [2, 13])
-def test_names_of_arms_hide_nothing_however_many(count: int) -> None:
-    arms = [f"without_part_{index}" for index in range(count)]
-    cells = {arm: {block: float(block + place) for block in range(3)} for place, arm in enumerate(arms)}
-    colours = dict(zip(arms, COLOURS, strict=False))
-    boxes = []
-    for draw in (slopes, profiles):
-        figure = Figure(figsize=(7, 3.8), layout="constrained")
-        canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-        draw(axes, cells, OUTCOMES["accuracy"], colours)
-        canvas.draw()
-        boxes.append((axes, canvas.get_renderer()))
-    axes, renderer = boxes[0]
-    labels = axes.get_xticklabels()
-    apart = [second.get_window_extent(renderer).x0 - first.get_window_extent(renderer).x1 for first, second in pairwise(labels)]
-    assert min(apart) > 0 or all(label.get_rotation() == 30 for label in labels)
-    axes, renderer = boxes[1]
-    assert axes.get_legend().get_window_extent(renderer).x0 >= axes.get_window_extent(renderer).x1
+ARMS = ("a", "b", AA_CONTROL)
+FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
 
 
-def test_bands_of_many_arms_get_axes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.report.records_of", lambda run: [{CURVE: run.seed + update} for update in range(run.updates)])
-    arms = [f"part_{index}" for index in range(FEW + 3)]
-    runs = [Run(arm=arm, block=seed, seed=seed, folder=Path(), updates=4 + seed) for arm in arms for seed in range(2)]
-    few, many = Figure(), Figure()
-    learning_curves(few, [run for run in runs if run.arm in arms[:FEW]], dict(zip(arms, COLOURS, strict=False)))
-    learning_curves(many, runs, dict(zip(arms, COLOURS, strict=False)))
-    assert [len(axes.lines) for axes in few.axes] == [FEW]
-    drawn = [axes for axes in many.axes if axes.axison]
-    assert [axes.get_title() for axes in drawn] == [f"part_0 and {arm}" for arm in arms[1:]]
-    assert all([line.get_label() for line in axes.lines] == axes.get_title().split(" and ") for axes in drawn)
-    assert drawn[0].lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5, 3.5]  # as far as all runs have come
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
+    """Two arms, a control and a baseline of the first one, in twelve blocks; nobody acts greedily, and b has lost a block."""
+    rng = np.random.default_rng(0)
+    values = {
+        (arm, block): dict(zip(OUTCOMES, rng.normal(50, 5, len(OUTCOMES)), strict=True)) for arm in ARMS for block in range(12)
+    }
+
+    def scored(run: Run, *_: Any) -> dict[str, float]:
+        return values[run.arm, run.block] | {"accuracy_greedy": float("nan")}
+
+    def baselines(run: Run, how: J.Scoring) -> Any:
+        return {name: dict.fromkeys(OUTCOMES, float(run.block)) for name in how.baselines}
+
+    runs = [
+        Run(arm=arm, block=block, seed=block, folder=Path(f"{arm}/{block}"), update=int((arm, block) != ("b", 3)), updates=1)
+        for arm in ARMS
+        for block in range(12)
+    ]
+    monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "faults", lambda _: [])
+    monkeypatch.setattr(J, "score", scored)
+    monkeypatch.setattr(J, "score_baselines", baselines)
+    return S.compare([], CompareConfig(baselines=["wait"], final=True, plots=False))
+
+
+def test_every_outcome_has_a_table_and_the_one_that_decides_comes_first(found: S.Comparison) -> None:
+    means, *differences = tables(found)
+    assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AA_CONTROL, "12"]]
+    told = [table["caption"].split()[2] for table in differences]
+    assert told == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy"))]
+    for table in differences:
+        assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
+        assert all(len(row) == len(table["head"]) for row in table["rows"])
+    assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+
+
+def test_what_is_written_is_what_was_found(found: S.Comparison, tmp_path: Path) -> None:
+    names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
+    assert names == FILES
+    cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
+    lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
+    assert lost["status"] == "stopped after 0 of 1 updates"
+    assert {row["accuracy"] for row in cells if row["arm"] == "wait"} == {f"{block}.0" for block in range(12)}
+    rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
+    for row in rows:
+        if row["second"] == AA_CONTROL:
+            apart, verdict = found.controls[row["outcome"]], "control"
+        else:
+            (one,) = [
+                one
+                for one in found.results[row["outcome"]]
+                if (one.difference.first, one.difference.second) == (row["first"], row["second"])
+            ]
+            apart, verdict = one.difference, one.verdict.value
+            assert float(row["p_holm"]) == one.p_holm
+            assert row["needed"] == ("" if one.needed is None else str(one.needed))
+        for column, interval in (("low", apart.mean), ("iqm_low", apart.iqm), ("improvement_low", apart.improvement)):
+            assert float(row[column] or "nan") == pytest.approx(interval.low, nan_ok=True)
+        assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (apart.blocks, apart.p, verdict)
+    assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_figures_are_files_where_wanted(found: S.Comparison, tmp_path: Path, kind: str, magic: bytes) -> None:
+    wanted = replace(found, runs=[], config=CompareConfig(figures=kind))
+    paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
+    assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "profiles", "front"))}
+    assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
+
+
+def test_the_numbers_are_json_to_everyone(found: S.Comparison, tmp_path: Path) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    write(found, tmp_path, "")
+    numbers = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=refuse)
+    cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
+    assert cells["accuracy", "b", 3] is cells["accuracy_greedy", "a", 0] is None
+    assert cells["accuracy", "b", 4] == found.values("accuracy").loc[4, "b"]
+    assert numbers["differences"][0]["needed"] == found.results["accuracy"][0].needed
+    assert numbers["differences"][0]["p"] == differences(found)["p"][0]
+    assert numbers["sentences"] == summary(found)["sentences"] == found.sentences()
+
+
+def test_the_console_shows_means_the_outcome_that_decides_and_the_sentences(found: S.Comparison) -> None:
+    text = io.StringIO()
+    show(found, Console(file=text, width=160))
+    shown = text.getvalue()
+    assert "Differences in accuracy" in shown
+    assert "Differences in parameters" not in shown
+    assert all(sentence in shown for sentence in found.sentences())
+    assert max(map(len, shown.splitlines())) <= 160
+    assert all(name in shown for name in ("rollbacks", "validation", "learning", "by ranks"))

@@ -72,15 +72,15 @@ def test_settings_make_blocks_and_no_arms(on_disk: Any, tmp_path: Path) -> None:
         2: ("mnist5k", 7),
         3: ("mnist5k", 9),
     }
-    with pytest.raises(ConfigError, match="strata=tusk is no key of these runs"):
+    with pytest.raises(ConfigError, match="strata=tusk is not a key of these runs"):
         find_runs([tmp_path / "all"], ["tusk"])
 
 
 def test_experiments_are_paired_by_seeds_and_not_by_numbers(on_disk: Any, tmp_path: Path) -> None:
     planned = {
-        "d": design("reward: shaped,sparse", blocks=2, root=1, again=False),
-        "e": design("reward: simplified,basic", blocks=2, root=1, again=False),
-        "f": design("reward: shaped,sparse", blocks=2, root=2, again=False),
+        "d": design("reward: shaped,sparse", blocks=2, root=1, aa_control=False),
+        "e": design("reward: simplified,basic", blocks=2, root=1, aa_control=False),
+        "f": design("reward: shaped,sparse", blocks=2, root=2, aa_control=False),
     }
     for name, one in planned.items():
         one.save(tmp_path / name)
@@ -101,21 +101,21 @@ def test_arms_that_saw_other_data_make_it_void(monkeypatch: pytest.MonkeyPatch) 
 
     assert faults([run("a", 32, 10), run("b", 16, 20)]) == []  # so many host episodes either way
     (fault,) = faults([run("a", 32, 10), run("b", 16, 10)])
-    assert fault.startswith("runs do not see the same data: hosts times updates is a 320, b 160")
+    assert fault.startswith("runs see different data: hosts times updates is a 320, b 160")
     # One run that was made longer afterwards, whichever block it is in.
     longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
     assert "is a 320, b 320 and 640" in faults(longer)[0]
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
     assert faults(tasks) == []
     (fault,) = faults([replace(one, stratum="") for one in tasks])
-    assert "task is a digits and mnist5k, b digits and mnist5k; if that is a setting of its own, name it in strata" in fault
+    assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
 
 
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        ({"policy/entropy_share_op": 0.001}, "a has stopped trying"),
-        ({"policy/top_blueprint_share": 1.0}, "a knows one blueprint only"),
+        ({"policy/entropy_share_op": 0.001}, "a has stopped exploring"),
+        ({"policy/top_blueprint_share": 1.0}, "a has collapsed onto one blueprint"),
     ],
 )
 def test_policies_that_have_collapsed_make_it_void(

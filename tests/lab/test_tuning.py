@@ -21,7 +21,7 @@ from esper.lab.tuning import FILE, Tuning
 pytest.importorskip("optuna", reason="optuna is not installed")
 
 ROOT = Path(__file__).parents[2]
-ASKED = {"trials": 4, "blocks": 2, "root": 0, "outcome": "accuracy", "judge_hosts": 4, "at_once": 1}
+ASKED = {"trials": 4, "blocks": 2, "root": 0, "outcome": "accuracy", "score_hosts": 4, "at_once": 1}
 TUNE = "agent.learning_rate: 1e-5..1e-1 log, agent.hidden: 32|64, agent.epochs: 1..8"
 
 
@@ -90,7 +90,7 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path: Path) -> None:
     trials = made.next()
     assert {cell.arm for cell in made.cells(trials)} == {BASELINE, "trial-001"}
     made.learn(trials)
-    assert "cannot be run, since it is too large" in made.line(0)
+    assert "cannot be run: it is too large" in made.line(0)
     assert made.best() is made.trials[1]
     assert not [line for line in made.table() if "trial-000" in line]
 
@@ -106,12 +106,12 @@ def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
     assert str(tuned.agent.learning_rate) == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
     assert plain.agent == again.agent != tuned.agent
     assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
-    assert made.planned.seeds[0] != plain.seed
+    assert made.space.seeds[0] != plain.seed
 
 
 def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
     run(tuning(tmp_path))
-    with pytest.raises(ConfigError, match="holds a tuning with other root"):
+    with pytest.raises(ConfigError, match="holds a tuning that differs in root"):
         tuning(tmp_path, root=1)
     (tmp_path / FILE).write_text("{")
     with pytest.raises(ConfigError, match="is damaged: remove it"):
@@ -121,7 +121,7 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
 def test_what_cannot_be_tuned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="did you mean accuracy"):
         tuning(tmp_path, outcome="acuracy")
-    with pytest.raises(ConfigError, match=r"outcome=return cannot judge reward\.rent, which says what is paid"):
+    with pytest.raises(ConfigError, match=r"outcome=return cannot score reward\.rent, which defines the return"):
         Made(search_space("agent.hidden: 32|64, reward.rent: 0..1", **{**ASKED, "outcome": "return"}), tmp_path)
     assert tuning(tmp_path / "paid alike", outcome="return").trials == []
     (tmp_path / "paid alike" / "tuning.json").unlink()
@@ -135,7 +135,7 @@ def test_what_cannot_be_tuned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
     """The runs of the baseline are run once; a trial that was stopped in the middle comes to what it would have come to."""
-    tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=500", "telemetry=quiet", "agent.minibatches=1", "judge_hosts=2"]
+    tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=500", "telemetry=quiet", "agent.minibatches=1", "score_hosts=2"]
     words = ["sweep=tune", "tune=task.host_optimiser.learning_rate: 1e-4..1e-1 log", "trials=2", "blocks=2", "root=5"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
@@ -160,7 +160,7 @@ def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
     judged = {
         cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
         for cell in mine.glob("*/block-0*")
-        for file in cell.glob("judged_*_2_hosts.json")
+        for file in cell.glob("scored_*_2_hosts.json")
     }
     assert len(judged) == 6
     for number, trial in enumerate(state["trials"]):
@@ -172,8 +172,8 @@ def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
     (mine / FILE).write_text(json.dumps({**state, "trials": state["trials"][:1]}))  # as if stopped in its last run
     last = mine / "trial-001" / "block-01"
     (last / "checkpoints" / "checkpoint_000001.pt").unlink()
-    next(last.glob("judged_*")).unlink()
-    kept = [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/judged_*"))]
+    next(last.glob("scored_*")).unlink()
+    kept = [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/scored_*"))]
     assert "mine: trial 2 of 2, 3 of 4 runs done" in train()
     assert (mine / FILE).read_text() == before
-    assert [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/judged_*"))] == kept
+    assert [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/scored_*"))] == kept

@@ -1,14 +1,14 @@
 """What is said of an experiment whose truth is known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from statsmodels.stats.multitest import multipletests
 
 from esper.stats import paired
-from esper.stats.calibration import MARGIN, NOISES, Setting, Tally, power_at_recommendation, runs, try_out
-from esper.stats.experiment import Comparison, compare
-from esper.stats.paired import LEAST_BLOCKS
-from esper.stats.verdict import Verdict
+from esper.stats.calibration import MARGIN, NOISES, Setting, Tally, power_at_recommendation, simulate, tally
+from esper.stats.paired import MIN_BLOCKS
+from esper.stats.verdict import Conclusion, PairResult, compare_arms
 
 BLOCKS = {
     "good": np.linspace(1, 2, 12) + 3,
@@ -18,98 +18,97 @@ BLOCKS = {
 }
 
 
-def table(*arms: str, blocks: int = 12) -> dict[str, dict[int, float]]:
-    return {arm: dict(enumerate(BLOCKS[arm][:blocks].tolist())) for arm in arms}
+def table(*arms: str, blocks: int = 12) -> pd.DataFrame:
+    rows = [(arm, block, BLOCKS[arm][block], "") for arm in arms for block in range(blocks)]
+    return pd.DataFrame(rows, columns=["arm", "block", "value", "stratum"])
 
 
-def verdicts(told: Comparison) -> list[Verdict]:
-    return [one.verdict for one in told.judgements]
+def verdicts(results: list[PairResult]) -> list[Conclusion]:
+    return [one.verdict for one in results]
 
 
 def test_the_three_verdicts() -> None:
-    told = compare(table("plain", "good", "same", "noisy"), margin=0.5)
-    words = {(one.difference.first, one.difference.second): one for one in told.judgements}
-    assert words["plain", "good"].verdict is Verdict.better
+    told = compare_arms(table("plain", "good", "same", "noisy"), margin=0.5)
+    words = {(one.difference.first, one.difference.second): one for one in told}
+    assert words["plain", "good"].verdict is Conclusion.better
     assert words["plain", "good"].winner == "good"
     assert str(words["plain", "good"]) == "good is better than plain"
-    assert words["plain", "same"].verdict is Verdict.equivalent
-    assert words["plain", "noisy"].verdict is Verdict.undecided
+    assert words["plain", "same"].verdict is Conclusion.equivalent
+    assert words["plain", "noisy"].verdict is Conclusion.undecided
     assert f"takes {words['plain', 'noisy'].needed} blocks" in str(words["plain", "noisy"])
-    assert told.missing == ()
 
 
 def test_where_less_is_better_the_other_arm_wins() -> None:
-    (told,) = compare(table("plain", "good"), margin=0.5, higher_is_better=False).judgements
+    (told,) = compare_arms(table("plain", "good"), margin=0.5, higher_is_better=False)
     assert told.winner == "plain"
 
 
 def test_a_difference_that_does_not_matter_is_none() -> None:
-    (told,) = compare(table("plain", "good"), margin=5).judgements
+    (told,) = compare_arms(table("plain", "good"), margin=5)
     assert told.p_holm < 0.001
-    assert told.verdict is Verdict.equivalent
+    assert told.verdict is Conclusion.equivalent
 
 
 def test_few_blocks_give_no_verdict() -> None:
-    (told,) = compare(table("plain", "good", blocks=LEAST_BLOCKS - 1), margin=0.5).judgements
-    assert told.verdict is Verdict.too_few
+    (told,) = compare_arms(table("plain", "good", blocks=MIN_BLOCKS - 1), margin=0.5)
+    assert told.verdict is Conclusion.too_few
     assert "no verdict" in str(told)
-    assert verdicts(compare(table("plain", "good", blocks=LEAST_BLOCKS), margin=0.5)) == [Verdict.better]
+    assert verdicts(compare_arms(table("plain", "good", blocks=MIN_BLOCKS), margin=0.5)) == [Conclusion.better]
 
 
 def test_a_pair_of_which_nothing_is_known_is_named_too() -> None:
     cells = table("plain", "good", "same")
-    cells["same"] = {0: 1.0} | dict.fromkeys(range(1, 12), float("nan"))
-    told = compare(cells, margin=0.5).judgements
-    assert [one.verdict for one in told] == [Verdict.better, Verdict.too_few, Verdict.too_few]
+    cells.loc[(cells.arm == "same") & (cells.block > 0), "value"] = np.nan
+    told = compare_arms(cells, margin=0.5)
+    assert [one.verdict for one in told] == [Conclusion.better, Conclusion.too_few, Conclusion.too_few]
     assert str(told[1]) == "no verdict on plain and same: 1 block is fewer than 10"
     assert told[1].needed is None
     assert told[0].p_holm == 3 * told[0].difference.p  # it counts among the pairs that were asked about
 
 
 def test_how_many_blocks_it_takes_depends_on_the_number_of_pairs() -> None:
-    (alone,) = compare(table("plain", "noisy"), margin=0.5).judgements
-    among = compare(table("plain", "noisy", "good", "same"), margin=0.5).judgements[0]
+    (alone,) = compare_arms(table("plain", "noisy"), margin=0.5)
+    among = compare_arms(table("plain", "noisy", "good", "same"), margin=0.5)[0]
     assert among.difference == alone.difference
     assert alone.needed is not None
     assert among.needed is not None
     assert among.needed > 1.3 * alone.needed
 
 
-@pytest.mark.parametrize("verdict", [Verdict.void, Verdict.unfinished])
-def test_a_verdict_can_be_withheld(verdict: Verdict) -> None:
-    told = compare(table("plain", "good"), margin=0.5, withheld=verdict)
+@pytest.mark.parametrize("verdict", [Conclusion.void, Conclusion.unfinished])
+def test_a_verdict_can_be_withheld(verdict: Conclusion) -> None:
+    told = compare_arms(table("plain", "good"), margin=0.5, withheld=verdict)
     assert verdicts(told) == [verdict]
-    assert told.judgements[0].winner is None
-    assert str(told.judgements[0]) == f"no verdict on plain and good: the experiment is {verdict.value}"
+    assert told[0].winner is None
+    assert str(told[0]) == f"no verdict on plain and good: the experiment is {verdict.value}"
 
 
-def test_missing_cells_are_named_and_the_rest_is_paired() -> None:
+def test_blocks_that_lack_a_cell_are_left_out_pair_by_pair() -> None:
     cells = table("plain", "good", "same")
-    del cells["good"][3]
-    cells["same"][5] = float("nan")
-    told = compare(cells, margin=0.5)
-    assert told.missing == (("good", 3), ("same", 5))
-    assert [one.difference.count for one in told.judgements] == [11, 11, 10]
+    cells.loc[(cells.arm == "same") & (cells.block == 5), "value"] = np.nan
+    cells = cells[(cells.arm != "good") | (cells.block != 3)].sample(frac=1, random_state=0)
+    cells = pd.concat([cells[cells.arm == arm] for arm in ("plain", "good", "same")])
+    told = compare_arms(cells, margin=0.5)
+    assert [one.difference.blocks for one in told] == [11, 11, 10]
 
 
 def test_arms_that_share_no_blocks_are_compared_without_pairs() -> None:
     cells = table("plain", "good")
-    cells["good"] = {block + 100: value for block, value in cells["good"].items()}
-    told = compare(cells, margin=0.5)
-    assert told.missing == ()
-    assert not told.judgements[0].difference.paired
-    assert told.judgements[0].winner == "good"
+    cells.loc[cells.arm == "good", "block"] += 100
+    told = compare_arms(cells, margin=0.5)
+    assert not told[0].difference.paired
+    assert told[0].winner == "good"
 
 
 def test_all_pairs_are_corrected_together() -> None:
-    told = compare(table("plain", "good", "noisy"), margin=0.5)
-    plain = [one.difference.p for one in told.judgements]
-    assert [one.p_holm for one in told.judgements] == pytest.approx(multipletests(plain, method="holm")[1])
-    assert any(one.p_holm > p for one, p in zip(told.judgements, plain, strict=True))
+    told = compare_arms(table("plain", "good", "noisy"), margin=0.5)
+    plain = [one.difference.p for one in told]
+    assert [one.p_holm for one in told] == pytest.approx(multipletests(plain, method="holm")[1])
+    assert any(one.p_holm > p for one, p in zip(told, plain, strict=True))
 
 
 def test_the_same_table_gives_the_same_numbers() -> None:
-    one, other = (compare(table("plain", "noisy"), margin=0.5) for _ in range(2))
+    one, other = (compare_arms(table("plain", "noisy"), margin=0.5) for _ in range(2))
     assert one == other
 
 
@@ -126,7 +125,7 @@ def test_wrong_claims_are_rare_and_intervals_hold_the_truth() -> None:
     whole = Tally()
     for noise in NOISES:
         for effect in (0.0, MARGIN):
-            whole.add(try_out(Setting(noise=noise, effect=effect), experiments=25, seed=1))
+            whole.add(tally(Setting(noise=noise, effect=effect), experiments=25, seed=1))
     assert whole.experiments == 200
     assert whole.wrong <= 17  # with a chance of 5 % there would be more once in fifty times
     assert whole.coverage == pytest.approx(0.95, abs=0.03)
@@ -136,7 +135,7 @@ def test_wrong_claims_are_rare_and_intervals_hold_the_truth() -> None:
 def test_a_method_that_errs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a correction for the number of pairs, and with hosts counted as runs, the tally says so."""
     monkeypatch.setattr("esper.stats.verdict._holm", lambda p_values: [p / 3 for p in p_values])
-    assert try_out(Setting(arms=4), experiments=60, seed=2).wrong > 12
+    assert tally(Setting(arms=4), experiments=60, seed=2).wrong > 12
 
 
 @pytest.mark.usefixtures("quick")
@@ -157,7 +156,7 @@ def test_pairs_save_runs() -> None:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_simulated_runs_are_as_they_are_said_to_be(noise: str) -> None:
-    outcome = runs(Setting(noise=noise, effect=1.0, correlation=0.5, blocks=40_000, arms=2), np.random.default_rng(0))
+    outcome = simulate(Setting(noise=noise, effect=1.0, correlation=0.5, blocks=40_000, arms=2), np.random.default_rng(0))
     fine = np.isfinite(outcome).all(axis=0)
     assert np.nanmean(outcome, axis=1) == pytest.approx([0, 1], abs=0.03)
     assert outcome[0][fine].std() == pytest.approx(1, abs=0.06)

@@ -9,7 +9,7 @@ import pytest
 from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.config import register
-from esper.evaluate import _short, main, parse
+from esper.evaluate import _short, main
 from esper.lab.evaluation import Evaluation
 from esper.measure.latency import Latency
 from esper.telemetry.jsonl import read_records
@@ -53,11 +53,11 @@ def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(t
     assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2
     costs = json.loads((tmp_path / "costs.json").read_text())
     assert costs["host"]["latency"] == costs["latency_measured"]["host"] == 2.5e-5
-    judged = Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]))
+    judged = Evaluation.load(str(tmp_path), hosts=2)
     judged.env.reset()
     assert judged.env.latency.host == 2.5e-5
     with pytest.raises(BaseException, match="measured again"):  # other hosts, other numbers
-        Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2"]), ["host.base_channels=3"]).env.reset()
+        Evaluation.load(str(tmp_path), hosts=2, overrides=["host.base_channels=3"]).env.reset()
 
 
 def test_the_evaluation_shows_flops_and_keeps_them_host_by_host(tmp_path, capsys):

@@ -17,7 +17,6 @@ from esper.agent.ppo.ppo import PPO
 from esper.checkpoint import DiskError, load
 from esper.cli.overrides import check
 from esper.config import CHECKPOINTS, ConfigError, register
-from esper.evaluate import parse
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_events, read_records
@@ -88,8 +87,8 @@ def test_a_run_reaches_its_end_and_learns_something(whole):
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole, tmp_path):
-    Trainer(config(), tmp_path / "again").run()
-    assert untimed(tmp_path / "again") == untimed(whole)
+    Trainer(config(), tmp_path / "aa_control").run()
+    assert untimed(tmp_path / "aa_control") == untimed(whole)
     Trainer(config("seed=1", "updates=1"), tmp_path / "other").run()
     assert untimed(tmp_path / "other")[0] != untimed(whole)[0]
 
@@ -281,19 +280,19 @@ def test_other_learners_go_on_bit_for_bit_too_and_are_judged(words, tmp_path):
     assert same(run("parts", 2), run("whole", 2))
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
     assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
-    given = parse([f"checkpoint={tmp_path / 'parts'}", "hosts=2", "controllers=[policy,policy_greedy]"])
-    evaluation = Evaluation(given)
-    assert all(np.isfinite(outcome.return_N).all() for outcome in evaluation.run().values())
+    evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)
+    outcomes = evaluation.run(["policy", "policy_greedy"])
+    assert all(np.isfinite(outcome.return_N).all() for outcome in outcomes.values())
     evaluation.env.close()
 
 
 def test_a_policy_that_learned_in_chunks_is_judged_over_any_horizon(tmp_path):
     """A chunk divides the steps that are learned from, and nothing is learned here."""
     Trainer(config("agent.chunk=3", "updates=1"), tmp_path).run()
-    evaluation = Evaluation(parse([f"checkpoint={tmp_path}", "hosts=2", "controllers=[policy]"]), ["steps=4"])
+    evaluation = Evaluation.load(str(tmp_path), hosts=2, overrides=["steps=4"])
     assert evaluation.config.agent == config("agent.chunk=3").agent
     assert evaluation.transfer.target == ("steps=4",)
-    assert evaluation.run().keys() == {"policy", "wait"}
+    assert evaluation.run(["policy"]).keys() == {"policy", "wait"}
     evaluation.env.close()
     with pytest.raises(ConfigError, match=r"agent\.chunk=3 does not divide steps=4"):
         config("agent.chunk=3", "steps=4")
