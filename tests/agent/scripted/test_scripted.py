@@ -180,7 +180,7 @@ def test_points_are_what_the_table_of_features_means_by_them(config: AgentConfig
 
 def test_a_scale_that_differs_from_run_to_run_is_none() -> None:
     assert seen_as_one("contribution") == 50.0
-    with pytest.raises(AssertionError, match="loss is measured by"):
+    with pytest.raises(AssertionError, match="the scale of loss differs from run to run"):
         seen_as_one("loss")
 
 
