@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from esper import config as C
 from esper.cli import command as cli
 from esper.cli.overrides import check_folder
+from esper.lab.design import design
 from esper.task.data import TaskError
 
 ROOT = Path(__file__).parents[2]
@@ -217,11 +218,11 @@ def test_a_bad_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
-    done = typed_at_a_shell("reward=shaped", "devices=[cuda:0,cuda:1]", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "devices=[cuda:0] is not on this machine" in done.stderr
+def test_gpus_that_are_not_there_are_one_sentence(say, tmp_path: Path) -> None:
+    code, errors, reached = say("reward=shaped", "devices=[cuda:0,cuda:1]")
+    assert (code, reached) == (2, False)
+    assert len(errors.splitlines()) == 1
+    assert "devices=[cuda:0] is not on this machine" in errors
     assert not list(tmp_path.iterdir())
 
 
@@ -244,16 +245,16 @@ def test_help(tmp_path: Path) -> None:
 
 def test_a_sweep_makes_a_folder_for_every_run(tmp_path: Path) -> None:
     tiny = ["updates=1", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
-    done = typed_at_a_shell("-m", "reward=shaped,sparse", "seed=1,2", *tiny, cwd=tmp_path)
+    done = typed_at_a_shell("-m", "reward=shaped,sparse", "seed=2", *tiny, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (sweep,) = (tmp_path / "multirun" / "sweep").iterdir()
-    ran = [yaml.safe_load((sweep / str(job) / ".hydra" / "config.yaml").read_text()) for job in range(4)]
+    ran = [yaml.safe_load((sweep / str(job) / ".hydra" / "config.yaml").read_text()) for job in range(2)]
     # Both rewards have a rent; only the shaped one has an attribution.
-    assert [("attribution" in cfg["reward"], cfg["seed"]) for cfg in ran] == [(True, 1), (True, 2), (False, 1), (False, 2)]
-    assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(4))
+    assert [("attribution" in cfg["reward"], cfg["seed"]) for cfg in ran] == [(True, 2), (False, 2)]
+    assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(2))
 
 
-def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
+def test_an_experiment_in_blocks_is_run_stopped_and_resumed(tmp_path: Path) -> None:
     tiny = ["updates=2", "hosts=4", "steps=1", "task.batch_size=1000", "agent=wait", "telemetry=quiet"]
     words = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *tiny]
     done = typed_at_a_shell(*words, cwd=tmp_path)
@@ -266,6 +267,5 @@ def test_an_experiment_in_blocks_is_run_stopped_and_gone_on_with(tmp_path: Path)
     went_on = typed_at_a_shell(*words, cwd=tmp_path)
     assert "2 of 3 runs done" in went_on.stdout, went_on.stderr
     assert all(path.is_file() for path in weights)
-    refused = typed_at_a_shell(*words, "hosts=5", cwd=tmp_path)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "holds an experiment that differs in common" in refused.stderr
+    with pytest.raises(C.ConfigError, match="holds an experiment that differs in common"):
+        design("reward: shaped,sparse", blocks=1, root=7, common=["sweep=ab", *tiny, "hosts=5"]).save(tmp_path / "mine")
