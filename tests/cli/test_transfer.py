@@ -123,8 +123,8 @@ def test_a_transfer_says_from_what_to_what() -> None:
     words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "host.width=12", "steps=40"]
     transfer = changes(saved(), moved(saved(), words), words)
     assert transfer.title == (
-        "transfer from host=cnn slots=one_seed blueprint=[conv_heavy,norm] steps=20 task.valid_samples=100 "
-        "to host=mlp slots=every_block blueprint=[norm] steps=40 task.valid_samples=0 host.width=12"
+        "transfer from task=digits host=cnn slots=one_seed blueprint=[conv_heavy,norm] steps=20 "
+        "to task=digits_mlp host=mlp slots=every_block blueprint=[norm] steps=40 host.width=12"
     )
     again = changes(saved(), moved(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
     assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import register
+from esper.evaluate import main
 from esper.hosts.custom import CustomConfig
-from esper.lab.evaluation import EvaluateConfig, Evaluation
 from esper.task.digits import DigitsConfig
 
 ROOT = Path(__file__).parents[2]
@@ -75,15 +74,14 @@ def typed_at_a_shell(tmp_path: Path):
     return run
 
 
-def test_a_host_of_one_s_own_trains_and_is_evaluated(typed_at_a_shell, tmp_path, monkeypatch) -> None:
+def test_a_host_of_one_s_own_trains_and_is_evaluated(typed_at_a_shell, tmp_path, monkeypatch, capsys) -> None:
     done = typed_at_a_shell("host.path=my_hosts:MyHost", *SHORT)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "multirun" / "single").iterdir()
     monkeypatch.syspath_prepend(str(tmp_path / "parts"))
-    register()
-    evaluation = Evaluation(EvaluateConfig(checkpoint=str(run), hosts=2), [])
-    assert evaluation.env.host_params == 6 * 9 + 6 + 54 * 10 + 10
-    assert evaluation.env.layout.num_slots == 1
+    main([f"checkpoint={run}", "hosts=2", "controllers=[random]"])
+    assert "random" in capsys.readouterr().out
+    assert list(run.glob("evaluation*.json"))
 
 
 def test_so_does_one_for_text(typed_at_a_shell) -> None:
