@@ -58,6 +58,7 @@ from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.base import TaskConfig
 from esper.task.data import TaskError
 from esper.task.instances import Split
+from esper.task.loading import load_task
 from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
 
@@ -400,7 +401,7 @@ def ready(config: Config) -> None:
     if "task" in config.env.ignores:
         return
     try:
-        task = config.task.build(config.host)
+        task = load_task(config.task, config.host)
     except TaskError as error:
         raise ConfigError(str(error)) from error
     named = f"task={config.choice('task')} host={config.choice('host')}"

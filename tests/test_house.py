@@ -121,3 +121,28 @@ def test_a_name_has_one_address(path: Path) -> None:
     """Packages re-export nothing: an `__init__.py` holds at most a docstring."""
     body = ast.parse(path.read_text()).body
     assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+
+
+def test_agents_are_met_through_their_interfaces() -> None:
+    """Outside agent/, nothing asks which concrete agent it has: capabilities are asked of the config by name."""
+    for path in FILES:
+        if room(path) == "agent":
+            continue
+        text = path.read_text()
+        assert 'startswith("ppo' not in text, path
+        concrete = {
+            alias.asname or alias.name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith("esper.agent.")
+            and node.module != "esper.agent.base"
+            for alias in node.names
+        }
+        asked = {
+            name.id
+            for call in ast.walk(ast.parse(text))
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "isinstance"
+            for name in ast.walk(call.args[1])
+            if isinstance(name, ast.Name)
+        }
+        assert not concrete & asked, f"{path} asks for {concrete & asked}"

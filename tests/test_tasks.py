@@ -158,7 +158,7 @@ def test_bytes_stay_bytes_on_the_device(tmp_path, monkeypatch):
         (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
     config = check(["task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6"])
     seen: list[GrowthEnv] = []
-    monkeypatch.setattr("esper.training.trainer.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
+    monkeypatch.setattr("esper.env.growth_env.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
     trainer = Trainer(config, tmp_path)
     (data,) = seen[0].pool._data.values()
     assert data.train_x.element_size() == 1

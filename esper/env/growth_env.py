@@ -40,6 +40,7 @@ from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.blueprints.registry import check_blueprints
 from esper.task.base import Task
 from esper.task.instances import Split
+from esper.task.loading import load_task
 
 Array = npt.NDArray[Any]
 
@@ -52,7 +53,7 @@ class GrowthConfig(EnvConfig):
     """Host networks that train, watched and grown by the controller."""
 
     def build(self, parts: EnvParts) -> "GrowthEnv":
-        task = parts.task.build(parts.host)
+        task = load_task(parts.task, parts.host)
         return GrowthEnv(
             task=task,
             slots=parts.slots,
