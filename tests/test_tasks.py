@@ -11,7 +11,6 @@ import pytest
 from esper.cli.help import groups
 from esper.cli.overrides import check
 from esper.config import register
-from esper.env.growth_env import GrowthEnv
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
 from esper.telemetry.jsonl import read_records
@@ -150,16 +149,14 @@ def test_every_task_is_trained_here():
     assert not [name for name in TASKS if name not in CIFAR and name not in source]
 
 
-def test_bytes_stay_bytes_on_the_device(tmp_path, monkeypatch):
+def test_bytes_stay_bytes_on_the_device(tmp_path):
     """What keeps a run of 60,000 images below a gigabyte."""
     rng = np.random.default_rng(0)
     for name, size in zip(FILES[::2], (60, 20), strict=True):
         (tmp_path / name).write_bytes(idx(rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)))
         (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
     config = check(["task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6"])
-    seen: list[GrowthEnv] = []
-    monkeypatch.setattr("esper.env.growth_env.GrowthEnv", lambda **parts: seen.append(GrowthEnv(**parts)) or seen[-1])
     trainer = Trainer(config, tmp_path)
-    (data,) = seen[0].pool._data.values()
+    (data,) = trainer.env.pool._data.values()
     assert data.train_x.element_size() == 1
     trainer.env.close()
