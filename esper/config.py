@@ -30,13 +30,11 @@ from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
 from esper.env.growth_env import GrowthConfig
 from esper.env.sandbox import SandboxConfig
-from esper.env.shard import DeviceConfig, find_device
-from esper.env.shard_pool import largest_shard
+from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
 from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
-from esper.growth.compatibility import check_fit, check_output
-from esper.hosts.base import HostConfig, slot_specs
+from esper.hosts.base import HostConfig
 from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
 from esper.lifecycle.operations import shortest_life
@@ -56,9 +54,6 @@ from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.base import TaskConfig
-from esper.task.data import TaskError
-from esper.task.instances import Split
-from esper.task.loading import load_task
 from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
 
@@ -377,46 +372,3 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
 def table_name(group: str, kind: type) -> str:
     """Return the first name of a class in its group; the name of the class where the table lacks it."""
     return next((name for name, other in GROUPS[group].items() if other is kind), kind.__name__)
-
-
-def ready(config: Config) -> None:
-    """Check that this machine can run a config: the run to resume, the devices, the data, and slots and seeds of the host.
-
-    Raises:
-        ConfigError: it cannot. Only errors that parts raise for the user are converted; a bug keeps its traceback.
-    """
-    if config.resume is not None and not Path(config.resume).is_dir():
-        raise ConfigError(f"resume={config.resume} is no folder: name the folder of a run, or leave resume out")
-    if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
-        raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")
-    names: dict[tuple[str, int], str] = {}
-    for name in config.devices:
-        try:
-            device = find_device(name)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        other = names.setdefault((device.type, device.index or 0), name)
-        if other != name:
-            raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")
-    if "task" in config.env.ignores:
-        return
-    try:
-        task = load_task(config.task, config.host)
-    except TaskError as error:
-        raise ConfigError(str(error)) from error
-    named = f"task={config.choice('task')} host={config.choice('host')}"
-    try:
-        host = task.host(config.seed, Split.TRAINING, 0, 0)
-        slots = slot_specs(host)
-        data = task.data
-        check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
-        chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
-        used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
-        members = largest_shard(config.hosts, config.devices)
-        check_fit(host, config.blueprint, used, members, named)
-        there = tuple(slot.name for slot in slots)
-        cap, offered = config.slots.max_seeds, tuple(config.blueprint)
-        config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
-        config.agent.check_hosts(slots=there, in_use=chosen_S, cap=cap, blueprints=offered, hosts=config.hosts)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -14,7 +14,8 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.help import help_text
 from esper.cli.overrides import check, check_folder, check_sweep, quoted
-from esper.config import ALIASES, CHECKPOINTS, GROUPS, RENAMED, SWEEPS, Config, ConfigError, did_you_mean, ready, register
+from esper.cli.readiness import ready
+from esper.config import ALIASES, CHECKPOINTS, GROUPS, RENAMED, SWEEPS, Config, ConfigError, did_you_mean, register
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
 

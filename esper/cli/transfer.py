@@ -12,7 +12,8 @@ from hashlib import sha256
 from typing import Any
 
 from esper.cli.overrides import check_over
-from esper.config import ALIASES, Config, ConfigError, ready, register
+from esper.cli.readiness import ready
+from esper.config import ALIASES, Config, ConfigError, register
 from esper.training.config_io import flat, to_plain
 
 WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")

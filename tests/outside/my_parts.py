@@ -1,4 +1,4 @@
-"""A package of somebody else's: a task, a blueprint, a reward, a governor and a writer, which Esper knows only as plugins."""
+"""A package from outside the tree: a task, a host, a blueprint, a reward, a governor and a writer, which Esper knows only as plugins."""
 
 import csv
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from esper import register
 from esper.fusion.layout import Layout
 from esper.governor.base import Cause, Governor, GovernorConfig, Verdict
 from esper.hosts.base import SlotSpec
+from esper.hosts.cnn import CNNConfig
 from esper.reward.modes import RewardConfig
 from esper.reward.table import TERMINAL, Pays, Term
 from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
@@ -19,8 +20,18 @@ from esper.telemetry.base import RunInfo, Writer, WriterConfig
 
 
 @dataclass(kw_only=True, slots=True)
+class NarrowConfig(CNNConfig):
+    """A CNN host with few channels."""
+
+    base_channels: int = 3
+    """Channels of the first block."""
+
+
+@dataclass(kw_only=True, slots=True)
 class FaintConfig(DigitsConfig):
-    """Digits in smaller batches."""
+    """Digits for narrow hosts."""
+
+    default_host = "narrow"
 
     batch_size: int = 500
     """Images per batch."""
@@ -48,7 +59,7 @@ ONES = Term(
     unit="count",
     sign=1,
     formula="1 per step",
-    make=lambda mode, gamma: lambda signals: np.ones(len(signals.committed_accuracy_N), dtype=np.float32),
+    make=lambda mode, gamma: lambda signals: np.ones(len(signals.accuracy_N), dtype=np.float32),
 )
 
 
@@ -110,6 +121,7 @@ class CsvWriter(Writer):
         self.file.close()
 
 
+register("host", "narrow", NarrowConfig)
 register("task", "faint", FaintConfig)
 register("blueprint", "swish", SwishConfig)
 register("reward", "thrifty", ThriftyConfig)

@@ -50,9 +50,9 @@ def test_what_no_row_covers_is_unknown(tag: str) -> None:
 
 
 def test_an_unknown_group_names_the_groups() -> None:
-    with pytest.raises(UnknownTagError, match="known groups: host, policy, "):
+    with pytest.raises(UnknownTagError, match=r"known groups: .*host, policy, "):
         metric("zzz/qqq")
-    assert groups()[:2] == ["host", "policy"]
+    assert {"host", "policy"} <= {*groups()}
 
 
 def test_reward_terms_share_a_row() -> None:
