@@ -230,7 +230,7 @@ class Trainer:
         return [
             *(self._last.summary() if self._last is not None else ()),
             *(self.learner.summary() if self.learner else ()),
-            ("files", f"{self.folder} (checkpoints, metrics.jsonl, tensorboard)"),
+            ("files", str(self.folder)),
             ("next", f"python -m esper.evaluate checkpoint={self.folder}"),
-            ("curves", f"tensorboard --logdir {self.folder}"),
+            *([("curves", f"tensorboard --logdir {self.folder}")] if (self.folder / "tensorboard").is_dir() else ()),
         ]
