@@ -21,14 +21,14 @@ class Blend(IntEnum):
 
 
 class Incubation(StrEnum):
-    """How a seed learns while it is not yet in the host's output."""
+    """How a seed learns before it is blended into the host's output."""
 
     straight_through = "straight_through"
-    """Behind the host, with the gradient that its output would get at alpha 1."""
+    """Behind the host, with the gradient of its output at alpha 1."""
     closed_loop = "closed_loop"
     """Behind the host, in a second pass of the rest of the network that includes its effect and in which only it learns."""
     none = "none"
-    """No incubation: it is in at once, which changes nothing at first, since a seed is the identity at birth."""
+    """No incubation: active at once, with no effect at first, since a seed is the identity at birth."""
 
 
 class Fossils(StrEnum):
