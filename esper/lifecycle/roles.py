@@ -45,11 +45,11 @@ class Roles:
     """The role of every seed, each an array `[N, S]`."""
 
     blueprint: npt.NDArray[np.int64]
-    """Index of the blueprint where a seed takes part, -1 elsewhere."""
+    """Index of the blueprint where a seed is active, -1 elsewhere."""
     blend: npt.NDArray[np.int64]
-    """A `Blend`."""
+    """`Blend` of each seed."""
     alpha: npt.NDArray[np.float32]
-    """Blend weight."""
+    """Blend weight, in [0, 1]."""
     behind: npt.NDArray[np.bool_]
     """Seeds that train behind the host, at alpha 0."""
     open: npt.NDArray[np.bool_]
