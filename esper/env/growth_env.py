@@ -335,16 +335,16 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         )
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         seen = worth(asked, measured)
-        fresh_NS = ~np.isnan(seen.contribution_NS)
-        last_seen_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
+        measured_NS = ~np.isnan(seen.contribution_NS)
+        last_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
         self.state = replace(
             before,
-            contribution=np.where(fresh_NS, seen.contribution_NS, before.contribution).astype(np.float32),
-            contribution_error=np.where(fresh_NS, seen.contribution_error_NS, before.contribution_error),
-            measured=before.measured | fresh_NS,
-            fresh=fresh_NS,
-            velocity=velocity(before.velocity, last_seen_NS, seen.contribution_NS),
-            accuracy=np.repeat(measured.accuracy_VM[0][:, None], fresh_NS.shape[1], axis=1),
+            contribution=np.where(measured_NS, seen.contribution_NS, before.contribution).astype(np.float32),
+            contribution_error=np.where(measured_NS, seen.contribution_error_NS, before.contribution_error),
+            measured=before.measured | measured_NS,
+            fresh=measured_NS,
+            velocity=velocity(before.velocity, last_NS, seen.contribution_NS),
+            accuracy=np.repeat(measured.accuracy_VM[0][:, None], measured_NS.shape[1], axis=1),
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]

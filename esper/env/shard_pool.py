@@ -204,9 +204,9 @@ class ShardPool:
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             shard.remember(healthy_N[rows])
 
-    def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
+    def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """Restore the marked hosts from their snapshots."""
-        self._each(lambda shard, rows: shard.restore(sick_N[rows]))
+        self._each(lambda shard, rows: shard.restore(failed_N[rows]))
 
     def close(self) -> None:
         """Stop the threads."""

@@ -304,11 +304,11 @@ class GrowingNetwork:
                 kept = self._kept[name] = torch.zeros_like(row)
             kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
-    def restore(self, sick_M: Tensor) -> None:
+    def restore(self, failed_M: Tensor) -> None:
         """Restore the marked members from their snapshots, exactly; other members keep their bits."""
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))
-            row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
+            row.copy_(torch.where(failed_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
     def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
         """Return copies of the rows of the marked members."""

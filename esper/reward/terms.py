@@ -1,7 +1,7 @@
-"""The terms of which rewards are made: what a step pays, for all hosts at once.
+"""The terms of rewards: the pay of a step, for all hosts at once.
 
-Every term is in points [pp]: one point is one percentage point of accuracy of the network that is left at the end. Terms by slot
-are summed over slots, so the pay does not depend on the slot that an action names, and seeds in all slots earn alike.
+Every term is in points [pp]: one point is one percentage point of accuracy of the final network. Terms by slot are summed over
+slots, so the pay does not depend on the slot of an action.
 
 Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
 step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
@@ -33,7 +33,7 @@ CONTRIBUTES = 1.0
 
 
 class RentUnit(StrEnum):
-    """What rent is charged for."""
+    """Unit of rent."""
 
     params = "params"
     """Parameters of the seeds."""
@@ -326,9 +326,9 @@ class Hindsight(Memory):
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         paid_NS = self.recall("paid", shape)
         lost_NS = np.where(before.within(Stage.FOSSILIZED), 0.0, paid_NS)
-        fresh_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
+        born_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
         live_NS = after.within(*LIVE) | new_fossils(signals)
-        boost_NSS = self.gamma * np.where(fresh_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
+        boost_NSS = self.gamma * np.where(born_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
         pairs_NSS = live_NS[:, :, None] & live_NS[:, None, :] & signals.healthy_N1[:, :, None]
         found_NSS = np.where(pairs_NSS & np.isfinite(signals.worth.interaction_NSS), signals.worth.interaction_NSS, 0.0)
         boost_NSS = np.where(live_NS[:, :, None], np.maximum(boost_NSS, found_NSS), 0.0)
