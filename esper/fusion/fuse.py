@@ -1,8 +1,8 @@
 """Many networks of one architecture as one program.
 
 Hosts and seeds are plain modules of ordinary layers. `fuse` replaces each leaf layer of M modules by its stacked form: the same
-layer for M members at once, with parameters and buffers that have a leading member axis. See `layout` for the place of the members
-in the features. Operations between the leaf layers (activations, pooling, means over space) do not mix members and need no stacked
+layer for M members at once, with parameters and buffers that have a leading member axis. See `layout` for the members' place in
+the features. Operations between the leaf layers (activations, pooling, means over space) do not mix members and need no stacked
 form. A module with a layer that has none can still be a fleet of one, with `members_per_shard=1`.
 
 The mathematics of each member is unchanged; only the order of sums inside a kernel may differ.
@@ -83,8 +83,8 @@ def _refuse_chance(module: nn.Module) -> None:
         rate = getattr(layer, "dropout", 0.0)  # of recurrent layers and of attention
         if (isinstance(layer, DRAWS) and getattr(layer, "p", 1.0) > 0) or (isinstance(rate, float) and rate > 0):
             raise FusionError(
-                f"{path or 'the module'} is a {type(layer).__name__}, which draws from torch's global random stream, so that hosts would "
-                "depend on each other: remove it, or set its dropout to 0"
+                f"{path or 'the module'} is a {type(layer).__name__}, which draws from torch's global random stream, so that "
+                "hosts would depend on each other: remove it, or set its dropout to 0"
             )
 
 

@@ -88,9 +88,7 @@ def causal_attention(qkv: Tensor, heads: int) -> Tensor:
 def check_length(x: Tensor, context: int) -> None:
     """Raise ValueError if sequences `[B, T, ...]` are longer than the context."""
     if x.shape[1] > context:
-        raise ValueError(
-            f"a sequence of {x.shape[1]} positions exceeds host.context={context}: raise it, or shorten the text"
-        )
+        raise ValueError(f"a sequence of {x.shape[1]} positions exceeds host.context={context}: raise it, or shorten the text")
 
 
 def spread_mask(features: int, share: float) -> Tensor:

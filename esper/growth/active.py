@@ -65,7 +65,7 @@ class ActiveSeeds:
         return blend(x, delta, self.alpha_L, self.pull_L, self.live_L, members, self.times_L)
 
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
-        """Return the output of the slot for given deltas and other blend weights, without isolation; for forwards without gradient."""
+        """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
         return blend(h, delta, alpha_L, alpha_L, self.live_L, members, self.times_L)
 
 

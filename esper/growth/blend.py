@@ -87,13 +87,7 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
 
 
 def blend(
-    h: Tensor,
-    delta: Tensor,
-    alpha_L: Tensor,
-    pull_L: Tensor,
-    live_L: Tensor,
-    members: int,
-    times_L: Tensor | None = None,
+    h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int, times_L: Tensor | None = None
 ) -> Tensor:
     """Return the output of a slot: y for the live members, h for the others.
 

@@ -6,8 +6,8 @@
 docs/lifecycle.md lists every transition with its cause. A test reads that table, drives this code with random actions, and
 requires exactly these transitions.
 
-An environment step applies the controller's action, calls `tick` (automatic transitions), and trains for a host epoch. Only `tick`
-increases ages. A stage's age counts the host epochs trained in it, the coming one included.
+An environment step applies the controller's action, calls `tick` (automatic transitions), and trains for a host epoch. Only
+`tick` increases ages. A stage's age counts the host epochs trained in it, the coming one included.
 """
 
 # N hosts, S slots
@@ -22,18 +22,7 @@ from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, may_hol
 from esper.lifecycle.ramps import ramp
 from esper.lifecycle.roles import Fossils, Incubation, Roles
 from esper.lifecycle.slots import GATES, Isolation, SlotsConfig
-from esper.lifecycle.stages import (
-    BLENDED,
-    LIVE,
-    OCCUPIED,
-    TAKES_PART,
-    BoolArray,
-    FloatArray,
-    IntArray,
-    SlotState,
-    Stage,
-    empty,
-)
+from esper.lifecycle.stages import BLENDED, LIVE, OCCUPIED, TAKES_PART, BoolArray, FloatArray, IntArray, SlotState, Stage, empty
 
 # ---- legality
 

@@ -1,7 +1,7 @@
 """The `slots` group: slots in use, and the rules of the seeds in them.
 
-Slots are named r<row>c<column>: the column is the index of the block, counted from the input, and the row the index of the slot in
-its block. A host with other slot names works with every option that does not select by row or column.
+Slots are named r<row>c<column>: the column is the index of the block, counted from the input, and the row the index of the slot
+in its block. A host with other slot names works with every option that does not select by row or column.
 """
 
 # S slots
@@ -15,12 +15,7 @@ import numpy as np
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.stages import BoolArray, Stage
 
-GATES = {
-    "training": Stage.GERMINATED,
-    "blending": Stage.TRAINING,
-    "holding": Stage.BLENDING,
-    "fossilized": Stage.HOLDING,
-}
+GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
 """Gates by the stage they lead to, with their start stage."""
 
 

@@ -115,9 +115,6 @@ class SlotState:
     gradient_norm: FloatArray
     """Norm of the seed's gradient in the last epoch, before clipping; mean over steps [nats per unit of weight]."""
 
-    def copy(self) -> "SlotState":
-        return SlotState(**{name: array.copy() for name, array in self.arrays().items()})
-
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -152,32 +149,13 @@ def _is_one_of(stages: tuple[Stage, ...]) -> BoolArray:
     return np.array([stage in stages for stage in Stage], dtype=np.bool_)
 
 
+_DTYPES: dict[Any, Any] = {IntArray: np.int64, FloatArray: np.float32, BoolArray: np.bool_}
+_UNKNOWN = ("accuracy", "accuracy_start", "velocity", "gradient_ratio", "gradient_norm")
+"""Fields that are NaN before their first measurement."""
+
+
 def empty(num_hosts: int, num_slots: int) -> SlotState:
     """Return dormant slots without measurements."""
-
-    def filled(value: float, kind: type[np.generic]) -> npt.NDArray[Any]:
-        return np.full((num_hosts, num_slots), value, dtype=kind)
-
-    return SlotState(
-        stage=filled(Stage.DORMANT, np.int64),
-        blueprint=filled(-1, np.int64),
-        blend=filled(0, np.int64),
-        alpha=filled(0, np.float32),
-        ramp_start=filled(0, np.float32),
-        ramp_target=filled(0, np.float32),
-        ramp_done=filled(0, np.int64),
-        ramp_total=filled(0, np.int64),
-        ramp_curve=filled(0, np.int64),
-        dying=filled(False, np.bool_),
-        stage_age=filled(0, np.int64),
-        seed_age=filled(0, np.int64),
-        accuracy=filled(np.nan, np.float32),
-        accuracy_start=filled(np.nan, np.float32),
-        contribution=filled(0, np.float32),
-        contribution_error=filled(0, np.float32),
-        measured=filled(False, np.bool_),
-        fresh=filled(False, np.bool_),
-        velocity=filled(np.nan, np.float32),
-        gradient_ratio=filled(np.nan, np.float32),
-        gradient_norm=filled(np.nan, np.float32),
-    )
+    initial = {"blueprint": EMPTY} | dict.fromkeys(_UNKNOWN, np.nan)
+    shape = (num_hosts, num_slots)
+    return SlotState(**{one.name: np.full(shape, initial.get(one.name, 0), _DTYPES[one.type]) for one in fields(SlotState)})

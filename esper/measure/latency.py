@@ -75,11 +75,7 @@ class Latency:
 
 
 def measure_latency(
-    host: nn.Module,
-    blueprints: Sequence[BlueprintConfig],
-    used_S: npt.NDArray[np.bool_],
-    samples: Tensor,
-    device: torch.device,
+    host: nn.Module, blueprints: Sequence[BlueprintConfig], used_S: npt.NDArray[np.bool_], samples: Tensor, device: torch.device
 ) -> Latency:
     """Time a bare host and the host with each plantable seed, on one CPU thread or on a GPU.
 

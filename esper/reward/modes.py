@@ -1,7 +1,7 @@
 """Reward modes: weighted sums of terms.
 
-A mode is a config whose fields named in `pays` are the weights of its terms: `reward.rent=0` drops rent, `reward.rent=2` changes its
-weight. All modes pay in points and use the same signals, so one run can combine any of them.
+A mode is a config whose fields named in `pays` are the weights of its terms: `reward.rent=0` drops rent, `reward.rent=2` changes
+its weight. All modes pay in points and use the same signals, so one run can combine any of them.
 """
 
 import math
@@ -115,7 +115,7 @@ class ShapedConfig(RewardConfig):
     accuracy_potential: float = 1.0
     """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for progress through the stages."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     germinate_cost: float = 0.2
     """Points deducted per germination, at least 0. Higher: fewer seeds."""
     prune_cost: float = 0.1
@@ -123,10 +123,10 @@ class ShapedConfig(RewardConfig):
     terminal: float = 1.0
     """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
     auto_prune_cost: float = 0.0
-    """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before the
-    rule applies."""
+    """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before
+    the rule applies."""
     shock: float = 0.0
-    """Points deducted for moving alpha from 0 to 1 in one step, for a seed as large as the host, at least 0. Higher: longer ramps."""
+    """Points deducted for moving alpha from 0 to 1 in one step, for a seed of host size, at least 0. Higher: longer ramps."""
     hindsight: float = 0.0
     """Points per percentage point by which other seeds helped a new fossil, at least 0. Higher: more scaffolds. Above 0, pairs of
     seeds are measured after every step."""
@@ -146,7 +146,7 @@ class SimplifiedConfig(RewardConfig):
         "terminal": table.TERMINAL,
     }
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for progress through the stages."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     action_cost: float = 0.1
     """Points deducted per operation other than WAIT, at least 0. Higher: fewer actions."""
     contributing: float = 0.5
@@ -170,7 +170,7 @@ class BasicConfig(RewardConfig):
         "gain": table.GAIN,
     }
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for progress through the stages."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     rent: float = 0.5
     """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
@@ -251,7 +251,7 @@ class EscrowConfig(RewardConfig):
     accuracy_potential: float = 1.0
     """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for progress through the stages."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     germinate_cost: float = 0.2
     """Points deducted per germination, at least 0. Higher: fewer seeds."""
     prune_cost: float = 0.1
@@ -275,15 +275,11 @@ class LossConfig(RewardConfig):
     clipped, or oscillation would pay. The loss includes live seeds, even at the end.
     """
 
-    pays: ClassVar[Pays] = {
-        "loss_fall": table.LOSS_FALL,
-        "stage_potential": table.STAGE_POTENTIAL,
-        "rent": table.RENT,
-    }
+    pays: ClassVar[Pays] = {"loss_fall": table.LOSS_FALL, "stage_potential": table.STAGE_POTENTIAL, "rent": table.RENT}
     loss_fall: float = 40.0
     """Points per nat of decrease of the validation loss, at least 0. The chance loss of 10 classes is 2.3 nats."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for progress through the stages."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     rent: float = 0.5
     """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params

@@ -48,7 +48,7 @@ class Reward:
         return np.stack(list(components.values())).sum(axis=0), components
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: the amount that shaping deducts there; by default 0.
+        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: deducted there by shaping; 0 by default.
 
         A sub-episode after a rollback pays for the potential of the snapshot although the host lost nothing: reported returns add
         this back.

@@ -53,15 +53,18 @@ def attribution(signals: StepSignals) -> FloatArray:
     return np.where(signals.healthy_N1, contributions(signals.after), 0.0).sum(axis=1).astype(np.float32)
 
 
-def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
+def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False, at_end: bool = False) -> FloatArray:
     """Return the cost of all seeds of each host [host sizes] after the step; for a host that is rolled back, before it.
 
     Args:
-        fossils: charge for fossils alone.
+        fossils: if true, charge for fossils only.
+        at_end: if true, return 0 before the last step.
 
     Raises:
         ValueError: this unit is not measured.
     """
+    if at_end and not signals.last:
+        return np.zeros(len(signals.op_N), dtype=np.float32)
     before_NS = getattr(signals, f"{unit}_before_NS")
     cost_NS = np.where(signals.healthy_N1, getattr(signals, f"{unit}_NS"), before_NS)
     if fossils:
@@ -71,11 +74,6 @@ def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: boo
     if not np.isfinite(due_N).all():
         raise ValueError(f"reward.rent_unit={unit} is not measured here: use reward.rent_unit=params")
     return due_N.astype(np.float32)
-
-
-def final_rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
-    """Return `rent` on the last step; 0 before."""
-    return rent(signals, unit, fossils=fossils) if signals.last else np.zeros(len(signals.op_N), dtype=np.float32)
 
 
 def operations(signals: StepSignals, op: int) -> FloatArray:

@@ -134,7 +134,7 @@ def test_the_cost_model_counts_what_is_computed(grown, plan, layout):
     population.arrange()
     model = [plan_cost(some, int(inside[m] @ (1 << np.arange(3))), 3) for m, some in enumerate(own)]
     tree = network.tree(alpha)
-    assert tree.num_paths == sum(one.settings for one in model)
+    assert tree.path_VM.max() + 1 == sum(one.settings for one in model)
     owner = np.arange(8)
     for slot, fork in enumerate(tree.forks):
         assert Counter(owner.tolist()) == {member: one.segments[slot] for member, one in enumerate(model)}
