@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +134,8 @@ class ShardPool:
         measured = [self._pool.submit(validate, index) for index in range(len(self.shards))]
         reports = [one.result() for one in trained]
         names = ("loss_M", "host_norm_M", "seed_norm_MS", "finite_M")
-        report = TrainReport(**{name: np.concatenate([getattr(one, name) for one in reports]) for name in names})
+        joined: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in reports]) for name in names}
+        report = TrainReport(**joined)
         self._count(alpha_VNS, trained=order_NI.shape[1])
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
