@@ -34,6 +34,12 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+def variants(network: GrowingNetwork, x: Tensor, alpha_VMS: Any) -> Tensor:
+    """Return the logits `[V, M, B, classes]` of a batch under V settings of all alphas, with shared computation."""
+    forks = network.tree(alpha_VMS)
+    return network.path_logits(x, forks)[torch.from_numpy(forks.path_VM)]
+
+
 # ---- hosts and seeds of all layouts
 
 

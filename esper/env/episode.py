@@ -22,63 +22,65 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(kw_only=True, slots=True)
 class Episode:
-    """What came of an episode, host by host."""
+    """The results of an episode, host by host."""
 
     return_N: FloatArray
-    """Undiscounted sum of rewards [pp], without the shaping potential that a rollback charges a second time."""
+    """Undiscounted sum of rewards [pp], without the shaping potential that a rollback deducts a second time."""
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
-    """Which hosts are paid by which mode; empty where all are paid alike."""
+    """Hosts by reward mode; empty for a single mode."""
     audit: Audit | None = None
     """Reward-hacking checks; None before the end."""
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
-    """Mean over hosts of what each term paid [pp]."""
+    """Mean over hosts of each term of the reward [pp]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Accuracy of the newborn hosts [pp]."""
     signals: StepSignals | None = None
-    """The last step."""
+    """Signals of the last step."""
     ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
-    """How often each operation was carried out."""
+    """Count of each operation carried out."""
     fossilized: int = 0
-    """Seeds that were kept."""
+    """Number of seeds fossilized."""
     pruned: int = 0
-    """Seeds that were removed, roll-backs apart."""
+    """Number of seeds removed, excluding rollbacks."""
     causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
-    """How often the governor gave each verdict."""
+    """Count of each verdict of the governor."""
     suspect: int = 0
-    """Host epochs after which something was suspect, roll-backs apart."""
+    """Number of suspect host epochs, excluding rollbacks."""
     vetoed: int = 0
-    """Steps of a host in which the governor withheld an operation that would have been legal."""
+    """Number of host steps in which the governor vetoed a legal operation."""
     retired: int = 0
-    """Hosts that were given up before the end."""
+    """Number of hosts retired before the end."""
     samples: int = 0
-    """Training samples in a host epoch."""
+    """Number of training samples per host epoch."""
     seconds: float = 0.0
-    """How long it took."""
+    """Duration of the episode [s]."""
     act_seconds: float = 0.0
-    """How much of that the controller took."""
+    """Share of it that the controller took [s]."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
     costs: Costs | None = None
     """Costs of hosts and seeds."""
     auditor: Auditor = field(default_factory=Auditor)
     instance: list[str] = field(default_factory=lambda: list[str]())
+    """Instance of each host, as text."""
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """Blueprint of the fossil in each slot at the end, -1 where there is none."""
+    """Blueprint of the fossil in each slot at the end, -1 for none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """Its `Blend`."""
+    """`Blend` of each fossil."""
     committed: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: dict[str, npt.NDArray[Any]]())
-    """What each committed network costs, host and fossils `[N]`: `params`, `flops` of a sample, and `latency` [s], NaN where it
-    was not measured."""
+    """Costs of each committed network, host and fossils `[N]`: `params`, `flops` per sample, and `latency` per sample [s], NaN if
+    not measured."""
     training_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """FLOPs that training each host took, its seeds included; see `Flops.training`."""
+    """FLOPs of training each host with its seeds; see `Flops.training`."""
     measuring_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """FLOPs that validating it took, counterfactuals included."""
+    """FLOPs of validating each host, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
-    """Accuracy of what was committed, on the test part [pp], where the environment measures it."""
+    """Committed accuracy on the test part [pp]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
-        """Take in one step."""
+        """Add one step."""
         signals: StepSignals = info["signals"]
-        restored_N = info["restored_potential"]  # the next sub-episode charges it again, which is no loss of the host
+        restored_N = info["restored_potential"]  # the next sub-episode deducts it again, although the host lost nothing
         self.return_N += (reward_N + restored_N).astype(np.float32)
         for name, paid_N in info["components"].items():
             reported_N = paid_N + restored_N if name == SHAPING else paid_N
@@ -91,7 +93,7 @@ class Episode:
         self.suspect += int(info["suspect"].sum())
         self.vetoed += int(info["vetoed"].sum())
         self.retired = int(info["retired"].sum())
-        # A host that was rolled back has the fossils of its last healthy step again.
+        # A rolled-back host has the fossils of its last healthy step again.
         healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
         self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
@@ -100,7 +102,7 @@ class Episode:
         self.auditor.see(signals, info["components"])
 
     def close(self, info: Mapping[str, Any]) -> None:
-        """Take in the info of the last step, after `add`."""
+        """Add the info of the last step, after `add`."""
         assert self.costs is not None
         final = info["final_info"]
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
@@ -120,18 +122,18 @@ class Episode:
 
     @property
     def params_N(self) -> npt.NDArray[np.int64]:
-        """Parameters of the seeds a host holds at the end."""
+        """Parameters of all seeds of each host at the end `[N]`."""
         assert self.signals is not None
         return self.signals.params_NS.sum(axis=1)
 
     @property
     def kept_params_N(self) -> npt.NDArray[np.int64]:
-        """Parameters of the seeds a host kept, which are part of what it committed; a seed that is only held is not."""
+        """Parameters of the fossils of each host at the end `[N]`."""
         assert self.signals is not None
         return self.committed["params"] - self.signals.host_params
 
     def metrics(self) -> dict[str, float]:
-        """Values for telemetry, by tag."""
+        """Return values for telemetry by tag."""
         signals = self.signals
         assert signals is not None
         hosts, steps = len(self.return_N), int(self.ops.sum()) / len(self.return_N)
@@ -170,7 +172,7 @@ class Episode:
         return {tag: float(value) for tag, value in values.items()}
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:
-        """What seeds were worth at the end, NaN where it was not measured; hosts that were rolled back then do not count."""
+        """Return the counterfactual metrics at the end, NaN if not measured, without hosts rolled back in the last step."""
         seen, healthy_N, after = signals.worth, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {
@@ -184,6 +186,6 @@ class Episode:
 
 
 def _mean(values_N: FloatArray) -> float:
-    """Mean over what could be measured; NaN where there is nothing."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = values_N[np.isfinite(values_N)]
     return float(finite.mean()) if len(finite) else float("nan")

@@ -290,7 +290,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
         """Carry out every legal action, refuse the others without effect, and advance time."""
         op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
-        allowed_N = self.legal_slots()[host_N, op_N, slot_N] & self._parameters_legal(action_NH)
+        meant_N = parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
+        allowed_N = self.legal_slots()[host_N, op_N, slot_N] & meant_N
         self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
         before, action_NH = self.state, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1)
         self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
@@ -306,10 +307,6 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
             self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
-
-    def _parameters_legal(self, action_NH: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return the hosts whose action has a legal value in every head that matters for its op `[N]`."""
-        return parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
 
     def orders(self) -> npt.NDArray[np.int64]:
         """Return the order of each host's training samples in this epoch `[N, I]`."""
@@ -336,16 +333,16 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         )
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         seen = worth(asked, measured)
-        fresh_NS = ~np.isnan(seen.contribution_NS)
-        last_seen_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
+        measured_NS = ~np.isnan(seen.contribution_NS)
+        last_NS = np.where(before.fresh, before.contribution, np.float32(np.nan))
         self.state = replace(
             before,
-            contribution=np.where(fresh_NS, seen.contribution_NS, before.contribution).astype(np.float32),
-            contribution_error=np.where(fresh_NS, seen.contribution_error_NS, before.contribution_error),
-            measured=before.measured | fresh_NS,
-            fresh=fresh_NS,
-            velocity=velocity(before.velocity, last_seen_NS, seen.contribution_NS),
-            accuracy=np.repeat(measured.accuracy_VM[0][:, None], fresh_NS.shape[1], axis=1),
+            contribution=np.where(measured_NS, seen.contribution_NS, before.contribution).astype(np.float32),
+            contribution_error=np.where(measured_NS, seen.contribution_error_NS, before.contribution_error),
+            measured=before.measured | measured_NS,
+            fresh=measured_NS,
+            velocity=velocity(before.velocity, last_NS, seen.contribution_NS),
+            accuracy=np.repeat(measured.accuracy_VM[0][:, None], measured_NS.shape[1], axis=1),
         )
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]

@@ -65,26 +65,26 @@ class Guard:
 
     def settle(self, env: Guarded, verdict: Verdict) -> None:
         """Roll back hosts by the verdict, and save snapshots of healthy hosts that are not suspect."""
-        sick_N = verdict.rollback_N
+        failed_N = verdict.rollback_N
         self.health = self.governor.after(self.health, verdict, env.loss_N)
-        if sick_N.any():
-            self._roll_back(env, sick_N)
-        self._remember(env, ~(sick_N | verdict.suspect_N | self.health.retired_N))
+        if failed_N.any():
+            self._roll_back(env, failed_N)
+        self._remember(env, ~(failed_N | verdict.suspect_N | self.health.retired_N))
 
-    def _roll_back(self, env: Guarded, sick_N: BoolArray) -> None:
+    def _roll_back(self, env: Guarded, failed_N: BoolArray) -> None:
         """Restore hosts from their snapshots, and remove their live seeds, one of which may be the cause."""
-        env.pool.restore(sick_N)
-        back = {name: _where(sick_N, self._kept[name], array) for name, array in self._arrays(env).items()}
+        env.pool.restore(failed_N)
+        back = {name: _where(failed_N, self._kept[name], array) for name, array in self._arrays(env).items()}
         states = {name: back[name] for name in env.state.arrays()}
         env.state = replace(env.state, **states)  # the signals keep the state before the rollback
         for name in MEASURED:
             setattr(env, name, back[name])
         self.health = replace(self.health, **{name: back[name] for name in OF_HEALTH})
-        live_NS = env.state.within(*LIVE) & sick_N[:, None]
+        live_NS = env.state.within(*LIVE) & failed_N[:, None]
         for host, slot in np.argwhere(live_NS):
             env.pool.clear(int(host), int(slot), int(env.state.blueprint[host, slot]))
         env.state = lifecycle.prune(env.state, live_NS)
-        env.op_N = np.where(sick_N, Op.WAIT, env.op_N)
+        env.op_N = np.where(failed_N, Op.WAIT, env.op_N)
         self._measure_again(env, np.asarray(live_NS.any(axis=1)))
 
     def _measure_again(self, env: Guarded, pruned_N: BoolArray) -> None:

@@ -66,7 +66,7 @@ class RunScale(StrEnum):
     max_seeds = "the seed cap, or without one the slots in use"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Feature:
     """One number per host, or one per slot."""
 
@@ -118,32 +118,32 @@ def _past(ago: int) -> list[Feature]:
     known = f"accuracy_{ago}_ago_known"
     return [
         Feature(
-            name=f"accuracy_{ago}_ago",
-            meaning=f"validation accuracy {ago} epoch{'s' * (ago > 1)} ago",
-            extract=lambda v: v.accuracy_NH[:, ago],
+            f"accuracy_{ago}_ago",
+            f"validation accuracy {ago} epoch{'s' * (ago > 1)} ago",
+            lambda v: v.accuracy_NH[:, ago],
             unit="pp",
             scale=100.0,
             indicators=(known,),
         ),
-        Feature(name=known, meaning="it exists", extract=lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
+        Feature(known, "it exists", lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
     ]
 
 
 def _last_op(op: Op) -> Feature:
     meaning = "it was carried out in the last step"
-    return Feature(name=f"last_op_{op.name.lower()}", meaning=meaning, extract=lambda v: v.op_N == op)
+    return Feature(f"last_op_{op.name.lower()}", meaning, lambda v: v.op_N == op)
 
 
 def _stage(stage: Stage) -> Feature:
     meaning = "the slot is in this stage"
-    return Feature(name=f"stage_{stage.name.lower()}", meaning=meaning, extract=lambda v: v.state.stage == stage)
+    return Feature(f"stage_{stage.name.lower()}", meaning, lambda v: v.state.stage == stage)
 
 
 def _blend(blend: Blend) -> Feature:
     return Feature(
-        name=f"blend_{blend.name.lower()}",
-        meaning="the seed is blended in this way",
-        extract=lambda v: v.state.within(*OCCUPIED) & (v.state.blend == blend),
+        f"blend_{blend.name.lower()}",
+        "the seed is blended in this way",
+        lambda v: v.state.within(*OCCUPIED) & (v.state.blend == blend),
     )
 
 
@@ -179,9 +179,9 @@ _MOST_SEEN = float(np.log1p(MOST_POTENTIAL / LEAST_POTENTIAL)) / LOG_UNIT
 
 def _potential_of(name: str, rank: int) -> Feature:
     return Feature(
-        name=f"potential_of_{name}",
-        meaning=f"growth potential x of {name}; 0 also where it cannot grow",
-        extract=lambda v: _log(v.potential_NSK[:, :, rank]),
+        f"potential_of_{name}",
+        f"growth potential x of {name}; 0 also where it cannot grow",
+        lambda v: _log(v.potential_NSK[:, :, rank]),
         unit=_POTENTIAL_UNIT,
         scale=LOG_UNIT,
         high=_MOST_SEEN,
@@ -191,17 +191,17 @@ def _potential_of(name: str, rank: int) -> Feature:
 
 HOST_FEATURES: tuple[Feature, ...] = (
     Feature(
-        name="time_left",
-        meaning="time left in the episode",
-        extract=lambda v: np.full(len(v.loss_N), v.num_steps - v.step),
+        "time_left",
+        "time left in the episode",
+        lambda v: np.full(len(v.loss_N), v.num_steps - v.step),
         unit="host epochs",
         scale=RunScale.num_steps,
     ),
-    Feature(name="accuracy", meaning="validation accuracy", extract=lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
+    Feature("accuracy", "validation accuracy", lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
     Feature(
-        name="loss",
-        meaning="validation loss; the upper bound where it is NaN",
-        extract=lambda v: v.loss_N,
+        "loss",
+        "validation loss; the upper bound where it is NaN",
+        lambda v: v.loss_N,
         unit="nats",
         scale=RunScale.chance_loss,
         high=5.0,
@@ -209,54 +209,37 @@ HOST_FEATURES: tuple[Feature, ...] = (
     ),
     *(feature for ago in range(1, HISTORY + 1) for feature in _past(ago)),
     Feature(
-        name="seeds_left",
-        meaning="seeds that the host may hold besides those it has",
-        extract=lambda v: v.max_seeds - v.state.within(*OCCUPIED).sum(axis=1),
+        "seeds_left",
+        "seeds that the host may hold besides those it has",
+        lambda v: v.max_seeds - v.state.within(*OCCUPIED).sum(axis=1),
         unit="seeds",
         scale=RunScale.max_seeds,
     ),
     *(_last_op(op) for op in Op),
-    Feature(name="last_refused", meaning="the last action was refused", extract=lambda v: v.refused_N),
+    Feature("last_refused", "the last action was refused", lambda v: v.refused_N),
 )
 
 SLOT_FEATURES: tuple[Feature, ...] = (
     *(_stage(stage) for stage in Stage),
-    Feature(name="alpha", meaning="blend weight", extract=lambda v: v.state.alpha, unit="1"),
+    Feature("alpha", "blend weight", lambda v: v.state.alpha, unit="1"),
+    Feature("alpha_target", "target of alpha, also before the ramp starts", lambda v: v.state.ramp_target, unit="1"),
+    Feature("alpha_up", "alpha is rising", lambda v: v.state.mode == Mode.UP),
+    Feature("alpha_down", "alpha is falling", lambda v: v.state.mode == Mode.DOWN),
     Feature(
-        name="alpha_target",
-        meaning="target of alpha, also before the ramp starts",
-        extract=lambda v: v.state.ramp_target,
-        unit="1",
-    ),
-    Feature(name="alpha_up", meaning="alpha is rising", extract=lambda v: v.state.mode == Mode.UP),
-    Feature(name="alpha_down", meaning="alpha is falling", extract=lambda v: v.state.mode == Mode.DOWN),
-    Feature(
-        name="time_to_target",
-        meaning="time until alpha reaches its target; 0 where it does not move",
-        extract=lambda v: np.where(v.state.moving, v.state.ramp_total - v.state.ramp_done, 0),
+        "time_to_target",
+        "time until alpha reaches its target; 0 where it does not move",
+        lambda v: np.where(v.state.moving, v.state.ramp_total - v.state.ramp_done, 0),
         unit="host epochs",
         scale=8.0,
     ),
-    Feature(name="dying", meaning="the ramp ends in the seed's removal", extract=lambda v: v.state.dying),
+    Feature("dying", "the ramp ends in the seed's removal", lambda v: v.state.dying),
     *(_blend(blend) for blend in Blend),
+    Feature("stage_age", "time in the stage", lambda v: v.state.stage_age, unit="host epochs", scale=RunScale.num_steps),
+    Feature("seed_age", "time since germination", lambda v: v.state.seed_age, unit="host epochs", scale=RunScale.num_steps),
     Feature(
-        name="stage_age",
-        meaning="time in the stage",
-        extract=lambda v: v.state.stage_age,
-        unit="host epochs",
-        scale=RunScale.num_steps,
-    ),
-    Feature(
-        name="seed_age",
-        meaning="time since germination",
-        extract=lambda v: v.state.seed_age,
-        unit="host epochs",
-        scale=RunScale.num_steps,
-    ),
-    Feature(
-        name="contribution",
-        meaning="validation accuracy with the seed minus without",
-        extract=lambda v: np.where(v.state.measured, v.state.contribution, np.nan),
+        "contribution",
+        "validation accuracy with the seed minus without",
+        lambda v: np.where(v.state.measured, v.state.contribution, np.nan),
         unit="pp",
         scale=50.0,
         low=-2.0,
@@ -264,19 +247,19 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         indicators=("contribution_measured",),
     ),
     Feature(
-        name="contribution_error",
-        meaning="its standard error",
-        extract=lambda v: np.where(v.state.measured, v.state.contribution_error, np.nan),
+        "contribution_error",
+        "its standard error",
+        lambda v: np.where(v.state.measured, v.state.contribution_error, np.nan),
         unit="pp",
         scale=5.0,
         high=4.0,
         indicators=("contribution_measured",),
     ),
-    Feature(name="contribution_measured", meaning="it was measured", extract=lambda v: v.state.measured),
+    Feature("contribution_measured", "it was measured", lambda v: v.state.measured),
     Feature(
-        name="improvement",
-        meaning="validation accuracy gained by the host while the seed is in the stage",
-        extract=lambda v: np.where(v.state.within(*OCCUPIED), v.state.improvement, np.nan),
+        "improvement",
+        "validation accuracy gained by the host while the seed is in the stage",
+        lambda v: np.where(v.state.within(*OCCUPIED), v.state.improvement, np.nan),
         unit="pp",
         scale=50.0,
         low=-2.0,
@@ -284,41 +267,39 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         indicators=tuple(f"stage_{stage.name.lower()}" for stage in OCCUPIED),
     ),
     Feature(
-        name="gradient_ratio",
-        meaning="gradient of the seed over that of the host, per parameter",
-        extract=lambda v: v.state.gradient_ratio,
+        "gradient_ratio",
+        "gradient of the seed over that of the host, per parameter",
+        lambda v: v.state.gradient_ratio,
         unit="1",
         scale=10.0,
         indicators=("gradient_measured",),
     ),
-    Feature(name="gradient_measured", meaning="it was measured", extract=lambda v: ~np.isnan(v.state.gradient_ratio)),
+    Feature("gradient_measured", "it was measured", lambda v: ~np.isnan(v.state.gradient_ratio)),
     Feature(
-        name="potential",
-        meaning="growth potential x of the best blueprint",
-        extract=lambda v: _log(best_potential(v.potential_NSK)),
+        "potential",
+        "growth potential x of the best blueprint",
+        lambda v: _log(best_potential(v.potential_NSK)),
         unit=_POTENTIAL_UNIT,
         scale=LOG_UNIT,
         high=_MOST_SEEN,
         indicators=("potential_measured",),
     ),
     Feature(
-        name="potential_relative",
-        meaning="the same logarithm, minus its mean over the host's slots",
-        extract=_relative_log,
+        "potential_relative",
+        "the same logarithm, minus its mean over the host's slots",
+        _relative_log,
         unit="1",
         low=-10.0,
         high=10.0,
         indicators=("potential_measured",),
     ),
     Feature(
-        name="potential_measured",
-        meaning="the potential of some blueprint is known",
-        extract=lambda v: ~np.isnan(best_potential(v.potential_NSK)),
+        "potential_measured", "the potential of some blueprint is known", lambda v: ~np.isnan(best_potential(v.potential_NSK))
     ),
     Feature(
-        name="params",
-        meaning="parameters of the seed, its gate's included",
-        extract=lambda v: v.params_NS,
+        "params",
+        "parameters of the seed, its gate's included",
+        lambda v: v.params_NS,
         unit="parameters",
         scale=RunScale.host_params,
         high=10.0,

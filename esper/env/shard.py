@@ -1,7 +1,7 @@
 """A shard trains and measures its members: hosts on one device, as one fused program.
 
-A shard is the only door to its network: what goes in and comes out are arrays and plain data, so that a shard could as well live
-in another process. All of its tensors lie on its device; what returns is copied once per call.
+A shard is the only door to its network: what goes in and comes out are arrays and plain data, so that a shard could as well run
+in another process. All of its tensors are on its device; results are copied once per call.
 """
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
@@ -176,9 +176,9 @@ class Shard:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
         self.network.remember(healthy_M)
 
-    def restore(self, sick_M: npt.NDArray[np.bool_]) -> None:
+    def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots; see `GrowingNetwork.restore`."""
-        self.network.restore(torch.from_numpy(sick_M).to(self.device))
+        self.network.restore(torch.from_numpy(failed_M).to(self.device))
 
     # ---- training and validation
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -132,12 +133,9 @@ class ShardPool:
 
         measured = [self._pool.submit(validate, index) for index in range(len(self.shards))]
         reports = [one.result() for one in trained]
-        report = TrainReport(
-            loss_M=np.concatenate([report.loss_M for report in reports]),
-            host_norm_M=np.concatenate([report.host_norm_M for report in reports]),
-            seed_norm_MS=np.concatenate([report.seed_norm_MS for report in reports]),
-            finite_M=np.concatenate([report.finite_M for report in reports]),
-        )
+        names = ("loss_M", "host_norm_M", "seed_norm_MS", "finite_M")
+        joined: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in reports]) for name in names}
+        report = TrainReport(**joined)
         self._count(alpha_VNS, trained=order_NI.shape[1])
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
@@ -204,9 +202,9 @@ class ShardPool:
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             shard.remember(healthy_N[rows])
 
-    def restore(self, sick_N: npt.NDArray[np.bool_]) -> None:
+    def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """Restore the marked hosts from their snapshots."""
-        self._each(lambda shard, rows: shard.restore(sick_N[rows]))
+        self._each(lambda shard, rows: shard.restore(failed_N[rows]))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -242,12 +240,8 @@ def _by_host(rows: slice) -> Generator[None]:
 
 def _joined(parts: Sequence[Measurement]) -> Measurement:
     """Join the measurements of all shards."""
-    return Measurement(
-        accuracy_VM=np.concatenate([part.accuracy_VM for part in parts], axis=1),
-        loss_VM=np.concatenate([part.loss_VM for part in parts], axis=1),
-        error_VM=np.concatenate([part.error_VM for part in parts], axis=1),
-        covariance_VVM=np.concatenate([part.covariance_VVM for part in parts], axis=2),
-    )
+    names = [entry.name for entry in fields(Measurement)]
+    return Measurement(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
 
 def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:

@@ -1,13 +1,11 @@
 """Many networks of one architecture as one program.
 
-Hosts and seeds are written once, as plain modules of ordinary layers. `fuse` takes M of them and swaps each leaf layer for its
-stacked form: the same layer for M members at once, with parameters and buffers that carry a leading member axis. Where the
-members lie in the features is told in `layout`. What lies between the leaf layers (activations, pooling, means over space) does
-not look across members and so needs no stacked form.
+Hosts and seeds are plain modules of ordinary layers. `fuse` replaces each leaf layer of M modules by its stacked form: the same
+layer for M members at once, with parameters and buffers that have a leading member axis. See `layout` for the members' place in
+the features. Operations between the leaf layers (activations, pooling, means over space) do not mix members and need no stacked
+form. A module with a layer that has none can still be a fleet of one, with `members_per_shard=1`.
 
-A module with a layer that has no stacked form can still be a fleet of one, as it is: the way of `members_per_shard=1`.
-
-The mathematics of each member is unchanged; only sums inside a kernel may be taken in another order.
+The mathematics of each member is unchanged; only the order of sums inside a kernel may differ.
 """
 
 # M members, L chosen members, P parameters of one member
@@ -32,24 +30,24 @@ MIXES_MEMBERS = (
     nn.InstanceNorm2d,
     nn.LocalResponseNorm,
 )
-"""Layers without parameters that look across the features."""
+"""Layers without parameters that mix features across members."""
 
 DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
-"""Layers that draw from the global random stream."""
+"""Layers that draw from torch's global random stream."""
 
 
 def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) -> nn.Module:
-    """Makes one module that computes all of `modules`, which must have the same architecture.
+    """Return one module that computes all of `modules`, which must have the same architecture.
 
     Args:
-        modules: M modules; they are left as they are.
-        tied: the caller ties what was one parameter in two places; without it that is refused.
+        modules: M modules; they are not changed.
+        tied: whether the caller ties parameters that are used in two places; otherwise they raise an error.
 
     Returns:
-        A module of the same structure with stacked leaf layers, for features as `layout` tells.
+        A module of the same structure with stacked leaf layers, for features in the form of `layout`.
 
     Raises:
-        FusionError: a layer has parameters or buffers and no stacked form, or looks across the features, or draws random
+        FusionError: a layer has parameters or buffers and no stacked form, mixes features across members, or draws random
             numbers; the message names it.
     """
     first = modules[0]
@@ -73,32 +71,32 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     fused = copy.copy(first)
     fused.__dict__["_modules"] = {
         key: fuse([module.get_submodule(key) for module in modules], f"{path}.{key}" if path else key)
-        for key, child in first.__dict__["_modules"].items()  # named_children would leave out a layer that is used twice
+        for key, child in first.__dict__["_modules"].items()  # named_children omits the second use of a layer
         if child is not None
     }
     return fused
 
 
 def _refuse_chance(module: nn.Module) -> None:
-    """Raises FusionError where a layer draws random numbers: torch has one stream for all, and a run could not be repeated."""
+    """Raise FusionError if a layer draws random numbers: torch has one stream for all, so a run would not be reproducible."""
     for path, layer in module.named_modules():
         rate = getattr(layer, "dropout", 0.0)  # of recurrent layers and of attention
         if (isinstance(layer, DRAWS) and getattr(layer, "p", 1.0) > 0) or (isinstance(rate, float) and rate > 0):
             raise FusionError(
-                f"{path or 'it'} is a {type(layer).__name__}, which draws from torch's global random stream, so that hosts would "
-                "change each other's numbers: leave it out, or set its dropout to 0 where it has one"
+                f"{path or 'the module'} is a {type(layer).__name__}, which draws from torch's global random stream, so that "
+                "hosts would depend on each other: remove it, or set its dropout to 0"
             )
 
 
 class Fleet:
-    """M fused modules whose parameters are one flat tensor `[M, P]`, so that a member is a row.
+    """M fused modules whose parameters are the rows of one flat tensor `[M, P]`.
 
-    Copying, resetting or saving a member is copying a row, and an optimiser step for all of them is a handful of operations
-    whatever the number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than leaves.
+    Copying, resetting or saving a member is copying a row, and an optimiser step for all members is a handful of operations
+    for any number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than leaves.
 
-    A fleet of one takes any module: where a layer has no stacked form the module stays plain, its parameters are views of row 0,
-    and its buffers are shown with a leading axis of 1. It must read its parameters by their names when it computes, as modules
-    do, and change its buffers in place.
+    A fleet of one takes any module: if a layer has no stacked form the module stays plain, its parameters are views of row 0, and
+    its buffers are exposed with a leading axis of 1. It must read its parameters by name when it computes, as modules do, and
+    change its buffers in place.
 
     Raises:
         FusionError: more than one module cannot be fused, or even one draws random numbers.
@@ -138,27 +136,27 @@ class Fleet:
         self._whole = True
 
     def bind(self, flat: Tensor | None = None, members: int | None = None) -> nn.Module:
-        """Lays views of `flat` (default: all members) into the layers and returns the module, ready for one forward.
+        """Bind views of `flat` (default: all members) to the layers, and return the module, ready for one forward.
 
         Args:
             flat: `[L, P]` rows of any members.
-            members: L, where it differs from M.
+            members: L, if it differs from the rows of `flat`.
         """
         flat = self.flat if flat is None else flat
         return self._lay(flat, flat.shape[0] if members is None else members)
 
     def bind_some(self, chosen_L: Tensor, part: nn.Module | None = None) -> nn.Module:
-        """The same for some members as they are now: copies of their parameters, without gradient, and of their buffers.
+        """Bind copies of the current parameters, without gradient, and buffers of some members.
 
         Args:
-            chosen_L: the members, each as often as it is named.
-            part: a part of the module, if the others need not be bound.
+            chosen_L: the members, which may repeat.
+            part: part of the module to bind; None binds all of it.
         """
         inside = None if part is None else set(part.modules())
         return self._lay(self.flat.detach(), len(chosen_L), chosen_L, inside)
 
     def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None) -> nn.Module:
-        """Lays `[L, P]` into the layers. Of the buffers, copies of the chosen members' are laid, or those of all."""
+        """Bind `[L, P]` to the layers, with copies of the chosen members' buffers, or the buffers of all members."""
         if not self.stacked and rows != 1:
             raise FusionError(
                 f"{type(self.module).__name__} has a layer without a stacked form: it computes one member, not {rows}"
@@ -181,11 +179,11 @@ class Fleet:
                 if self.stacked:
                     layer.__dict__[name] = chosen.view(rows, *shape[1:])
                 else:
-                    setattr(layer, name, chosen.view(shape[1:]))  # recurrent layers take note of what is set
+                    setattr(layer, name, chosen.view(shape[1:]))  # recurrent layers track assignments
         return self.module
 
     def member(self, index: int) -> nn.Module:
-        """A plain module with the parameters and buffers of one member: fusing undone."""
+        """Return a plain module with the parameters and buffers of one member, the inverse of fusing."""
         module = copy.deepcopy(self._template)
         with torch.no_grad():
             for parameter, part in zip(module.parameters(), self.flat[index].split(self._sizes), strict=True):
@@ -196,5 +194,5 @@ class Fleet:
 
 
 def flatten_parameters(module: nn.Module) -> Tensor:
-    """The parameters of a plain module as one row `[P]`, in the order a `Fleet` of such modules uses."""
+    """Return the parameters of a plain module as one row `[P]`, in the order of a `Fleet`."""
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()] or [torch.zeros(0)])

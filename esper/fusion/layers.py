@@ -1,4 +1,4 @@
-"""Leaf layers of our own, for one network; their stacked forms are in `stacked`."""
+"""Custom leaf layers of one network; see `stacked` for their stacked forms."""
 
 # B batch, T positions, D width, C channels
 
@@ -38,7 +38,7 @@ class MaskedLinear(nn.Linear):
 
 
 class ChannelScale(nn.Module):
-    """Multiplies each channel by a learnt factor; born as zero (LayerScale, Touvron et al. 2021)."""
+    """A learnt factor per channel, initialised to zero (LayerScale, Touvron et al. 2021)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ChannelScale(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learnt vector to each position of sequences `[B, T, D]`, T at most `context`."""
+    """A learnt vector added to each position of sequences `[B, T, D]`, T at most `context`."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class Positions(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Attention of each position to itself and earlier ones: `[B, T, 3*D]`, the queries, keys and values, to `[B, T, D]`.
+    """Causal attention from queries, keys and values `[B, T, 3*D]` to `[B, T, D]`.
 
-    With a lesion every position attends to itself alone, so that its value passes and nothing else. That is data, a buffer, so
-    healthy and lesioned members run in one program.
+    With a lesion every position attends only to itself, so the layer passes the values. The lesion is a buffer, so healthy and
+    lesioned members run in one program.
     """
 
     lesioned: Tensor
@@ -79,21 +79,19 @@ class CausalAttention(nn.Module):
 
 
 def causal_attention(qkv: Tensor, heads: int) -> Tensor:
-    """softmax(q k' / sqrt(D / heads)) v, head by head, where no position sees a later one: `[B, T, 3*D]` to `[B, T, D]`."""
+    """Return softmax(q k' / sqrt(D / heads)) v per head with a causal mask, `[B, T, 3*D]` to `[B, T, D]`."""
     b, t, _ = qkv.shape
     q, k, v = qkv.view(b, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
 
 
 def check_length(x: Tensor, context: int) -> None:
-    """Raises ValueError where sequences `[B, T, ...]` are longer than a host can take."""
+    """Raise ValueError if sequences `[B, T, ...]` are longer than the context."""
     if x.shape[1] > context:
-        raise ValueError(
-            f"a sequence of {x.shape[1]} positions does not fit host.context={context}: raise it, or cut the text shorter"
-        )
+        raise ValueError(f"a sequence of {x.shape[1]} positions exceeds host.context={context}: raise it, or shorten the text")
 
 
 def spread_mask(features: int, share: float) -> Tensor:
-    """A fixed 0/1 mask `[features]` with about this share of ones, spread as evenly as steps of the golden ratio are."""
+    """Return a fixed 0/1 mask `[features]` with about this share of ones, spread evenly by steps of the golden ratio."""
     place = torch.arange(features, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
     return (place.frac() < share).to(torch.get_default_dtype())

@@ -1,12 +1,12 @@
-"""Where the members of a fused network lie in its features, and how to pick some of them.
+"""The layout of members in the features of a fused network, and selections of members.
 
     images      [B, M*C, H, W]   channels-last in memory, members side by side along the channels
     vectors     [B, M*C]         the same without space
-    sequences   [M*B, T, D]      one member's batch after another's; tokens are integers [M*B, T]
+    sequences   [M*B, T, D]      the batches of the members one after another; tokens are integers [M*B, T]
 
-Images and vectors are what grouped convolutions and per-channel statistics want. Sequences keep D whole, so that attention and
-everything else that treats the samples of a batch one by one needs no stacked form. The number of axes tells the layouts apart,
-and the type does where there are two (integers are tokens).
+Images and vectors suit grouped convolutions and per-channel statistics. Sequences keep D whole, so that attention and other
+operations on single samples need no stacked form. The number of axes identifies the layout; with two axes the type does (integers
+are tokens).
 """
 
 # M members, L chosen members, B batch, C channels of one member, T positions, D width of one member
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class Layout(StrEnum):
-    """What features are, as told above."""
+    """Kind of features; see the module docstring."""
 
     IMAGES = "images"
     VECTORS = "vectors"
@@ -27,12 +27,12 @@ class Layout(StrEnum):
 
 
 def members_first(x: Tensor) -> bool:
-    """Does one member's batch follow another's along axis 0 (sequences and tokens)?"""
+    """Return whether the members lie along axis 0 (sequences and tokens)."""
     return x.dim() == 3 or not x.is_floating_point()
 
 
 def side_by_side(samples_MB: Tensor) -> Tensor:
-    """The samples of each member `[M, B, ...]` in the layout of their kind: images, vectors, or tokens."""
+    """Return the samples of each member `[M, B, ...]` in their layout: images, vectors, or tokens."""
     if members_first(samples_MB[0]):
         return samples_MB.flatten(0, 1)
     if samples_MB.dim() == 3:
@@ -42,7 +42,7 @@ def side_by_side(samples_MB: Tensor) -> Tensor:
 
 
 def repeated(samples_B: Tensor, members: int) -> Tensor:
-    """The same samples `[B, ...]` for each of M members, in the layout of their kind."""
+    """Return the same samples `[B, ...]` for each of M members, in their layout."""
     if members_first(samples_B):
         return samples_B.repeat(members, *[1] * (samples_B.dim() - 1))
     many = samples_B.repeat(1, members, *[1] * (samples_B.dim() - 2))
@@ -50,14 +50,14 @@ def repeated(samples_B: Tensor, members: int) -> Tensor:
 
 
 def per_member(value_L: Tensor, like: Tensor) -> Tensor:
-    """`[L]` spread over the features of each member, to broadcast with `like`."""
+    """Repeat `[L]` over the features of each member, to broadcast with `like`."""
     if members_first(like):
         return value_L.repeat_interleave(like.shape[0] // value_L.shape[0]).view(-1, *[1] * (like.dim() - 1))
     return value_L.repeat_interleave(like.shape[1] // value_L.shape[0]).view(1, -1, *[1] * (like.dim() - 2))
 
 
 def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
-    """The features of the chosen members of M, in their order."""
+    """Return the features of the chosen members of M, in the given order."""
     if members_first(x):
         return x.view(members, -1, *x.shape[1:]).index_select(0, chosen_L).flatten(0, 1)
     if x.dim() == 4:
@@ -68,7 +68,7 @@ def take_members(x: Tensor, chosen_L: Tensor, members: int) -> Tensor:
 
 
 def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tensor:
-    """Adds `part`, features of L members, to those of the chosen members, in place, and returns `x`."""
+    """Add `part`, features of L members, to the features of the chosen members, in place, and return `x`."""
     if members_first(x):
         x.view(members, -1, *x.shape[1:]).index_add_(0, chosen_L, part.reshape(len(chosen_L), -1, *part.shape[1:]))
         return x
@@ -82,7 +82,7 @@ def add_members(x: Tensor, chosen_L: Tensor, part: Tensor, members: int) -> Tens
 
 
 def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Cuts features of sum(sizes) members into those of the first `sizes[0]`, the next `sizes[1]`, and so on."""
+    """Split features of sum(sizes) members into the first `sizes[0]` members, the next `sizes[1]`, and so on."""
     if len(sizes) == 1:
         return (x,)
     axis = 0 if members_first(x) else 1
@@ -90,12 +90,12 @@ def split_members(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def join_members(parts: Sequence[Tensor]) -> Tensor:
-    """Undoes `split_members`."""
+    """Concatenate features of members, the inverse of `split_members`."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 0 if members_first(parts[0]) else 1)
 
 
 def by_member(logits: Tensor, members: int) -> Tensor:
-    """Outputs of a host by member: vectors to `[M, B, K]`, sequences to `[M, B*T, K]`."""
+    """Return the outputs of a host by member: vectors as `[M, B, K]`, sequences as `[M, B*T, K]`."""
     if members_first(logits):
         return logits.view(members, -1, logits.shape[-1])
     return logits.view(logits.shape[0], members, -1).transpose(0, 1)

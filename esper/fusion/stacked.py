@@ -1,6 +1,6 @@
-"""Stacked forms: one layer that computes M layers of a kind, for M members at once.
+"""Stacked forms: one layer that computes a layer of M members at once.
 
-Where the members lie in the features is told in `layout`; a stacked layer reads the layout off its input.
+A stacked layer infers the layout of its features (see `layout`) from its input.
 """
 
 # M members, B batch, T positions, D width, C channels of one member, I inputs, O outputs
@@ -28,7 +28,7 @@ class FusionError(ValueError):
 
 
 def refuse(layer: nn.Module, what: str, instead: str) -> FusionError:
-    """The error about a variant of a layer that its stacked form does not know."""
+    """Return the error for a variant of a layer that has no stacked form."""
     return FusionError(f"a {type(layer).__name__} with {what} has no stacked form: {instead}, or set members_per_shard=1")
 
 
@@ -40,7 +40,7 @@ class StackedLayer(nn.Module):
 
     members: int
     origin: dict[str, int]
-    """Which parameter of the first module each parameter was made from: a `Fleet` ties those that were one."""
+    """Id of the parameter of the first module behind each parameter, by which a `Fleet` ties shared parameters."""
     weight: Tensor
     bias: Tensor | None
 
@@ -64,13 +64,8 @@ class StackedConv2d(StackedLayer):
         first = layers[0]
         if first.padding_mode != "zeros" or isinstance(first.padding, str):
             what = f"padding={first.padding!r} and padding_mode={first.padding_mode!r}"
-            raise refuse(first, what, "give the padding as numbers with zeros")
-        self.stride, self.padding, self.dilation, self.groups = (
-            first.stride,
-            first.padding,
-            first.dilation,
-            first.groups,
-        )
+            raise refuse(first, what, "use numeric zero padding")
+        self.stride, self.padding, self.dilation, self.groups = first.stride, first.padding, first.dilation, first.groups
         if not isinstance(first, MaskedConv2d):
             self.mask = None
         if first.bias is None:
@@ -115,7 +110,7 @@ class StackedGroupNorm(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         assert self.bias is not None
         if members_first(x):
-            raise ValueError("a GroupNorm takes images or vectors when it is fused, and met sequences: use LayerNorm there")
+            raise ValueError("a fused GroupNorm takes images or vectors, got sequences: use LayerNorm there")
         if self.weight.requires_grad and not x.requires_grad:
             # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
             x = x.detach().requires_grad_()
@@ -136,7 +131,7 @@ class StackedLayerNorm(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
-            raise ValueError("a LayerNorm takes sequences or vectors when it is fused, and met images: use GroupNorm there")
+            raise ValueError("a fused LayerNorm takes sequences or vectors, got images: use GroupNorm there")
         if members_first(x):
             y, weight = x.unflatten(0, (self.members, -1)), self.weight[:, None, None]
             bias = None if self.bias is None else self.bias[:, None, None]
@@ -163,7 +158,7 @@ class StackedLinear(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
-            raise ValueError("a Linear takes vectors or sequences when it is fused, and met images: flatten them, or use Conv2d")
+            raise ValueError("a fused Linear takes vectors or sequences, got images: flatten them, or use Conv2d")
         rows_first = members_first(x)
         x_MRI = x.view(self.members, -1, x.shape[-1]) if rows_first else x.view(x.shape[0], self.members, -1).transpose(0, 1)
         weight = self.weight if self.mask is None else self.weight * self.mask[:, None]
@@ -173,23 +168,21 @@ class StackedLinear(StackedLayer):
 
 
 class StackedEmbedding(StackedLayer):
-    """`Embedding`: each member looks its tokens up in its own table. Tokens `[M*B, T]` to `[M*B, T, D]`."""
+    """`Embedding`: one table per member. Tokens `[M*B, T]` to `[M*B, T, D]`."""
 
     def __init__(self, layers: Sequence[nn.Embedding]) -> None:
         super().__init__(layers)
         first = layers[0]
         if first.padding_idx is not None or first.max_norm is not None or first.scale_grad_by_freq or first.sparse:
-            what = "padding_idx, max_norm, scale_grad_by_freq or sparse"
-            raise refuse(first, what, "use the defaults")
+            raise refuse(first, "padding_idx, max_norm, scale_grad_by_freq or sparse", "use the defaults")
 
     def forward(self, tokens: Tensor) -> Tensor:
-        words = self.weight.shape[1]
-        first_M = torch.arange(self.members, device=tokens.device) * words
+        first_M = torch.arange(self.members, device=tokens.device) * self.weight.shape[1]
         return F.embedding(tokens + per_member(first_M, tokens), self.weight.flatten(0, 1))
 
 
 class StackedPositions(StackedLayer):
-    """`Positions`."""
+    """`Positions`: weight `[M, T, D]`."""
 
     def forward(self, x: Tensor) -> Tensor:
         check_length(x, self.weight.shape[1])
@@ -197,7 +190,7 @@ class StackedPositions(StackedLayer):
 
 
 class StackedChannelScale(StackedLayer):
-    """`ChannelScale`."""
+    """`ChannelScale`: weight `[M, C]`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if members_first(x):
@@ -206,7 +199,7 @@ class StackedChannelScale(StackedLayer):
 
 
 class StackedCausalAttention(StackedLayer):
-    """`CausalAttention`: attention keeps the samples apart by itself, and the lesions are a row of booleans `[M]`."""
+    """`CausalAttention`: attention does not mix samples; the lesions are booleans `[M]`."""
 
     lesioned: Tensor
 
@@ -220,7 +213,7 @@ class StackedCausalAttention(StackedLayer):
 
 
 class StackedFlatten(StackedLayer):
-    """`Flatten` from axis 1 on: images `[B, M*C, H, W]` to vectors `[B, M*(C*H*W)]`, members side by side as before."""
+    """`Flatten` from axis 1 on: images `[B, M*C, H, W]` to vectors `[B, M*(C*H*W)]`, members side by side."""
 
     def __init__(self, layers: Sequence[nn.Flatten]) -> None:
         super().__init__(layers)
@@ -230,7 +223,7 @@ class StackedFlatten(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if members_first(x):
-            raise ValueError("a Flatten takes images when it is fused, and met sequences: take a mean over the positions, say")
+            raise ValueError("a fused Flatten takes images, got sequences: take a mean over the positions instead")
         return x.flatten(1)
 
 
@@ -248,4 +241,4 @@ STACKED: dict[type[nn.Module], type[StackedLayer]] = {
     ChannelScale: StackedChannelScale,
     CausalAttention: StackedCausalAttention,
 }
-"""Leaf layer to stacked form; a new one is one line here and one class above."""
+"""Stacked form of each leaf layer; a new one takes one line here and one class above."""

@@ -38,20 +38,21 @@ class Verdict:
 
     @property
     def rollback_N(self) -> BoolArray:
+        """Hosts to roll back `[N]`."""
         return self.cause_N != Cause.HEALTHY
 
 
 @dataclass(kw_only=True, slots=True)
 class GovernorConfig:
-    """A governor."""
+    """Config of a governor."""
 
     def build(self, *, num_classes: int) -> "Governor":
         """Build the governor for hosts with `num_classes` classes."""
-        raise TypeError(f"{type(self).__name__} does not say how it judges: define build(num_classes)")
+        raise TypeError(f"{type(self).__name__} does not define build(num_classes)")
 
 
 class Governor:
-    """Judges hosts after every epoch, from their `Health`, which the environment keeps."""
+    """A judge of hosts after every epoch, by their `Health`, which the environment keeps."""
 
     window: int = 1
     """Number of healthy losses kept per host."""
@@ -60,12 +61,12 @@ class Governor:
         """Return the health of new hosts, measured once before training.
 
         Raises:
-            FloatingPointError: a loss is not finite, so there is no healthy state to restore.
+            FloatingPointError: a loss is non-finite, so there is no healthy state to restore.
         """
-        if len(sick := np.flatnonzero(~np.isfinite(loss_N))):
+        if len(failed := np.flatnonzero(~np.isfinite(loss_N))):
             raise FloatingPointError(
-                f"hosts {', '.join(map(str, sick))} have a loss that is not finite before any training: "
-                "look at the task's hosts and at its data"
+                f"hosts {', '.join(map(str, failed))} have a non-finite loss before any training: "
+                "check the task's hosts and its data"
             )
         return newborn(loss_N, self.window)
 
@@ -75,10 +76,10 @@ class Governor:
         Args:
             health: health of the hosts up to the epoch before.
             train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient or the batch statistics of the
-                host are not finite, undefined where a host is retired.
+                host are non-finite, undefined where a host is retired.
             loss_N: validation loss after it [nats].
         """
-        raise TypeError(f"{type(self).__name__} does not say how it judges: define judge(...)")
+        raise TypeError(f"{type(self).__name__} does not define judge(...)")
 
     def after(self, health: Health, verdict: Verdict, loss_N: FloatArray) -> Health:
         """Return the health of the hosts after the epoch that was judged; by default unchanged."""

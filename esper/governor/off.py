@@ -12,20 +12,20 @@ from esper.governor.health import FloatArray, Health
 
 @dataclass(kw_only=True, slots=True)
 class NoGovernorConfig(GovernorConfig):
-    """No rollbacks: a host that is not finite ends the run with an error."""
+    """No rollbacks: a non-finite host ends the run with an error."""
 
     def build(self, *, num_classes: int) -> "NoGovernor":
         return NoGovernor()
 
 
 class NoGovernor(Governor):
-    """See `NoGovernorConfig`."""
+    """A governor that never rolls back; see `NoGovernorConfig`."""
 
     def judge(self, health: Health, train_loss_N: FloatArray, loss_N: FloatArray) -> Verdict:
-        sick = np.flatnonzero(~(np.isfinite(train_loss_N) & np.isfinite(loss_N)))
-        if len(sick):
+        failed = np.flatnonzero(~(np.isfinite(train_loss_N) & np.isfinite(loss_N)))
+        if len(failed):
             raise FloatingPointError(
-                f"hosts {', '.join(map(str, sick))} have a loss, gradient or batch statistic that is not finite, and "
+                f"hosts {', '.join(map(str, failed))} have a non-finite loss, gradient or batch statistic, and "
                 "governor=off does not roll back: use governor=watchdog"
             )
         none_N = np.zeros(len(loss_N), dtype=np.int64)

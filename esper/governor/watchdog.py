@@ -1,4 +1,4 @@
-"""The watchdog: losses that are not finite, run away, fall back to chance, or stay above what is usual for the host."""
+"""The watchdog: rollbacks of losses that are non-finite, divergent, back at chance, or persistently above the usual level."""
 
 # N hosts, W window of losses
 
@@ -10,35 +10,41 @@ import numpy as np
 from esper.governor.base import Cause, Governor, GovernorConfig, Verdict
 from esper.governor.health import BoolArray, FloatArray, Health, usual
 
+FEWEST = 3
+"""Minimum number of healthy losses to judge a loss by."""
+
 
 @dataclass(kw_only=True, slots=True)
 class WatchdogConfig(GovernorConfig):
-    """Rolls a host back when its loss is not finite, has diverged, is back at chance, or stays suspect for too long."""
+    """Rollback of hosts whose loss is non-finite, divergent, back at chance, or suspect for too long.
+
+    The chance loss is the loss of a random guess, log(classes).
+    """
 
     chance_multiple: float = 3.0
-    """A loss is diverging above this multiple of the loss of a random guess, above 1. Lower reacts sooner and errs more."""
+    """Multiple of the chance loss above which a loss is divergent, above 1. Lower: earlier rollbacks, more false alarms."""
     best_multiple: float = 3.0
-    """... and above this multiple of the host's best loss, above 1."""
+    """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 6.0
-    """A loss is suspect this many spreads above the median of the host's last healthy losses, above 0. The spread is robust: 1.48
-    median absolute deviations. Lower suspects more. A suspect host is not remembered, and its growth waits."""
+    """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48 median
+    absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects."""
     least_spread: float = 0.1
-    """Least spread that counts, in losses of a random guess, at least 0. Higher forgives larger jumps of a steady host."""
+    """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     window: int = 20
-    """Healthy losses that the median is taken of, 3 or more [host epochs]. More: steadier, and slower to follow the host."""
+    """Number of healthy losses in the median, at least 3 [host epochs]. Higher: steadier, slower to adapt."""
     patience: int = 3
-    """Suspect epochs in a row after which the host is rolled back, 1 or more [host epochs]. More: it may still recover."""
+    """Consecutive suspect epochs before a rollback, at least 1 [host epochs]. Higher: more time to recover."""
     good_share: float = 0.6
-    """A host has been good once its loss was below this share of a random guess's, in (0, 1). Higher guards sooner."""
+    """Share of the chance loss below which a best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.065
-    """A good host whose loss is a random guess's give or take this share of it has forgotten all, in [0, 1); 0 is never."""
+    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
     penalty: float = 10.0
-    """Points taken for a rollback [pp], at least 0. Higher makes a controller shy of what broke a host."""
+    """Points deducted per rollback [pp], at least 0. Higher: a controller avoids actions that destabilise hosts."""
     recovery: int = 3
-    """Healthy epochs in a row that make good all rollbacks before them, 1 or more [host epochs]. More: hosts retire sooner."""
+    """Consecutive healthy epochs that clear a host's rollback count, at least 1 [host epochs]. Higher: hosts retire sooner."""
     max_falls: int = 3
-    """Rollbacks without recovery after which a host retires, 1 or more: it stays as its last snapshot, untrained and untouched,
-    and costs no further penalty, until the episode ends. More: it gets more chances, and the penalty as often."""
+    """Rollbacks without recovery before a host retires, at least 1. A retired host stays at its last snapshot, without training,
+    actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
 
     def __post_init__(self) -> None:
         finite = math.isfinite(self.penalty) and self.penalty >= 0
@@ -47,13 +53,13 @@ class WatchdogConfig(GovernorConfig):
             "best_multiple": (self.best_multiple > 1, "above 1"),
             "deviations": (self.deviations > 0, "above 0"),
             "least_spread": (self.least_spread >= 0, "at least 0"),
-            "window": (self.window >= 3, "3 or more"),
-            "patience": (self.patience >= 1, "1 or more"),
+            "window": (self.window >= 3, "at least 3"),
+            "patience": (self.patience >= 1, "at least 1"),
             "good_share": (0 < self.good_share < 1, "in (0, 1)"),
             "chance_share": (0 <= self.chance_share < 1, "in [0, 1)"),
             "penalty": (finite, "finite and at least 0"),
-            "recovery": (self.recovery >= 1, "1 or more"),
-            "max_falls": (self.max_falls >= 1, "1 or more"),
+            "recovery": (self.recovery >= 1, "at least 1"),
+            "max_falls": (self.max_falls >= 1, "at least 1"),
         }
         for name, (fine, rule) in rules.items():
             if not fine:
@@ -71,30 +77,30 @@ class WatchdogConfig(GovernorConfig):
 
 @dataclass(kw_only=True, slots=True)
 class StrictWatchdogConfig(WatchdogConfig):
-    """The watchdog with tighter limits: it reacts sooner, and now and then rolls back a host that would have recovered."""
+    """The watchdog with tighter limits: earlier rollbacks, occasionally of a host that would have recovered."""
 
     chance_multiple: float = 1.5
-    """A loss is diverging above this multiple of the loss of a random guess, above 1. Lower reacts sooner and errs more."""
+    """Multiple of the chance loss above which a loss is divergent, above 1. Lower: earlier rollbacks, more false alarms."""
     best_multiple: float = 2.0
-    """... and above this multiple of the host's best loss, above 1."""
+    """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 4.0
-    """A loss is suspect this many spreads above the median of the host's last healthy losses, above 0. The spread is robust: 1.48
-    median absolute deviations. Lower suspects more. A suspect host is not remembered, and its growth waits."""
+    """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48 median
+    absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects."""
     least_spread: float = 0.05
-    """Least spread that counts, in losses of a random guess, at least 0. Higher forgives larger jumps of a steady host."""
+    """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     patience: int = 2
-    """Suspect epochs in a row after which the host is rolled back, 1 or more [host epochs]. More: it may still recover."""
+    """Consecutive suspect epochs before a rollback, at least 1 [host epochs]. Higher: more time to recover."""
     good_share: float = 0.75
-    """A host has been good once its loss was below this share of a random guess's, in (0, 1). Higher guards sooner."""
+    """Share of the chance loss below which a best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.1
-    """A good host whose loss is a random guess's give or take this share of it has forgotten all, in [0, 1); 0 is never."""
+    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
     max_falls: int = 2
-    """Rollbacks without recovery after which a host retires, 1 or more: it stays as its last snapshot, untrained and untouched,
-    and costs no further penalty, until the episode ends. More: it gets more chances, and the penalty as often."""
+    """Rollbacks without recovery before a host retires, at least 1. A retired host stays at its last snapshot, without training,
+    actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
 
 
 class Watchdog(Governor):
-    """See `WatchdogConfig`."""
+    """A governor with limits on every loss; see `WatchdogConfig`."""
 
     def __init__(self, config: WatchdogConfig, num_classes: int) -> None:
         self.config, self.window = config, config.window
@@ -130,12 +136,8 @@ class Watchdog(Governor):
         )
 
     def _usual_limit(self, health: Health) -> BoolArray:
-        """Loss above which each host is suspect `[N]` [nats]; infinite while too few are known to say what is usual."""
+        """Return the loss above which each host is suspect `[N]` [nats]; infinite with fewer than `FEWEST` healthy losses."""
         middle_N, spread_N = usual(health.loss_NW)
         known_N = (~np.isnan(health.loss_NW)).sum(axis=1)
         limit_N = middle_N + self.config.deviations * np.maximum(spread_N, self.config.least_spread * self.chance_loss)
         return np.where(known_N >= FEWEST, limit_N, np.inf)
-
-
-FEWEST = 3
-"""Healthy losses from which something can be said of what is usual."""

@@ -1,4 +1,4 @@
-"""The seeds of one slot that take part in one pass: which banks, which rows, and how each is blended in."""
+"""The active seeds of one slot in one pass: their banks, their rows, and how each is blended in."""
 
 # M members, L live members
 
@@ -18,7 +18,7 @@ from esper.seeds.bank import SeedBank
 
 BoolArray = npt.NDArray[np.bool_]
 FindBank = Callable[[int, bool], SeedBank]
-"""The bank of a blueprint in the slot at hand, with gates or without."""
+"""Function from blueprint index and gatedness to the bank in one slot."""
 
 
 class Group(NamedTuple):
@@ -26,11 +26,11 @@ class Group(NamedTuple):
 
     bank: SeedBank
     rows_L: Tensor
-    """Its rows, in the order of the features."""
+    """Rows of the bank, in the order of the features."""
     taught_L1: Tensor | None
-    """bool `[L, 1]`: seeds whose parameters get a gradient; None for all."""
+    """Seeds whose parameters get a gradient, bool `[L, 1]`; None for all."""
     learns: bool
-    """Does any of them get one?"""
+    """True if any seed gets a gradient."""
 
     def delta(self, part: Tensor) -> Tensor:
         """See `SeedBank.delta`."""
@@ -43,34 +43,34 @@ class ActiveSeeds:
 
     groups: tuple[Group, ...]
     live_L: Tensor
-    """Where the members of all groups, one group after another, lie in the features `[L]`."""
+    """Index in the features of the members of all groups, group by group `[L]`."""
     alpha_L: Tensor
-    """Blend weight of each."""
+    """Blend weight of each seed, in [0, 1]."""
     pull_L: Tensor
     """Weight of each seed's gradient: alpha, or 1 while it trains behind the host."""
     times_L: Tensor | None
-    """Which multiply; None where none does."""
+    """Seeds that blend by multiplication, bool `[L]`; None for none."""
     open_L: Tensor | None
-    """May each seed's gradient reach the features? None where all may."""
+    """Seeds whose gradient reaches the features, bool `[L]`; None for all."""
 
     def delta(self, part: Tensor) -> Tensor:
-        """What the seeds make of the features of the live members."""
+        """Return the deltas of the seeds for the features of the live members."""
         pieces = split_members(part, [len(group.rows_L) for group in self.groups])
         return join_members([group.delta(piece) for group, piece in zip(self.groups, pieces, strict=True)])
 
     def blended(self, x: Tensor, members: int) -> Tensor:
-        """The output of the slot for its input, features of so many members."""
+        """Return the output of the slot for its input, the features of `members` members."""
         part = take_members(x, self.live_L, members)
         delta = self.delta(part if self.open_L is None else isolate(part, self.open_L))
         return blend(x, delta, self.alpha_L, self.pull_L, self.live_L, members, self.times_L)
 
     def varied(self, h: Tensor, delta: Tensor, alpha_L: Tensor, members: int) -> Tensor:
-        """The same with other blend weights, from what the seeds make of the features; for forwards without gradient."""
+        """Return the output of the slot for given deltas and other blend weights, for forwards without gradient."""
         return blend(h, delta, alpha_L, alpha_L, self.live_L, members, self.times_L)
 
 
 def in_banks(roles: Roles, slot: int, where_M: BoolArray) -> list[tuple[int, bool, npt.NDArray[np.int64]]]:
-    """The seeds of a slot in the marked members by bank: the blueprint, whether there are gates, and the members."""
+    """Return the seeds of a slot in the marked members, by bank: blueprint, whether gated, and members."""
     kind_M = np.where(where_M, 2 * roles.blueprint[:, slot] + (roles.blend[:, slot] == Blend.GATE), -1)
     return [(int(kind) // 2, bool(kind % 2), np.flatnonzero(kind_M == kind)) for kind in np.unique(kind_M) if kind >= 0]
 
@@ -89,20 +89,20 @@ def live_seeds(
     place_M: npt.NDArray[np.int64] | None = None,
     device: torch.device,
 ) -> ActiveSeeds | None:
-    """The seeds of a slot in the marked members; None where there are none.
+    """Return the active seeds of a slot in the marked members; None if there are none.
 
     Args:
-        find: gives the banks of this slot.
-        roles: of all members.
+        find: returns the banks of this slot.
+        roles: roles of all members.
         slot: the slot.
-        where_M: members whose seed takes part.
+        where_M: members whose seed is active.
         alpha_M: blend weights.
         pull_M: weights of the seeds' gradients.
-        learns_M: seeds that learn from this pass; a bank where none does is spared its parameters' gradient.
-        open_M: seeds whose gradient may reach the features; None for all.
+        learns_M: seeds that learn from this pass; a bank without any computes no gradient of its parameters.
+        open_M: seeds whose gradient reaches the features; None for all.
         taught_M: seeds whose parameters get a gradient; None for all of a bank in which any learns.
-        place_M: where each member lies in the features; None for its own place.
-        device: of the tensors.
+        place_M: index of each member in the features; None for the member's own.
+        device: device of the tensors.
     """
     banks = in_banks(roles, slot, where_M)
     if not banks:

@@ -1,11 +1,11 @@
-"""How a seed is blended into its host; `ramps` tells how alpha moves.
+"""How a seed is blended into its host; `ramps` defines how alpha moves.
 
 Residual-delta blend. A seed is a branch delta(x), and its slot computes
 
     y = h + alpha * delta(x),        x = h,  or a detached copy of h while the seed is isolated,
 
-so that the host's own gradient dy/dh is 1 at every alpha. (A lerp of h and seed(h) has 1 - alpha there and freezes all that lies
-before the slot once alpha is 1.) Two other blends, by a gate and by multiplication, are told at `blend`.
+so that the host's own gradient dy/dh is 1 at every alpha. (A lerp of h and seed(h) has 1 - alpha there and freezes every layer
+before the slot once alpha is 1.) See `blend` for the two other blends, by a gate and by multiplication.
 """
 
 # B batch, M members, L members with a seed, C channels
@@ -75,9 +75,9 @@ class _MixedBlend(torch.autograd.Function):
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
-    """The input of a seed: h itself, or a detached copy for members not marked open.
+    """Return the input of a seed: h itself, or a detached copy for members not marked open.
 
-    d(out)/dh is 1 where `open_L` and 0 elsewhere; zeros are added to the host's gradient, which therefore keeps its bits.
+    d(out)/dh is 1 where `open_L` and 0 elsewhere. Zeros are added to the host's gradient, so it stays the same bit for bit.
 
     Args:
         h: host features `[B, L*C, ...]`.
@@ -87,35 +87,29 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
 
 
 def blend(
-    h: Tensor,
-    delta: Tensor,
-    alpha_L: Tensor,
-    pull_L: Tensor,
-    live_L: Tensor,
-    members: int,
-    times_L: Tensor | None = None,
+    h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int, times_L: Tensor | None = None
 ) -> Tensor:
-    """The output of a slot: y for the live members, h for the others.
+    """Return the output of a slot: y for the live members, h for the others.
 
         ADD        y = h + alpha * delta                 dy/dh = 1                          dy/ddelta = pull
         GATE       y = h + alpha * g * delta             dy/dh = 1                          dy/d(g delta) = pull
         MULTIPLY   y = h * (1 + alpha * tanh(delta))     dy/dh = 1 + alpha * tanh(delta)    dy/ddelta = pull * h * sech(delta)^2
 
-    dy/dh is the direct part; the way through the seed's input comes on top where that is not isolated. GATE is ADD of the product
+    dy/dh is the direct part; the path through the seed's input comes on top unless it is isolated. GATE is ADD of the product
     g(x) * delta(x), which the seed's module computes (see `gated`).
 
     `pull` is alpha for a seed that is blended in. A seed in training behind the host has alpha 0 and pull 1, the straight-through
     estimator (Bengio et al. 2013): the output is h, and the seed learns as if it were fully in. Where delta is finite, alpha 0
-    leaves h and the host's gradient unchanged bit for bit; where it is NaN, so is the result, that a sick seed is seen at once.
+    leaves h and the host's gradient unchanged bit for bit; a NaN delta propagates, so a non-finite seed is detected at once.
 
     Args:
         h: host features of M members, in any layout.
         delta: output of the branches of the L live members.
-        alpha_L: blend weight `[L]`.
-        pull_L: weight of the seed's gradient `[L]`.
-        live_L: the members with a seed `[L]`.
+        alpha_L: blend weights `[L]`.
+        pull_L: weights of the seeds' gradients `[L]`.
+        live_L: members with a seed `[L]`.
         members: M.
-        times_L: bool `[L]`; which of them multiply. None where none does.
+        times_L: seeds that blend by multiplication, bool `[L]`; None for none.
     """
     if times_L is None:
         return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]

@@ -233,22 +233,12 @@ class GrowingNetwork:
         return hooks.gradients()
 
     def tree(self, alpha_VMS: npt.NDArray[np.float32]) -> Tree:
-        """Return the tree of V settings of all alphas, for the seeds that take part now; see `variants.tree`."""
+        """Return the tree of V settings of all alphas, for the active seeds; see `variants.tree`."""
         return tree(alpha_VMS, self.plan)
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
         return path_logits(self.host, tree, x)
-
-    def variants(self, x: Tensor, alpha_VMS: npt.NDArray[np.float32]) -> Tensor:
-        """Return the logits `[V, M, B, classes]` of a batch under V settings of all alphas, with shared computation.
-
-        Args:
-            x: the batch in the layout of its kind.
-            alpha_VMS: blend weights of each setting; slots without a seed are ignored.
-        """
-        forks = self.tree(alpha_VMS)
-        return self.path_logits(x, forks)[torch.from_numpy(forks.path_VM).to(self.device)]
 
     @torch.no_grad()
     def widths(self, x: Tensor) -> list[int]:
@@ -304,11 +294,11 @@ class GrowingNetwork:
                 kept = self._kept[name] = torch.zeros_like(row)
             kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
-    def restore(self, sick_M: Tensor) -> None:
+    def restore(self, failed_M: Tensor) -> None:
         """Restore the marked members from their snapshots, exactly; other members keep their bits."""
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))
-            row.copy_(torch.where(sick_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
+            row.copy_(torch.where(failed_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
     def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
         """Return copies of the rows of the marked members."""

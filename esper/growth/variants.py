@@ -1,15 +1,15 @@
-"""One batch under many settings of the alphas, each thing computed once.
+"""One batch under many settings of the alphas, without computing anything twice.
 
-A path is a member together with how the seeds so far are set: at the input there is one for each member, and where the settings
-of a member part, its path forks. Paths lie in the features like members, so hosts and seeds compute them as they compute members,
-and each host has as many paths as its own settings ask for: what others ask for costs it nothing.
+A path is a member together with the settings of its seeds so far: one per member at the input, and a fork where the settings of a
+member differ. Paths lie in the features like members, so hosts and seeds compute them as they compute members. Each host has only
+the paths that its own settings need.
 
     settings of one host       on on, off on, on off
     input, segment 0           1 path, and its seed in slot 0 is computed once
     segment 1                  2 paths: with slot 0 on, and off; the seed in slot 1 is computed for both
     segment 2, logits          3 paths
 
-A seed that is off is left out, so that a sick one is out indeed; one that trains behind its host is computed as in any forward.
+A seed that is off is not computed, so its non-finite values cannot leak in. A seed behind its host is computed as in any forward.
 """
 
 # M members, P paths, V settings, S slots, D paths whose seed is computed, O paths in which it is on, K classes
@@ -33,68 +33,64 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Unforked(NamedTuple):
-    """A slot up to which every member has one path, and after it too: as in any forward."""
+    """A slot at which no path forks, so that every member still has one path after it."""
 
     seeds: ActiveSeeds
     alpha_L: Tensor
     whole: bool
-    """Does every member have a seed there, in order, so that none has to be picked out?"""
+    """True if every member has a seed there, in order, so that no selection is needed."""
     full: bool
-    """Are all alphas 1?"""
+    """True if all alphas are 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """What happens to the paths at one slot: those where the seed is on come first, then those that stay as they are."""
+    """A fork of the paths at one slot: paths with the seed on come first, then the unchanged ones."""
 
     before: int
-    """Paths that come in."""
+    """Number of incoming paths."""
     seeded_D: IntArray
     """Paths whose seed is computed, bank by bank."""
     banks: tuple[tuple[SeedBank, IntArray], ...]
-    """The banks, each with a row for each of its paths among these."""
+    """The banks, each with the row of each of its paths in `seeded_D`."""
     on_O: IntArray
-    """Which of these each path is made from, in which the seed is on."""
+    """Index into `seeded_D` of each path with the seed on."""
     alpha_O: npt.NDArray[np.float32]
+    """Blend weight of each of these paths."""
     times_O: npt.NDArray[np.bool_]
-    """Does it multiply?"""
+    """True where the seed blends by multiplication."""
     kept: IntArray
-    """Paths that go on without."""
+    """Incoming paths that continue without the seed."""
     owner_P: IntArray
-    """Member of each path that leaves."""
+    """Member of each outgoing path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """Where the paths fork, and where the settings end."""
+    """The forks of all paths, and the last path of each setting."""
 
     members: int
     forks: tuple[Fork | Unforked | None, ...]
-    """Of each slot; None where there is no seed."""
+    """Fork at each slot; None where there is no seed."""
     path_VM: IntArray
-    """The last path of each setting of each member."""
+    """Last path of each setting of each member."""
 
     @property
     def paths(self) -> list[int]:
-        """Paths that leave each slot, and at the end."""
+        """Number of paths after each slot, and at the end."""
         counts, now = list[int](), self.members
         for fork in self.forks:
             now = len(fork.owner_P) if isinstance(fork, Fork) else now
             counts.append(now)
         return [*counts, now]
 
-    @property
-    def num_paths(self) -> int:
-        """Distinct settings of all members."""
-        return int(self.path_VM.max()) + 1
-
 
 def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None]) -> Tree:
-    """Where settings of all alphas part.
+    """Return where the settings of the alphas fork.
 
     Args:
         alpha_VMS: blend weights of each setting; slots without a seed are ignored.
-        plan: the seeds that take part in each slot, at the alphas they have.
+        plan: the active seeds of each slot, at their current alphas.
     """
     settings, members, _ = alpha_VMS.shape
     path_VM, owner_P = np.tile(np.arange(members), (settings, 1)), np.arange(members)
@@ -116,7 +112,7 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None])
 
 
 def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: ActiveSeeds) -> tuple[Fork, IntArray]:
-    """The fork at one slot, and the path of each setting after it."""
+    """Return the fork at one slot, and the path of each setting after it."""
     live, behind = seeds.live_L.cpu().numpy(), seeds.alpha_L.cpu().numpy() == 0
     place_M = np.full(alpha_VM.shape[1], -1)
     place_M[live] = np.arange(len(live))
@@ -146,12 +142,12 @@ def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32
 
 
 def _bank_of(seeds: ActiveSeeds) -> IntArray:
-    """Which of the banks each live member's seed is in."""
+    """Return the index of the bank of each live member's seed."""
     return np.repeat(np.arange(len(seeds.groups)), [len(group.rows_L) for group in seeds.groups])
 
 
 def _rows(seeds: ActiveSeeds, place: IntArray) -> Iterator[tuple[SeedBank, IntArray]]:
-    """Rows of the banks for live members, which come bank by bank and may come again."""
+    """Yield each bank with the rows of live members, which are sorted by bank and may repeat."""
     bank = _bank_of(seeds)[place]
     rows = np.concatenate([group.rows_L.cpu().numpy() for group in seeds.groups])[place]
     for index in np.unique(bank):
@@ -160,7 +156,7 @@ def _rows(seeds: ActiveSeeds, place: IntArray) -> Iterator[tuple[SeedBank, IntAr
 
 @torch.no_grad()
 def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
-    """Logits `[P, B, K]` of a batch on every path.
+    """Compute the logits `[P, B, K]` of a batch on every path.
 
     Args:
         host: the members.
@@ -179,7 +175,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
 
 
 def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
-    """The features of all members after a slot where none of them forks, as in a forward, to the bit."""
+    """Return the features of all members after a slot without a fork, bit for bit as in a forward."""
     seeds, dense = fork.seeds, x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last)
     if not (fork.whole and dense and seeds.times_L is None):
         return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
@@ -188,7 +184,7 @@ def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
 
 
 def _forked(fork: Fork, x: Tensor) -> Tensor:
-    """The features of the paths that leave a slot."""
+    """Return the features of the outgoing paths of a slot."""
     parts: list[Tensor] = []
     if len(fork.on_O):
         seeded = _take(x, fork.seeded_D, fork.before)
@@ -206,7 +202,7 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
 
 
 def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
-    """What seeds make of features, each row as often as it is named; one row beside others is computed twice, as in a bank."""
+    """Return the deltas of seeds, rows may repeat; a single row of several is computed twice, as in a bank."""
     with seed_errors(bank.blueprint, bank.slot, torch.from_numpy(np.unique(rows))):
         if len(rows) == 1 < bank.fleet.members:
             return split_members(_computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x])), [1, 1])[0]
@@ -214,8 +210,8 @@ def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
 
 
 def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tensor:
-    """What a part of a fleet makes of the features of some members, each as often as it is named."""
-    if fleet.members == 1:  # one by one: it may have layers without a stacked form, and alone each rounds as it always does
+    """Apply a part of a fleet to the features of some members, which may repeat."""
+    if fleet.members == 1:  # one by one: layers may lack a stacked form, and rounding stays that of a single host
         fleet.bind()
         return join_members([part(piece) for piece in split_members(x, [1] * len(rows))])
     if np.array_equal(rows, np.arange(fleet.members)):
@@ -226,7 +222,7 @@ def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tenso
 
 
 def _take(x: Tensor, chosen: IntArray, members: int) -> Tensor:
-    """Features of some of so many members, each as often as it is named; without a copy where they lie side by side."""
+    """Return the features of the chosen ones of `members` members, which may repeat; a view where they are contiguous."""
     first, count = int(chosen[0]), len(chosen)
     if not np.array_equal(chosen, np.arange(first, first + count)):
         return take_members(x, _tensor(chosen, x), members)

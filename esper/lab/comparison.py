@@ -83,11 +83,7 @@ def wide(outcomes: pd.DataFrame, outcome: str) -> pd.DataFrame:
 
 
 def compare(
-    folders: Sequence[Path],
-    config: CompareConfig,
-    *,
-    overrides: Sequence[str] = (),
-    log: Callable[[str], None] = lambda _: None,
+    folders: Sequence[Path], config: CompareConfig, *, overrides: Sequence[str] = (), log: Callable[[str], None] = lambda _: None
 ) -> Comparison:
     """Read the runs in these folders, score them and compare their arms.
 

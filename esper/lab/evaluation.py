@@ -243,10 +243,7 @@ def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
             "flops": float(outcome.flops_N.mean()),
             "training_flops": float(outcome.training_flops_N.mean()),
         }
-        for key, values, base in (
-            ("return", outcome.return_N, wait.return_N),
-            ("accuracy", outcome.accuracy_N, wait.accuracy_N),
-        ):
+        for key, values, base in (("return", outcome.return_N, wait.return_N), ("accuracy", outcome.accuracy_N, wait.accuracy_N)):
             for label, sample in ((key, values), (f"{key}_over_wait", values - base)):
                 interval = mean_interval(sample)
                 row[label] = {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -17,7 +17,7 @@ UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "plugins")
 """Keys that never distinguish arms."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OutcomeSpec:
     """An outcome by which runs are compared."""
 
@@ -32,25 +32,15 @@ class OutcomeSpec:
 OUTCOMES = {
     spec.name: spec
     for spec in (
-        OutcomeSpec(name="accuracy", unit="pp", description="test accuracy of committed networks, actions drawn", margin=1.0),
-        OutcomeSpec(name="accuracy_greedy", unit="pp", description="test accuracy, most probable actions", margin=1.0),
-        OutcomeSpec(name="validation", unit="pp", description="validation accuracy of committed networks", margin=1.0),
-        OutcomeSpec(name="parameters", unit="1", description="parameters of the seeds kept", margin=20.0, higher_is_better=False),
-        OutcomeSpec(
-            name="flops", unit="1", description="FLOPs per sample of committed networks", margin=1000.0, higher_is_better=False
-        ),
-        OutcomeSpec(
-            name="training_flops", unit="1", description="FLOPs of training a held-out host", margin=1e8, higher_is_better=False
-        ),
-        OutcomeSpec(name="return", unit="points", description="return of drawn actions, if all arms are paid alike", margin=1.0),
-        OutcomeSpec(name="learning", unit="pp", description="committed accuracy in training, mean over updates", margin=1.0),
-        OutcomeSpec(
-            name="rollbacks",
-            unit="1",
-            description="rollbacks per host and episode in training",
-            margin=0.05,
-            higher_is_better=False,
-        ),
+        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, actions drawn", 1.0),
+        OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0),
+        OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0),
+        OutcomeSpec("parameters", "1", "parameters of the seeds kept", 20.0, higher_is_better=False),
+        OutcomeSpec("flops", "1", "FLOPs per sample of committed networks", 1000.0, higher_is_better=False),
+        OutcomeSpec("training_flops", "1", "FLOPs of training a held-out host", 1e8, higher_is_better=False),
+        OutcomeSpec("return", "points", "return of drawn actions, if all arms are paid alike", 1.0),
+        OutcomeSpec("learning", "pp", "committed accuracy in training, mean over updates", 1.0),
+        OutcomeSpec("rollbacks", "1", "rollbacks per host and episode in training", 0.05, higher_is_better=False),
     )
 }
 """Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last

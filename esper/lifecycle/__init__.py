@@ -1,1 +1,1 @@
-"""The life of a seed, as pure functions on arrays."""
+"""The lifecycle of a seed, as pure functions on arrays."""

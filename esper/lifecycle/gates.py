@@ -1,6 +1,6 @@
-"""What a seed must have shown before it may go on: the `gates` group, and the gates as pure functions on arrays.
+"""The `gates` group: conditions for a seed to enter its next stage, as pure functions on arrays.
 
-A gate that asks for a measurement stays shut until it was made: NaN passes nothing.
+A gate with a threshold stays closed until the value is measured: NaN never passes.
 """
 
 # N hosts, S slots
@@ -17,25 +17,25 @@ from esper.lifecycle.stages import BoolArray, FloatArray, SlotState, Stage
 
 @dataclass(kw_only=True, slots=True)
 class GatesConfig:
-    """Open to every seed that is in its stage: only what a gate cannot do without is asked for."""
+    """Minimal gates: no thresholds beyond the required stage."""
 
     min_training: int = 1
-    """Host epochs a seed trains before it may blend, at least 1. More is safer and costs horizon."""
+    """Minimum training before a seed may blend, at least 1 [host epochs]. Higher: safer, but uses up the horizon."""
     min_improvement: float | None = None
-    """Accuracy the host won while the seed trained, before the seed may blend [pp]; null asks for none. Higher is stricter."""
+    """Minimum gain in host accuracy during training before a seed may blend [pp]; null: no threshold. Higher: stricter."""
     min_gradient_ratio: float | None = None
-    """Gradient per parameter of the seed over that of its host, in the last epoch, before it may blend [1], at least 0; null does
-    not ask. Higher lets through only seeds that still learn fast."""
+    """Minimum ratio of the seed's to its host's gradient per parameter in the last epoch, before a seed may blend, at least 0;
+    null: no threshold. Higher: only seeds that still learn fast pass."""
     max_gradient_norm: float | None = None
-    """Norm of the seed's gradient in the last epoch above which it may not blend [nats per unit of weight], above 0; null does
-    not ask. Lower is stricter."""
+    """Maximum norm of the seed's gradient in the last epoch for it to blend [nats per unit of weight], above 0; null: no
+    threshold. Lower: stricter."""
     min_blending: int = 0
-    """Host epochs a seed is in blending before it may hold, at least 0. More is safer and costs horizon."""
+    """Minimum blending before a seed may hold, at least 0 [host epochs]. Higher: safer, but uses up the horizon."""
     min_contribution: float | None = None
-    """Contribution a seed must have to be fossilized [pp]; null asks only that it was measured. Higher is stricter."""
+    """Minimum contribution for a seed to fossilize [pp]; null: any measured contribution. Higher: stricter."""
     contribution_z: float = 0.0
-    """Standard errors that are taken off the contribution before `min_contribution` is asked, at least 0. 1.64 keeps out 95 % of
-    the seeds that contribute just as little as is asked."""
+    """Standard errors subtracted from the contribution before the comparison with `min_contribution`, at least 0. 1.64 rejects
+    95 % of the seeds whose true contribution equals the threshold. Higher: stricter."""
 
     def __post_init__(self) -> None:
         for name, least in (("min_training", 1), ("min_blending", 0), ("contribution_z", 0), ("min_gradient_ratio", 0)):
@@ -47,7 +47,7 @@ class GatesConfig:
         for name in ("min_improvement", "min_contribution"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"gates.{name} must be finite or null, got {value}: null does not ask")
+                raise ValueError(f"gates.{name} must be finite or null, got {value}: null sets no threshold")
         if self.contribution_z > 0 and self.min_contribution is None:
             raise ValueError(
                 f"gates.contribution_z={self.contribution_z} has no effect without a threshold: set gates.min_contribution=0 too"
@@ -56,8 +56,7 @@ class GatesConfig:
 
 @dataclass(kw_only=True, slots=True)
 class StrictConfig(GatesConfig):
-    """Long trials and thresholds: a seed must have been seen to learn, to blend, and to contribute beyond doubt. It takes 22 host
-    epochs at least, so that steps should be well above that."""
+    """Long trials with thresholds on learning and contribution. A seed takes at least 22 host epochs, so set steps well above."""
 
     min_training: int = 10
     min_improvement: float | None = 0.5
@@ -69,10 +68,9 @@ class StrictConfig(GatesConfig):
 
 
 def may_blend(state: SlotState, gates: GatesConfig) -> BoolArray:
-    """`[N, S]`: the gate out of training, to blending; without incubation, to holding.
+    """Return where the gate out of training is open `[N, S]`: to blending, or to holding without incubation.
 
-    Open where the seed trained for `min_training` epochs, and the host improved, and the seed's gradient was neither too small
-    beside its host's nor too large, as far as the config asks.
+    It requires `min_training` epochs, and the configured thresholds on improvement, gradient ratio and gradient norm.
     """
     trained = state.within(Stage.TRAINING) & (state.stage_age >= gates.min_training)
     calm = True if gates.max_gradient_norm is None else state.gradient_norm <= gates.max_gradient_norm
@@ -85,26 +83,26 @@ def may_blend(state: SlotState, gates: GatesConfig) -> BoolArray:
 
 
 def may_hold(state: SlotState, gates: GatesConfig) -> BoolArray:
-    """`[N, S]`: the gate out of blending, to holding.
+    """Return where the gate from blending to holding is open `[N, S]`.
 
-    Open where the ramp is over, its target is 1, and the seed was in blending for `min_blending` epochs. A seed with a target
-    below 1 stays in blending until it is given another: only what is fully in is judged, and kept.
+    It requires a finished ramp with target 1, and `min_blending` epochs in blending. A seed with a target below 1 stays in
+    blending until it gets another target.
     """
     full = (state.ramp_done >= state.ramp_total) & (state.ramp_target == 1.0)
     return state.within(Stage.BLENDING) & full & (state.stage_age >= gates.min_blending)
 
 
 def may_fossilize(state: SlotState, gates: GatesConfig) -> BoolArray:
-    """`[N, S]`: the gate out of holding, to fossilized.
+    """Return where the gate from holding to fossilized is open `[N, S]`.
 
-    Open where the contribution was measured, and contribution - z * standard error >= `min_contribution`, if that is asked.
+    It requires a measured contribution and, with a threshold, contribution - z * standard error >= `min_contribution`.
     """
     worth = state.contribution - gates.contribution_z * state.contribution_error
     return state.within(Stage.HOLDING) & state.measured & _at_least(worth, gates.min_contribution)
 
 
 def gate_open(state: SlotState, gates: GatesConfig) -> BoolArray:
-    """`[N, S]`: may a seed that is germinated, training or blending go on to its next stage? Out of the first it always may."""
+    """Return where a germinated, training or blending seed may enter its next stage `[N, S]`; a germinated one always may."""
     return state.within(Stage.GERMINATED) | may_blend(state, gates) | may_hold(state, gates)
 
 
@@ -115,15 +113,15 @@ def _at_least(value: npt.NDArray[np.floating[Any]], threshold: float | None) -> 
 def gradient_ratio(
     seed_norm_NS: FloatArray, host_norm_N: FloatArray, params_NS: npt.NDArray[Any], host_params: int
 ) -> FloatArray:
-    """How strongly a seed learns beside its host, per parameter, `[N, S]`; NaN where its gradient was not measured.
+    """Return the ratio of a seed's to its host's gradient per parameter `[N, S]`; NaN where it was not measured.
 
     r = (|g_seed| / |g_host|) * sqrt(P_host / P_seed), the ratio of their root mean square gradients; 0 where |g_host| < 1e-8.
 
     Args:
-        seed_norm_NS: norms of the seeds' gradients, NaN where none learnt.
+        seed_norm_NS: norms of the seeds' gradients, NaN where no seed learnt.
         host_norm_N: norms of the hosts' gradients.
-        params_NS: parameters of the seeds.
-        host_params: parameters of a host.
+        params_NS: number of parameters of each seed.
+        host_params: number of parameters of a host.
     """
     host_N1 = host_norm_N[:, None]
     known = np.isfinite(seed_norm_NS) & np.isfinite(host_N1) & (params_NS > 0)

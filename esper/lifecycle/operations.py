@@ -1,13 +1,13 @@
-"""The life of a seed: operations and transitions, as pure functions on arrays over hosts and slots.
+"""The lifecycle of a seed: operations and transitions, as pure functions on arrays over hosts and slots.
 
     dormant -> germinated -> training -> blending <-> holding -> fossilized
                     \\____________\\____________\\____________\\-> pruned -> embargoed -> dormant
 
-docs/lifecycle.md lists every transition and what causes it. A test reads that table, drives this code with random actions, and
-requires these transitions and no others.
+docs/lifecycle.md lists every transition with its cause. A test reads that table, drives this code with random actions, and
+requires exactly these transitions.
 
-One step of the environment carries out what the controller asked for, then calls `tick` (what time does by itself), and then
-trains for a host epoch. Only `tick` ages anything. A stage's age counts the host epochs trained in it, the coming one included.
+An environment step applies the controller's action, calls `tick` (automatic transitions), and trains for a host epoch. Only
+`tick` increases ages. A stage's age counts the host epochs trained in it, the coming one included.
 """
 
 # N hosts, S slots
@@ -22,20 +22,9 @@ from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize, may_hol
 from esper.lifecycle.ramps import ramp
 from esper.lifecycle.roles import Fossils, Incubation, Roles
 from esper.lifecycle.slots import GATES, Isolation, SlotsConfig
-from esper.lifecycle.stages import (
-    BLENDED,
-    LIVE,
-    OCCUPIED,
-    TAKES_PART,
-    BoolArray,
-    FloatArray,
-    IntArray,
-    SlotState,
-    Stage,
-    empty,
-)
+from esper.lifecycle.stages import BLENDED, LIVE, OCCUPIED, TAKES_PART, BoolArray, FloatArray, IntArray, SlotState, Stage, empty
 
-# ---- what may be done
+# ---- legality
 
 
 def may_germinate(state: SlotState, slots: SlotsConfig, chosen_S: BoolArray) -> BoolArray:
@@ -49,16 +38,16 @@ def may_germinate(state: SlotState, slots: SlotsConfig, chosen_S: BoolArray) -> 
 
 
 def may_prune(state: SlotState, slots: SlotsConfig) -> BoolArray:
-    """`[N, S]`: live, old enough, and not on its way out already; fossils never."""
+    """Return where a seed may be pruned `[N, S]`: live, old enough, and not already ramping down; never a fossil."""
     return state.within(*LIVE) & (state.seed_age >= slots.min_prune_age) & ~state.dying
 
 
 def may_retarget(state: SlotState) -> BoolArray:
-    """`[N, S]`: blending or holding, with alpha at its target."""
+    """Return where alpha may get a new target `[N, S]`: blending or holding, with alpha at its target."""
     return state.within(*BLENDED) & ~state.moving
 
 
-# ---- what is done
+# ---- operations
 
 
 def germinate(
@@ -71,14 +60,14 @@ def germinate(
     ticks_N: IntArray,
     curve_N: IntArray,
 ) -> SlotState:
-    """Puts new seeds into the marked slots. What they are, and the ramp on which they will be blended in, is settled at birth.
+    """Put new seeds into the marked slots. Their blueprint, blend and first ramp are fixed at birth.
 
     Args:
-        blueprint_N: index of the blueprint of each host's seed.
-        blend_N: its `Blend`, which never changes: another one would change the function at once.
-        target_N: alpha at the end of its first ramp, in (0, 1].
+        blueprint_N: blueprint index of each host's seed.
+        blend_N: `Blend` of each seed; constant, since another one would change the computed function at once.
+        target_N: alpha at the end of the first ramp, in (0, 1].
         ticks_N: length of that ramp [host epochs].
-        curve_N: its `Curve`.
+        curve_N: `Curve` of that ramp.
     """
     if not where_NS.any():
         return state
@@ -95,9 +84,9 @@ def germinate(
 
 
 def advance(state: SlotState, where_NS: BoolArray, slots: SlotsConfig) -> SlotState:
-    """Moves the marked seeds to their next stage, live ones only.
+    """Move the marked live seeds to their next stage.
 
-    Without incubation alpha is at its target from training on, and a seed with target 1 goes straight on to holding.
+    Without incubation alpha is at its target from training on, and a seed with target 1 goes straight to holding.
     """
     if not where_NS.any():
         return state
@@ -118,14 +107,14 @@ def advance(state: SlotState, where_NS: BoolArray, slots: SlotsConfig) -> SlotSt
 
 
 def retarget(state: SlotState, where_NS: BoolArray, *, target_N: FloatArray, ticks_N: IntArray, curve_N: IntArray) -> SlotState:
-    """Sends the alpha of the marked seeds to another target; a holding seed goes back to blending if that is below 1.
+    """Ramp the alpha of the marked seeds to a new target; a holding seed returns to blending.
 
-    Nothing happens where alpha is at the target already. A ramp of 0 ticks is over at once.
+    Seeds whose target is the same already are unchanged. A ramp of 0 ticks is over at once.
 
     Args:
         target_N: new target of each host's seed, in [0, 1].
         ticks_N: length of the ramp [host epochs].
-        curve_N: its `Curve`.
+        curve_N: `Curve` of the ramp.
     """
     target_NS = np.broadcast_to(target_N.astype(np.float32)[:, None], where_NS.shape)
     changed = where_NS & (target_NS != state.ramp_target)
@@ -144,13 +133,13 @@ def retarget(state: SlotState, where_NS: BoolArray, *, target_N: FloatArray, tic
 
 
 def ramp_down(state: SlotState, where_NS: BoolArray, *, ticks_N: IntArray, curve_N: IntArray) -> SlotState:
-    """Removes the marked seeds: slowly where alpha is above 0 in blending or holding and there are ticks to take, else at once.
+    """Remove the marked seeds: by a ramp where alpha is above 0 in blending or holding and ticks are above 0, else at once.
 
-    A seed on its way out is in blending, does not learn any more, and goes with the tick that brings its alpha to 0.
+    A seed that ramps down is in blending, stops learning, and is pruned by the tick that brings its alpha to 0.
 
     Args:
         ticks_N: length of each host's ramp [host epochs].
-        curve_N: its `Curve`.
+        curve_N: `Curve` of the ramp.
     """
     slowly = where_NS & state.within(*BLENDED) & (state.alpha > 0) & (ticks_N[:, None] > 0)
     state = prune(state, where_NS & ~slowly)
@@ -162,19 +151,19 @@ def ramp_down(state: SlotState, where_NS: BoolArray, *, ticks_N: IntArray, curve
 
 
 def fossilize(state: SlotState, where_NS: BoolArray) -> SlotState:
-    """Keeps the marked seeds for good."""
+    """Fossilize the marked seeds."""
     return _enter(state, where_NS, Stage.FOSSILIZED)
 
 
 def prune(state: SlotState, where_NS: BoolArray) -> SlotState:
-    """Removes the marked seeds at once, and all that is known of them."""
+    """Remove the marked seeds at once, and clear their state."""
     if not where_NS.any():
         return state
     return _enter(SlotState(**_cleared(state, where_NS)), where_NS, Stage.PRUNED)
 
 
 def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
-    """What time does: cool-downs end, rules remove seeds, gates that open by themselves are passed, ramps move, all ages."""
+    """Apply automatic transitions: end embargoes, remove seeds by rule, pass automatic gates, move ramps, and increase ages."""
     state = _recycle(state, slots)
     if "fossilized" in slots.auto_advance:
         state = fossilize(state, may_fossilize(state, gates))
@@ -208,25 +197,25 @@ def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
 
 
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:
-    """Emptied slots come back into use."""
+    """Return emptied slots to use."""
     state = _enter(state, state.within(Stage.EMBARGOED) & (state.stage_age >= slots.embargo), Stage.DORMANT)
     over = state.within(Stage.PRUNED) & (state.stage_age >= 1)
     return _enter(state, over, Stage.EMBARGOED if slots.embargo else Stage.DORMANT)
 
 
 def _outlived(state: SlotState, slots: SlotsConfig) -> BoolArray:
-    """`[N, S]`: seeds that a rule of the config removes."""
-    doomed = np.zeros_like(state.measured)
+    """Return the seeds that a rule of the config removes `[N, S]`."""
+    removed = np.zeros_like(state.measured)
     if slots.prune_after > 0:
-        doomed = state.within(*LIVE) & (state.seed_age >= slots.prune_after)
+        removed = state.within(*LIVE) & (state.seed_age >= slots.prune_after)
     if slots.prune_below is not None:
         settled = may_retarget(state) & state.measured & may_prune(state, slots)
-        doomed = doomed | (settled & (state.contribution < slots.prune_below))
-    return doomed
+        removed = removed | (settled & (state.contribution < slots.prune_below))
+    return removed
 
 
 def roles(state: SlotState, slots: SlotsConfig) -> Roles:
-    """What each seed does in the coming host epoch."""
+    """Return the role of each seed in the next host epoch."""
     part_NS, fossil_NS = state.within(*TAKES_PART), state.within(Stage.FOSSILIZED)
     behind_NS = state.within(Stage.TRAINING) & (slots.incubation != Incubation.none)
     stays_NS = fossil_NS & (slots.fossils == Fossils.frozen)
@@ -243,7 +232,7 @@ def roles(state: SlotState, slots: SlotsConfig) -> Roles:
 
 
 def _enter(state: SlotState, where_NS: BoolArray, stage: Stage) -> SlotState:
-    """The marked slots are now in this stage, for no epoch so far."""
+    """Put the marked slots into this stage, at age 0."""
     if not where_NS.any():
         return state
     return replace(
@@ -255,6 +244,6 @@ def _enter(state: SlotState, where_NS: BoolArray, stage: Stage) -> SlotState:
 
 
 def _cleared(state: SlotState, where_NS: BoolArray) -> dict[str, npt.NDArray[Any]]:
-    """The arrays with the marked slots as in an empty host; the accuracy is the host's and stays."""
+    """Return the arrays with the marked slots reset; the accuracy is the host's and stays."""
     blank = replace(empty(*state.stage.shape), accuracy=state.accuracy)
     return {name: np.where(where_NS, getattr(blank, name), array) for name, array in state.arrays().items()}

@@ -1,15 +1,15 @@
-"""How alpha moves from one value to another: ramps over whole host epochs, along five curves.
+"""Ramps of alpha over whole host epochs, along five curves.
 
-With t = done / total, the share of the ramp that is behind, and k the steepness of a sigmoid,
+With t = done / total, the completed share of the ramp, and k the steepness of a sigmoid,
 
     alpha(t) = start + (target - start) * f(t)
 
     linear             f(t) = t
     cosine             f(t) = (1 - cos(pi t)) / 2
     sigmoid_*(k)       f(t) = (S(k (t - 1/2)) - S(-k/2)) / (S(k/2) - S(-k/2)),    S(x) = 1 / (1 + exp(-x))
-                            = 1/2 + tanh(k (t - 1/2) / 2) / (2 tanh(k / 4)),      which is what is computed: it cannot overflow
+                            = 1/2 + tanh(k (t - 1/2) / 2) / (2 tanh(k / 4)),      the computed form, which cannot overflow
 
-Every curve rises strictly from exactly 0 to exactly 1 and has f(t) + f(1 - t) = 1.
+Every curve increases strictly from exactly 0 to exactly 1, and f(t) + f(1 - t) = 1.
 """
 
 from enum import IntEnum
@@ -32,11 +32,11 @@ class Curve(IntEnum):
 
 
 STEEPNESS = {Curve.SIGMOID_GENTLE: 6.0, Curve.SIGMOID: 12.0, Curve.SIGMOID_SHARP: 24.0}
-"""k of the sigmoids."""
+"""Steepness k of each sigmoid."""
 
 
 def progress(share: npt.NDArray[np.float64], curve: Curve) -> npt.NDArray[np.float64]:
-    """f(t) of one curve, elementwise for t in [0, 1]; see the head of this file."""
+    """Return f(t) of one curve, elementwise for t in [0, 1]; see the module docstring."""
     if curve == Curve.LINEAR:
         return share
     if curve == Curve.COSINE:
@@ -46,13 +46,13 @@ def progress(share: npt.NDArray[np.float64], curve: Curve) -> npt.NDArray[np.flo
 
 
 def ramp(start: FloatArray, target: FloatArray, done: IntArray, total: IntArray, curve: IntArray) -> FloatArray:
-    """Alpha after `done` of `total` ticks, elementwise over arrays of one shape.
+    """Return alpha after `done` of `total` ticks, elementwise over arrays of one shape.
 
-    It moves from start to target without ever turning back, never leaves the interval between them, is exactly `start` before the
-    first tick, and exactly `target` from the last one on. A ramp of 0 ticks is at its target.
+    Alpha is monotone and stays between start and target. It is exactly `start` before the first tick and exactly `target` after
+    the last. A ramp of 0 ticks is at its target.
 
     Args:
-        curve: a `Curve` each.
+        curve: `Curve` of each ramp.
     """
     share = np.minimum(done, total) / np.maximum(total, 1)
     moved = share

@@ -21,14 +21,14 @@ class Blend(IntEnum):
 
 
 class Incubation(StrEnum):
-    """How a seed learns while it is not yet in the host's output."""
+    """How a seed learns before it is blended into the host's output."""
 
     straight_through = "straight_through"
-    """Behind the host, with the gradient that its output would get at alpha 1."""
+    """Behind the host, with the gradient of its output at alpha 1."""
     closed_loop = "closed_loop"
     """Behind the host, in a second pass of the rest of the network that includes its effect and in which only it learns."""
     none = "none"
-    """No incubation: it is in at once, which changes nothing at first, since a seed is the identity at birth."""
+    """No incubation: active at once, with no effect at first, since a seed is the identity at birth."""
 
 
 class Fossils(StrEnum):
@@ -45,11 +45,11 @@ class Roles:
     """The role of every seed, each an array `[N, S]`."""
 
     blueprint: npt.NDArray[np.int64]
-    """Index of the blueprint where a seed takes part, -1 elsewhere."""
+    """Index of the blueprint where a seed is active, -1 elsewhere."""
     blend: npt.NDArray[np.int64]
-    """A `Blend`."""
+    """`Blend` of each seed."""
     alpha: npt.NDArray[np.float32]
-    """Blend weight."""
+    """Blend weight, in [0, 1]."""
     behind: npt.NDArray[np.bool_]
     """Seeds that train behind the host, at alpha 0."""
     open: npt.NDArray[np.bool_]

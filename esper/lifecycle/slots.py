@@ -1,7 +1,7 @@
-"""Which slots may hold seeds, and the rules of their life: the `slots` group.
+"""The `slots` group: slots in use, and the rules of the seeds in them.
 
-Slots are named r<row>c<column>: the column counts the blocks of a host from its input on, the row counts the slots of a block (r0
-comes before r1). A host whose slots are named otherwise works with every option that does not speak of rows or columns.
+Slots are named r<row>c<column>: the column is the index of the block, counted from the input, and the row the index of the slot
+in its block. A host with other slot names works with every option that does not select by row or column.
 """
 
 # S slots
@@ -15,58 +15,53 @@ import numpy as np
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.stages import BoolArray, Stage
 
-GATES = {
-    "training": Stage.GERMINATED,
-    "blending": Stage.TRAINING,
-    "holding": Stage.BLENDING,
-    "fossilized": Stage.HOLDING,
-}
-"""Gates by the stage they lead to, with the stage they start from."""
+GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
+"""Gates by the stage they lead to, with their start stage."""
 
 
 class Isolation(StrEnum):
-    """How long the gradient of a seed is kept from its host."""
+    """Duration of a seed's isolation, in which its gradient does not reach the host."""
 
     training = "training"
-    """While it trains behind the host."""
+    """While the seed trains behind the host."""
     until_kept = "until_kept"
-    """Until it is fossilized: the host does not adapt to seeds on trial."""
+    """Until the seed is fossilized: the host does not adapt to seeds on trial."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SlotsConfig:
-    """Which slots may hold seeds, and the rules of their life."""
+    """Slots in use, and the rules of the seeds in them."""
 
     where: list[str] = field(default_factory=lambda: list[str]())
-    """Names of the slots in use, such as [r0c0,r1c2]; empty means those that the option names, every slot where it names none."""
+    """Names of the slots in use, such as [r0c0,r1c2]; empty: the slots of the chosen option, by default every slot."""
     max_seeds: int = 0
-    """Most seeds a host may hold at once, live and fossilized together, at least 0; 0 means no cap."""
+    """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
     one_at_a_time: bool = False
-    """If true, a host may germinate a seed only while none of its seeds is germinated or in training."""
+    """If true, a host may germinate a seed only while it has no other germinated or training seed."""
     auto_advance: list[str] = field(default_factory=lambda: ["training", "holding"])
-    """Stages that are entered as soon as their gate opens, without an action, out of training, blending, holding, fossilized."""
+    """Stages entered without an action as soon as their gate opens, out of training, blending, holding, fossilized."""
     min_prune_age: int = 5
-    """Host epochs a seed lives before it may be pruned, at least 0. More keeps a controller from churning."""
+    """Minimum age of a seed to be pruned, at least 0 [host epochs]. Higher: less churn."""
     embargo: int = 2
-    """Host epochs an emptied slot stays closed besides the one in which it is emptied and the next, at least 0: a slot emptied in
-    step t may be planted again in step t + embargo + 2."""
+    """Embargo on an emptied slot, at least 0 [host epochs]: a slot emptied in step t may be planted again in step
+    t + embargo + 2. Higher: less churn."""
     prune_after: int = 0
-    """A seed that was not kept after so many host epochs is removed, at least 0; 0 never does. Lower makes room sooner."""
+    """Age at which a seed that is not fossilized is removed, at least 0 [host epochs]; 0: never. Lower: frees slots sooner."""
     prune_below: float | None = None
-    """A seed whose alpha has come to its target is removed when its measured contribution is below this [pp]; null never does.
-    The rule respects `min_prune_age`. Higher is stricter."""
+    """Contribution below which a seed with alpha at its target is removed, from `min_prune_age` on [pp]; null: never. Higher:
+    stricter."""
     incubation: Incubation = Incubation.closed_loop
-    """How a seed learns in training, before it is blended in."""
+    """How a seed learns in training, before it is blended in: straight_through, closed_loop or none."""
     isolation: Isolation = Isolation.training
-    """How long the gradient of a seed is kept from its host."""
+    """Duration of a seed's isolation, in which its gradient does not reach the host: training or until_kept."""
     fossils: Fossils = Fossils.learning
-    """Does a seed that was kept go on learning?"""
+    """Whether fossils learn: learning or frozen."""
 
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):
             raise ValueError(f"slots.where names a slot twice: {self.where}")
         if self.max_seeds < 0:
-            raise ValueError(f"slots.max_seeds must be at least 0, got {self.max_seeds}: 0 means no cap")
+            raise ValueError(f"slots.max_seeds must be at least 0, got {self.max_seeds}: 0 means no limit")
         unknown = [name for name in self.auto_advance if name not in GATES]
         if unknown:
             raise ValueError(f"slots.auto_advance must name stages out of {', '.join(GATES)}, got {', '.join(unknown)}")
@@ -82,14 +77,14 @@ class SlotsConfig:
             raise ValueError(f"slots.prune_below must be finite or null, got {self.prune_below}: null never removes a seed")
 
     def chosen(self, names: tuple[str, ...], option: str | None = None) -> BoolArray:
-        """`[S]`: which of the host's slots are in use.
+        """Return which of the host's slots are in use `[S]`.
 
         Args:
-            names: of the host's slots, in forward order.
-            option: name by which this config was chosen, for the message.
+            names: names of the host's slots, in forward order.
+            option: name of this config as an option, for the message.
 
         Raises:
-            ValueError: `where` names a slot that the host does not have, or the host has none of those that the option means.
+            ValueError: `where` names a slot that the host does not have, or the host has no slot of the option.
         """
         unknown = [name for name in self.where if name not in names]
         if unknown:
@@ -103,26 +98,26 @@ class SlotsConfig:
         return np.array([name in meant for name in names], dtype=np.bool_)
 
     def meant(self, names: tuple[str, ...]) -> list[str]:
-        """The slots that the option stands for, empty where the host has none of them; every slot but for the options below."""
+        """Return the names of the option's slots, empty if the host has none of them; by default every slot."""
         return list(names)
 
 
 @dataclass(kw_only=True, slots=True)
 class OneSeedConfig(SlotsConfig):
-    """Every slot is open, and a host may hold one seed: where to grow, or whether, is the whole question."""
+    """Every slot, at most one seed per host: a test of where and whether to grow."""
 
     max_seeds: int = 1
-    """Most seeds a host may hold at once, live and fossilized together, at least 0; 0 means no cap."""
+    """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
 
 
 @dataclass(kw_only=True, slots=True)
 class EveryBlockConfig(SlotsConfig):
-    """Every slot is open and may hold a seed of its own."""
+    """Every slot, one seed each."""
 
 
 @dataclass(kw_only=True, slots=True)
 class OneConfig(SlotsConfig):
-    """The first slot of the middle block: what is grown, and when, but not where."""
+    """The first slot of the middle block: a test of what and when to grow."""
 
     def meant(self, names: tuple[str, ...]) -> list[str]:
         columns = sorted({column for _, column in map(_place, names) if column >= 0})
@@ -157,7 +152,7 @@ class PostConfig(SlotsConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DeepConfig(SlotsConfig):
-    """The slots of the last half of the blocks; of an odd number of blocks the middle one is among them."""
+    """The slots of the last half of the blocks, including the middle one of an odd number."""
 
     def meant(self, names: tuple[str, ...]) -> list[str]:
         columns = sorted({column for _, column in map(_place, names) if column >= 0})
@@ -165,6 +160,6 @@ class DeepConfig(SlotsConfig):
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Row and column of a slot, -1 where its name does not tell."""
+    """Return row and column of a slot; -1 if its name has another form."""
     found = re.fullmatch(r"r(\d+)c(\d+)", name)
     return (int(found[1]), int(found[2])) if found else (-1, -1)

@@ -1,4 +1,4 @@
-"""Where a slot may stand, what may be asked of it, and all that is known of it."""
+"""Stages, operations, and the state of all slots."""
 
 # N hosts, S slots
 
@@ -20,28 +20,28 @@ EMPTY = -1
 
 
 class Stage(IntEnum):
-    """Where a slot stands."""
+    """Stage of a slot."""
 
     DORMANT = 0
     """Empty."""
     GERMINATED = 1
-    """A seed is there and takes no part yet."""
+    """Holds a seed that is not computed yet."""
     TRAINING = 2
-    """The seed learns behind the host, whose output it does not change (without incubation it is in at once)."""
+    """The seed learns behind the host without changing its output (without incubation it is active at once)."""
     BLENDING = 3
-    """Alpha moves to its target, or stays at one below 1."""
+    """Alpha moves to its target, or stays at a target below 1."""
     HOLDING = 4
-    """Alpha is 1; the seed waits for the decision."""
+    """Alpha is 1; the seed awaits the decision to keep it."""
     FOSSILIZED = 5
-    """Kept for good."""
+    """Kept permanently."""
     PRUNED = 6
     """Removed in this step."""
     EMBARGOED = 7
-    """Empty, and closed for a while."""
+    """Empty and temporarily closed."""
 
 
 class Op(IntEnum):
-    """Operations of a controller; one of them is done per host and host epoch."""
+    """Operations of a controller, one per host and host epoch."""
 
     WAIT = 0
     GERMINATE = 1
@@ -52,7 +52,7 @@ class Op(IntEnum):
 
 
 class Mode(IntEnum):
-    """What alpha does."""
+    """Direction in which alpha moves."""
 
     DOWN = -1
     HOLD = 0
@@ -60,7 +60,7 @@ class Mode(IntEnum):
 
 
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-"""Stages of a seed that may still be pruned."""
+"""Stages in which a seed may be pruned."""
 OCCUPIED = (*LIVE, Stage.FOSSILIZED)
 TAKES_PART = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 """Stages in which the seed is computed."""
@@ -70,54 +70,53 @@ BLENDED = (Stage.BLENDING, Stage.HOLDING)
 
 @dataclass(slots=True)
 class SlotState:
-    """Everything the lifecycle knows, each an array `[N, S]`. What was not measured is NaN, but for contributions."""
+    """State of all slots, one array `[N, S]` per field. Values not measured are NaN, contributions excepted."""
 
     stage: IntArray
     blueprint: IntArray
-    """Index of the blueprint, -1 where there is none."""
+    """Index of the blueprint, -1 for none."""
     blend: IntArray
-    """A `Blend`, from birth on."""
+    """`Blend` of the seed, fixed at birth."""
     alpha: FloatArray
     """Blend weight in [0, 1]."""
     ramp_start: FloatArray
+    """Alpha at the start of the ramp; before blending, of the coming ramp."""
     ramp_target: FloatArray
-    """Alpha at the ends of the ramp. Before blending: those of the ramp to come."""
+    """Alpha at its end."""
     ramp_done: IntArray
-    """Ticks of the ramp behind us."""
+    """Completed ticks of the ramp [host epochs]."""
     ramp_total: IntArray
-    """Its length [host epochs]."""
+    """Length of the ramp [host epochs]."""
     ramp_curve: IntArray
-    """A `Curve`."""
+    """`Curve` of the ramp."""
     dying: BoolArray
-    """Does the ramp lead down to the seed's removal?"""
+    """True if the ramp ends in the seed's removal."""
     stage_age: IntArray
-    """Host epochs trained in the stage."""
+    """Age of the stage [host epochs trained in it]."""
     seed_age: IntArray
-    """Host epochs since germination."""
+    """Age of the seed since germination [host epochs]."""
     accuracy: FloatArray
-    """Last validation accuracy of the host [pp]; the same in all of its slots, empty ones too."""
+    """Last validation accuracy of the host [pp], repeated for all of its slots."""
     accuracy_start: FloatArray
-    """What it was when the stage was entered [pp]."""
+    """Validation accuracy when the stage was entered [pp]."""
     contribution: FloatArray
     """Accuracy with the seed minus without it [pp]; 0 where not measured."""
     contribution_error: FloatArray
-    """Its standard error [pp]."""
+    """Standard error of the contribution [pp]."""
     measured: BoolArray
-    """Has the contribution of this seed been measured?"""
+    """True if the contribution of this seed was ever measured."""
     fresh: BoolArray
-    """Was it measured in the last host epoch? It was not where the seed is behind its host, or at alpha 0."""
+    """True if it was measured in the last host epoch; false behind the host and at alpha 0."""
     velocity: FloatArray
-    """How fast it changes [pp / host epoch]; see `attribution.velocity`. NaN until it was measured in two epochs in a row."""
+    """Rate of change of the contribution [pp / host epoch], NaN before two consecutive measurements; see
+    `attribution.velocity`."""
     gradient_ratio: FloatArray
-    """How strongly the seed learnt in the last epoch, against its host; see `gates.gradient_ratio` [1]."""
+    """Ratio of the seed's to its host's gradient per parameter in the last epoch; see `gates.gradient_ratio`."""
     gradient_norm: FloatArray
-    """Norm of its gradient in that epoch, before clipping; mean over steps [nats per unit of weight]."""
-
-    def copy(self) -> "SlotState":
-        return SlotState(**{name: array.copy() for name, array in self.arrays().items()})
+    """Norm of the seed's gradient in the last epoch, before clipping; mean over steps [nats per unit of weight]."""
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by name."""
+        """Return the arrays by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     def of(self, rows: slice) -> "SlotState":
@@ -125,57 +124,38 @@ class SlotState:
         return SlotState(**{name: array[rows] for name, array in self.arrays().items()})
 
     def within(self, *stages: Stage) -> BoolArray:
-        """`[N, S]`: is the slot in one of these stages?"""
+        """Return which slots are in one of these stages `[N, S]`."""
         return _is_one_of(stages)[self.stage]
 
     @property
     def moving(self) -> BoolArray:
-        """`[N, S]`: is alpha on its way?"""
+        """True where alpha has not reached its target `[N, S]`."""
         return self.within(Stage.BLENDING) & (self.ramp_done < self.ramp_total)
 
     @property
     def mode(self) -> IntArray:
-        """`[N, S]`: a `Mode`; it follows from the ramp and is stored nowhere."""
+        """`Mode` of each slot `[N, S]`, derived from the ramp."""
         return np.where(self.moving, np.sign(self.ramp_target - self.ramp_start), Mode.HOLD).astype(np.int64)
 
     @property
     def improvement(self) -> FloatArray:
-        """`[N, S]`: accuracy won since the stage was entered [pp]."""
+        """Accuracy gained since the stage was entered `[N, S]` [pp]."""
         return self.accuracy - self.accuracy_start
 
 
 @cache
 def _is_one_of(stages: tuple[Stage, ...]) -> BoolArray:
-    """For every stage: is it one of these? A table, since the question is asked forty times a step."""
+    """Return for every stage whether it is one of these; cached, since a step looks this up forty times."""
     return np.array([stage in stages for stage in Stage], dtype=np.bool_)
 
 
+_DTYPES: dict[Any, Any] = {IntArray: np.int64, FloatArray: np.float32, BoolArray: np.bool_}
+_UNKNOWN = ("accuracy", "accuracy_start", "velocity", "gradient_ratio", "gradient_norm")
+"""Fields that are NaN before their first measurement."""
+
+
 def empty(num_hosts: int, num_slots: int) -> SlotState:
-    """Every slot dormant, and nothing measured."""
-
-    def filled(value: float, kind: type[np.generic]) -> npt.NDArray[Any]:
-        return np.full((num_hosts, num_slots), value, dtype=kind)
-
-    return SlotState(
-        stage=filled(Stage.DORMANT, np.int64),
-        blueprint=filled(-1, np.int64),
-        blend=filled(0, np.int64),
-        alpha=filled(0, np.float32),
-        ramp_start=filled(0, np.float32),
-        ramp_target=filled(0, np.float32),
-        ramp_done=filled(0, np.int64),
-        ramp_total=filled(0, np.int64),
-        ramp_curve=filled(0, np.int64),
-        dying=filled(False, np.bool_),
-        stage_age=filled(0, np.int64),
-        seed_age=filled(0, np.int64),
-        accuracy=filled(np.nan, np.float32),
-        accuracy_start=filled(np.nan, np.float32),
-        contribution=filled(0, np.float32),
-        contribution_error=filled(0, np.float32),
-        measured=filled(False, np.bool_),
-        fresh=filled(False, np.bool_),
-        velocity=filled(np.nan, np.float32),
-        gradient_ratio=filled(np.nan, np.float32),
-        gradient_norm=filled(np.nan, np.float32),
-    )
+    """Return dormant slots without measurements."""
+    initial = {"blueprint": EMPTY} | dict.fromkeys(_UNKNOWN, np.nan)
+    shape = (num_hosts, num_slots)
+    return SlotState(**{one.name: np.full(shape, initial.get(one.name, 0), _DTYPES[one.type]) for one in fields(SlotState)})

@@ -1,7 +1,7 @@
-"""How long inference takes: of a bare host, and what each seed adds to it, measured on the machine at hand.
+"""Inference latency of a bare host, and of each seed on top, measured on the local machine.
 
-Unlike parameters and FLOPs these numbers are a measurement, so that no two runs have the same. A run measures once, says what it
-used, and keeps it: its checkpoints hold the numbers, and whoever goes on with the run or judges it uses those.
+Unlike parameters and FLOPs, latencies are measurements and differ between runs. A run measures once and stores the result in its
+checkpoints, so that resuming and evaluating it use the same numbers.
 """
 
 # S slots, K blueprints, P pairs of timings
@@ -23,41 +23,41 @@ from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.gated import Gate
 
 BATCH = 64
-"""Samples timed at once; numbers are for one of them. More: nearer to throughput, and further from the wait for one answer."""
+"""Batch size of the timed forwards; results are per sample. Higher: closer to throughput than to single-sample latency."""
 PAIRS = 25
-"""Timings with and without a seed that are compared, one after the other. More: less noise, and a longer start."""
+"""Number of paired timings with and without a seed. More: less noise, longer start."""
 WARM_UP = 3
-"""Pairs that are thrown away first."""
+"""Number of discarded pairs before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latency:
-    """Seconds that inference takes for one sample."""
+    """Inference latency per sample [s]."""
 
     host: float
-    """Of a host without seeds: the median of all timings."""
+    """Latency of a host without seeds: the median of all timings [s]."""
     seed_KS: npt.NDArray[np.float64]
-    """What a seed adds: the median of paired differences; NaN where it was not measured."""
+    """Latency added by a seed: the median of paired differences [s]; NaN where not measured."""
     gate_S: npt.NDArray[np.float64]
-    """What a gate adds."""
+    """Latency added by a gate [s]."""
     seed_error_KS: npt.NDArray[np.float64]
+    """Standard error of `seed_KS`: 1.25 robust standard deviations over the root of the number of pairs [s]."""
     gate_error_S: npt.NDArray[np.float64]
-    """Their standard errors, 1.25 robust standard deviations over the root of the number of pairs."""
+    """Standard error of `gate_S`, likewise [s]."""
     device: str
-    """What it was measured on."""
+    """Device of the measurement."""
 
     @property
     def price(self) -> Price:
-        """What is to be paid. A difference that was measured below 0 is noise, since nothing gets faster by more work: it counts
-        as 0 here, and stays as it was measured in this record."""
+        """Prices for rent. A negative difference is noise and is clipped to 0 here; the record keeps the measured value."""
         return Price(host=self.host, seed_KS=np.maximum(self.seed_KS, 0.0), gate_S=np.maximum(self.gate_S, 0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """As numbers, texts and lists, for checkpoints."""
+        """Return the record as numbers, strings and lists, for checkpoints."""
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(self).items()}
 
     def table(self, blueprints: Sequence[str], slots: Sequence[str]) -> dict[str, Any]:
-        """The measurement for people [s], by name; slots and blueprints that were not measured are left out."""
+        """Return the measurement by name [s]; slots and blueprints that were not measured are left out."""
 
         def row(values_S: npt.NDArray[np.float64], errors_S: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
             pairs = zip(slots, values_S.tolist(), errors_S.tolist(), strict=True)
@@ -69,28 +69,24 @@ class Latency:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> "Latency":
-        """Undoes `state_dict`."""
+        """Return the record that `state_dict` came from."""
         arrays: dict[str, Any] = {name: np.array(value) for name, value in state.items() if isinstance(value, list)}
         return Latency(**state | arrays)
 
 
 def measure_latency(
-    host: nn.Module,
-    blueprints: Sequence[BlueprintConfig],
-    used_S: npt.NDArray[np.bool_],
-    samples: Tensor,
-    device: torch.device,
+    host: nn.Module, blueprints: Sequence[BlueprintConfig], used_S: npt.NDArray[np.bool_], samples: Tensor, device: torch.device
 ) -> Latency:
-    """Times a host by itself and with each seed that may be planted, on one thread of a CPU or on a GPU.
+    """Time a bare host and the host with each plantable seed, on one CPU thread or on a GPU.
 
-    A seed is timed as it is added, h + delta(h), and a gate by itself, h * g(h). What MULTIPLY does besides is not timed.
+    A seed is timed as ADD, h + delta(h), and a gate alone, h * g(h). The extra work of MULTIPLY is not timed.
 
     Args:
-        host: a plain host; left on the device, in evaluation mode.
+        host: a plain host; it is left on the device, in evaluation mode.
         blueprints: the blueprints of a run.
-        used_S: slots in use; the others are left NaN.
-        samples: inputs of a host; the first `BATCH` are used, and repeated where there are fewer.
-        device: where to measure.
+        used_S: slots in use; the others stay NaN.
+        samples: inputs of a host; the first `BATCH` are used, repeated if there are fewer.
+        device: device of the measurement.
     """
     specs, x = slot_specs(host), samples[torch.arange(BATCH) % len(samples)].to(device)
     segments = list(host.to(device).eval().get_submodule("segments").children())
@@ -137,12 +133,12 @@ def measure_latency(
 
 
 def _weighted(h: Tensor, gate: Tensor) -> Tensor:
-    """Features times the gate of each sample."""
+    """Return features times the gate of each sample."""
     return h * gate.view(len(h), *[1] * (h.dim() - 1))
 
 
 def _pairs(without: Callable[[], None], within: Callable[[], None], device: torch.device) -> npt.NDArray[np.float64]:
-    """Seconds of both calls, one after the other, in an order that alternates `[P, 2]`."""
+    """Return the seconds of both calls, made in turn, in alternating order `[P, 2]`."""
     calls, seconds_P2 = (without, within), np.zeros((WARM_UP + PAIRS, 2))
     for pair in range(len(seconds_P2)):
         for which in (0, 1) if pair % 2 else (1, 0):
@@ -155,13 +151,13 @@ def _pairs(without: Callable[[], None], within: Callable[[], None], device: torc
 
 
 def _wait(device: torch.device) -> None:
-    """Until a GPU is done with what it was given."""
+    """Wait for the work queued on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _median(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The median, and its standard error from the median absolute deviation, as of normal noise."""
+    """Return the median, and its standard error from the median absolute deviation, assuming normal noise."""
     middle = float(np.median(values))
     deviation = 1.4826 * float(np.median(np.abs(values - middle)))
     return middle, 1.25 * deviation / len(values) ** 0.5

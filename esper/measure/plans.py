@@ -10,31 +10,31 @@ from esper.measure.attribution import FULL, members, prefixes, subsets
 
 
 class Plan(StrEnum):
-    """A set of settings of the alphas beside the real one. Which seeds are live is said in docs/lifecycle.md."""
+    """A set of alpha settings measured besides the current one. docs/lifecycle.md defines which seeds are live."""
 
     leave_one_out = "leave_one_out"
-    """Each seed off, fossils included: what it contributes."""
+    """Each seed off in turn, fossils included: its contribution."""
     solo_on = "solo_on"
-    """Each live seed on, the other live seeds off; and all of them off, to compare with."""
+    """Each live seed on with the other live seeds off, and all of them off as the baseline."""
     all_off = "all_off"
     """All live seeds off."""
     pairs = "pairs"
-    """Each pair of live seeds on, the other live seeds off; and `solo_on` with it, as interactions ask for."""
+    """Each pair of live seeds on with the other live seeds off, plus `solo_on`, which interactions need."""
     committed = "committed"
-    """The host with its fossils alone, each at the alpha it has: the same setting as `all_off`."""
+    """The host with its fossils only, each at its current alpha: the same setting as `all_off`."""
     factorial = "factorial"
-    """Every subset of the seeds on, fossils among them."""
+    """Every subset of the seeds on, fossils included."""
     shapley = "shapley"
-    """Subsets along random orders of the seeds and their reverses, fossils among them; every subset up to four seeds."""
+    """Subsets along random orders of the seeds and their reverses, fossils included; every subset up to four seeds."""
 
 
 def coalitions(plan: Plan, inside: int, fossils: int, orders: Iterable[Sequence[int]] = ()) -> list[int]:
-    """The settings of a plan for one host, as bits: bit s is on where the seed of slot s is.
+    """Return the settings of a plan for one host as bit masks: bit s is set where the seed of slot s is on.
 
     Args:
-        inside: the seeds that are in, at an alpha above 0.
-        fossils: those of them that are kept for good.
-        orders: for `shapley` above `FULL` seeds, orders of the slots.
+        inside: seeds with alpha above 0.
+        fossils: fossils among them.
+        orders: orders of the slots, for `shapley` with more than `FULL` seeds.
     """
     live = members(inside & ~fossils)
     match plan:

@@ -1,7 +1,7 @@
-"""Reward modes: which terms are paid, and with which weight.
+"""Reward modes: weighted sums of terms.
 
-A mode is a config: the fields that `pays` names hold the weights of its terms, so that `reward.rent=0` drops rent, and
-`reward.rent=2` weighs it anew. All modes pay in points and see the same signals, so that any of them go together in one run.
+A mode is a config whose fields named in `pays` are the weights of its terms: `reward.rent=0` drops rent, `reward.rent=2` changes
+its weight. All modes pay in points and use the same signals, so one run can combine any of them.
 """
 
 import math
@@ -16,14 +16,14 @@ from esper.reward.terms import RentUnit
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    """A reward mode."""
+    """Config of a reward mode."""
 
     pays: ClassVar[Pays] = {}
-    """The terms that are paid, by the field that holds their weight, in the order in which they are summed."""
+    """Terms by the field of their weight, in the order of the sum."""
     per_host: Any = None  # dict[str, int] | None: Hydra lets the command line add keys to no dict that says what it holds
-    """Hosts of a training run by the mode that pays them, as in '{shaped:16,sparse:16}': the first 16 hosts by one, the next 16
-    by the other. Together all hosts; the mode of the run, whose other keys hold for its hosts, must be among them, and the others
-    pay by their defaults. Evaluation pays every host by the mode of the run. Null: all by the mode of the run."""
+    """Number of training hosts per reward mode, as in '{shaped:16,sparse:16}': the first 16 hosts are paid by shaped, the next 16
+    by sparse. The numbers must add up to hosts and include the mode of the run; the other modes use their defaults. Evaluation
+    always uses the mode of the run. Null: one mode for all hosts."""
 
     def __post_init__(self) -> None:
         for key in self.pays:
@@ -36,7 +36,7 @@ class RewardConfig:
                 f"reward.per_host must give numbers of hosts by mode, as in '{{shaped:16,sparse:16}}', got {self.per_host}"
             )
         if unknown := [name for name in self.counts if name not in MODES]:
-            raise ValueError(f"reward.per_host knows no mode {unknown[0]}: choose out of {', '.join(MODES)}")
+            raise ValueError(f"reward.per_host has an unknown mode {unknown[0]}: choose out of {', '.join(MODES)}")
         if few := [name for name, count in self.counts.items() if count < 1]:
             raise ValueError(f"reward.per_host must give each mode at least 1 host, got {few[0]}: leave {few[0]} out")
         own = self.mode
@@ -48,37 +48,37 @@ class RewardConfig:
 
     @property
     def counts(self) -> dict[str, int]:
-        """`per_host`, empty where all hosts are paid alike."""
+        """Number of hosts per mode, empty for a single mode."""
         return cast(dict[str, int], self.per_host or {})
 
     @property
     def mode(self) -> str:
-        """The name that it is chosen by."""
+        """Option name of this mode."""
         return next((name for name, kind in MODES.items() if kind is type(self)), type(self).__name__)
 
     def check_run(self, *, hosts: int, twins: int) -> None:
-        """Raises ValueError where `per_host` does not go with a run of so many hosts, of which so many at a time are twins."""
+        """Raise ValueError if `per_host` does not fit the number of hosts and twins of a run."""
         total, asked = sum(self.counts.values()), " + ".join(f"{name}:{count}" for name, count in self.counts.items())
         if self.counts and total != hosts:
             raise ValueError(f"reward.per_host pays {asked} = {total} hosts, and hosts={hosts}: make them equal")
         if split := [name for name, count in self.counts.items() if count % twins]:
             raise ValueError(
                 f"reward.per_host must give {split[0]} a multiple of agent.twins={twins} hosts, got {self.counts[split[0]]}: "
-                "twins are compared with each other, and so are paid alike"
+                "twins are compared with each other and need the same reward"
             )
 
     def build(self, *, gamma: float) -> Reward:
-        """The reward function of this mode, for any number of hosts.
+        """Return the reward function of this mode, for any number of hosts.
 
         Args:
-            gamma: the agent's discount per step, which potential-based shaping needs.
+            gamma: the agent's discount per step, for potential-based shaping.
         """
         if not self.pays:
-            raise TypeError(f"{type(self).__name__} does not say what it pays: define pays, or build(gamma)")
+            raise TypeError(f"{type(self).__name__} defines neither pays nor build(gamma)")
         return WeightedReward(self, gamma)
 
     def build_training(self, *, gamma: float) -> Reward:
-        """The reward function of a training run: of this mode, or of several, host by host, as `per_host` says."""
+        """Return the reward function of a training run: this mode, or the modes of `per_host`."""
         if not self.counts:
             return self.build(gamma=gamma)
         parts = {name: (self if name == self.mode else MODES[name]()).build(gamma=gamma) for name in self.counts}
@@ -87,11 +87,11 @@ class RewardConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ShapedConfig(RewardConfig):
-    """Dense pay: accuracy and contribution as they come, rent as it is due. A weight of 0 drops a term.
+    """Dense reward: accuracy, contributions and rent at every step. A weight of 0 drops a term.
 
-    Left out on purpose: discounts for early germination (it is the early ones that help most), fines for a seed that waits (it
-    costs rent, and is not paid at the end), pay for pairs that need each other (see `hindsight`), fines by the contribution of
-    all seeds together (the alarms look seed by seed instead), and fines for what the masks forbid.
+    Omitted on purpose: discounts for early germination (early seeds help most), penalties for idle seeds (they cost rent and earn
+    nothing at the end), pay for interacting pairs (see `hindsight`), penalties on the joint contribution (anomaly checks work per
+    seed), and penalties for actions that the masks forbid.
     """
 
     pays: ClassVar[Pays] = {
@@ -107,36 +107,36 @@ class ShapedConfig(RewardConfig):
         "hindsight": table.HINDSIGHT,
     }
     attribution: float = 0.002
-    """Points a host epoch for each percentage point a seed contributes, at least 0. Higher favours growing early."""
+    """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     rent: float = 0.5
-    """Points a host epoch for one host-size of seed parameters, at least 0. Higher favours small seeds, or none."""
+    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
     accuracy_potential: float = 1.0
-    """Weight of validation accuracy in the shaping potential, at least 0: pays the final accuracy as it grows."""
+    """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0: pays a life brought forward, and takes it back."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     germinate_cost: float = 0.2
-    """Points for germinating a seed, at least 0. Higher makes a controller start fewer."""
+    """Points deducted per germination, at least 0. Higher: fewer seeds."""
     prune_cost: float = 0.1
-    """Points for removing a seed, at least 0."""
+    """Points deducted per pruning, at least 0. Higher: fewer prunings."""
     terminal: float = 1.0
-    """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
     auto_prune_cost: float = 0.0
-    """Points for each seed that a rule of `slots` removes (`prune_after`, `prune_below`), at least 0. Higher makes a controller
-    prune before the rule does."""
+    """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before
+    the rule applies."""
     shock: float = 0.0
-    """Points for taking alpha from 0 to 1 in one step for a seed as large as the host, at least 0. Higher favours long ramps."""
+    """Points deducted for moving alpha from 0 to 1 in one step, for a seed of host size, at least 0. Higher: longer ramps."""
     hindsight: float = 0.0
-    """Points for each percentage point by which a seed that is kept was helped by seeds that are not, at least 0. Higher favours
-    scaffolds; above 0, pairs of seeds are measured after every step."""
+    """Points per percentage point by which other seeds helped a new fossil, at least 0. Higher: more scaffolds. Above 0, pairs of
+    seeds are measured after every step."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SimplifiedConfig(RewardConfig):
-    """The end and the way there, without rent: what growth could do were it free. Says nothing on whether growth pays.
+    """Final accuracy and progress without rent: an upper bound with free growth.
 
-    The bonus for fossils counts seeds and can be farmed by keeping many that help a little: keep it small, or drop it.
+    The bonus for fossils counts seeds and can be farmed with many small contributions: keep it small, or drop it.
     """
 
     pays: ClassVar[Pays] = {
@@ -146,22 +146,21 @@ class SimplifiedConfig(RewardConfig):
         "terminal": table.TERMINAL,
     }
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0: pays a life brought forward, and takes it back."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     action_cost: float = 0.1
-    """Points for doing anything but to wait, at least 0."""
+    """Points deducted per operation other than WAIT, at least 0. Higher: fewer actions."""
     contributing: float = 0.5
-    """Points at the end for each fossil that contributes at least 1 pp, at least 0. Higher favours many seeds."""
+    """Points at the end per fossil that contributes at least 1 pp, at least 0. Higher: more seeds."""
     terminal: float = 1.0
-    """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BasicConfig(RewardConfig):
-    """What the host gained over the episode, minus rent, and pay for keeping seeds that help.
+    """Gain over the newborn host minus rent, plus pay for fossilizing useful seeds.
 
-    A seed is paid for when it has become a fossil, by the smaller one of what it contributes and what the host gained since it
-    came. There is no fixed sum for a fossil, which could be farmed, nor one for a seed that waited long: the gates say when one
-    may be kept.
+    A new fossil pays the minimum of its contribution and the host's gain since its germination. There is no fixed bonus per
+    fossil, which could be farmed, and no bonus for waiting: the gates decide when a seed may fossilize.
     """
 
     pays: ClassVar[Pays] = {
@@ -171,28 +170,29 @@ class BasicConfig(RewardConfig):
         "gain": table.GAIN,
     }
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0: pays a life brought forward, and takes it back."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     rent: float = 0.5
-    """Points a host epoch for one host-size of seed parameters, at least 0. Higher favours small seeds, or none."""
+    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
     fossilized: float = 0.1
-    """Points for each percentage point that a seed is worth when it is kept, at least 0."""
+    """Points per percentage point of worth of a new fossil, at least 0. Higher: more fossils."""
     gain: float = 1.0
-    """Points at the end for each percentage point by which the committed network is better than the newborn host, at least 0."""
+    """Points at the end per percentage point of committed accuracy above the newborn host, at least 0. Higher: the outcome
+    outweighs other terms."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BasicPlusConfig(BasicConfig):
-    """As basic, but most of the pay for keeping a seed comes step by step, for as long as the seed holds what it promised."""
+    """Basic with most of the pay for a fossil spread over later steps, while the fossil keeps its contribution."""
 
     pays: ClassVar[Pays] = {**BasicConfig.pays, "drip": table.DRIP}
     fossilized: float = 0.03
-    """Points at once for each percentage point that a seed is worth when it is kept, at least 0."""
+    """Points at once per percentage point of worth of a new fossil, at least 0. Higher: more fossils."""
     drip: float = 0.07
-    """Points over the rest of the episode for each percentage point that a seed was worth when it was kept, at least 0."""
+    """Points over the rest of the episode per percentage point of worth of a new fossil, at least 0. Higher: lasting fossils."""
     min_steps: int = 5
-    """The drip is spread over at least as many steps, at least 1. Higher makes keeping a seed at the last moment worth less."""
+    """Minimum number of steps over which the drip is spread, at least 1. Higher: less pay for late fossils."""
 
     def __post_init__(self) -> None:
         RewardConfig.__post_init__(self)
@@ -202,32 +202,32 @@ class BasicPlusConfig(BasicConfig):
 
 @dataclass(kw_only=True, slots=True)
 class SparseConfig(RewardConfig):
-    """Pay at the end only: accuracy of what was committed, minus rent for every seed still held, kept or not."""
+    """Reward at the end only: committed accuracy minus rent for every seed, fossil or live."""
 
     pays: ClassVar[Pays] = {"rent": table.FINAL_RENT, "terminal": table.TERMINAL}
     rent: float = 10.0
-    """Points at the end for one host-size of seed parameters still held, at least 0."""
+    """Points deducted at the end for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
     terminal: float = 1.0
-    """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
 
 @dataclass(kw_only=True, slots=True)
 class MinimalConfig(SparseConfig):
-    """As sparse, and every removal costs a little: a controller that plants and prunes in turn is not left without a signal.
+    """Sparse with a small cost per pruning, a signal against planting and pruning in turn.
 
-    A fine for removals before `slots.min_prune_age` alone would never be due, since the masks forbid them.
+    A cost restricted to prunings before `slots.min_prune_age` would never apply, since the masks forbid them.
     """
 
     pays: ClassVar[Pays] = {**SparseConfig.pays, "prune_cost": table.PRUNE}
     prune_cost: float = 0.1
-    """Points for removing a seed, at least 0."""
+    """Points deducted per pruning, at least 0. Higher: fewer prunings."""
 
 
 @dataclass(kw_only=True, slots=True)
 class EscrowConfig(RewardConfig):
-    """As shaped, but contributions are paid in advance into an escrow, which only seeds that are kept may keep."""
+    """Shaped with contributions paid in advance into an escrow that only fossils keep."""
 
     pays: ClassVar[Pays] = {
         "escrow": table.ESCROW,
@@ -239,25 +239,25 @@ class EscrowConfig(RewardConfig):
         "terminal": table.TERMINAL,
     }
     escrow: float = 0.1
-    """Points for each percentage point in a seed's balance, at least 0. Higher favours seeds that help reliably."""
+    """Points per percentage point of a seed's balance, at least 0. Higher: reliably useful seeds."""
     window: int = 3
-    """The balance follows the least worth of so many host epochs, at least 1. Higher pays later, and trusts luck less."""
+    """Number of host epochs whose minimum worth the balance follows, at least 1. Higher: later pay, less noise."""
     most: float = 2.0
-    """A balance changes by at most so much in a host epoch [pp], above 0; what is taken back goes at once. Higher pays sooner."""
+    """Maximum change of a balance per host epoch [pp], above 0; forfeits are immediate. Higher: earlier pay."""
     rent: float = 0.5
-    """Points a host epoch for one host-size of seed parameters, at least 0. Higher favours small seeds, or none."""
+    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
     accuracy_potential: float = 1.0
-    """Weight of validation accuracy in the shaping potential, at least 0: pays the final accuracy as it grows."""
+    """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0: pays a life brought forward, and takes it back."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     germinate_cost: float = 0.2
-    """Points for germinating a seed, at least 0. Higher makes a controller start fewer."""
+    """Points deducted per germination, at least 0. Higher: fewer seeds."""
     prune_cost: float = 0.1
-    """Points for removing a seed, at least 0."""
+    """Points deducted per pruning, at least 0. Higher: fewer prunings."""
     terminal: float = 1.0
-    """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
     def __post_init__(self) -> None:
         RewardConfig.__post_init__(self)
@@ -269,42 +269,37 @@ class EscrowConfig(RewardConfig):
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig(RewardConfig):
-    """The fall of the validation loss, minus rent: for tasks whose accuracy says little.
+    """Decrease of the validation loss minus rent, for tasks whose accuracy is uninformative.
 
-    Falls add up to that of the whole episode, so there is nothing to pay at the end; falls and rises weigh alike and are not
-    clipped, or going up and down would pay. The loss is that of the whole network: seeds still on trial at the end count.
+    Decreases telescope to the decrease over the episode, so there is no term at the end. Increases weigh the same and are not
+    clipped, or oscillation would pay. The loss includes live seeds, even at the end.
     """
 
-    pays: ClassVar[Pays] = {
-        "loss_fall": table.LOSS_FALL,
-        "stage_potential": table.STAGE_POTENTIAL,
-        "rent": table.RENT,
-    }
+    pays: ClassVar[Pays] = {"loss_fall": table.LOSS_FALL, "stage_potential": table.STAGE_POTENTIAL, "rent": table.RENT}
     loss_fall: float = 40.0
-    """Points for each nat by which the validation loss falls, at least 0. With 10 classes a guess stands at 2.3 nats."""
+    """Points per nat of decrease of the validation loss, at least 0. The chance loss of 10 classes is 2.3 nats."""
     stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0: pays a life brought forward, and takes it back."""
+    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
     rent: float = 0.5
-    """Points a host epoch for one host-size of seed parameters, at least 0. Higher favours small seeds, or none."""
+    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
 
 
 @dataclass(kw_only=True, slots=True)
 class AccuracyMinusRentConfig(RewardConfig):
-    """The plain objective, and nothing on the way there: accuracy of the committed network minus rent for what it keeps.
+    """The plain objective at the end only: committed accuracy minus rent for fossils.
 
-    Where `sparse` charges for every seed still held, this charges for fossils alone: the others are not in the network it pays
-    for.
+    Unlike `sparse` it charges no rent for live seeds, which are not part of the committed network.
     """
 
     pays: ClassVar[Pays] = {"rent": table.FOSSIL_RENT, "terminal": table.TERMINAL}
     rent: float = 10.0
-    """Points at the end for fossils that cost as much as the host, at least 0. Higher favours small seeds, or none."""
+    """Points deducted at the end for fossils as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
-    """What rent is charged for."""
+    """Unit of rent: params, flops or latency."""
     terminal: float = 1.0
-    """Points at the end for each percentage point of accuracy of the committed network, at least 0."""
+    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
 
 MODES: dict[str, type[RewardConfig]] = {
@@ -318,4 +313,4 @@ MODES: dict[str, type[RewardConfig]] = {
     "loss": LossConfig,
     "accuracy_minus_rent": AccuracyMinusRentConfig,
 }
-"""Name -> mode. A new mode is a class and a line here."""
+"""Modes by option name; a new mode takes one class and one line here."""

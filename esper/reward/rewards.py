@@ -25,7 +25,7 @@ class Weights(Protocol):
 
 
 class Reward:
-    """Pays N hosts for one step."""
+    """A reward function of N hosts, called once per step."""
 
     names: tuple[str, ...]
     """Names of the terms, in order."""
@@ -34,11 +34,11 @@ class Reward:
     needs_latency: bool = False
     """If true, latency is measured once, when the run starts."""
     groups: Mapping[str, slice] = {}
-    """Hosts by the name of their mode; empty where all have the same."""
+    """Hosts by the name of their mode; empty for a single mode."""
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
         """Return every weighted term of the step by name, `[N]` each [pp]. Call once per step."""
-        raise TypeError(f"{type(self).__name__} does not say what it pays: define components(signals)")
+        raise TypeError(f"{type(self).__name__} does not define components(signals)")
 
     def __call__(self, signals: StepSignals) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return the reward `[N]` [pp], and the terms that it is the sum of."""
@@ -48,10 +48,10 @@ class Reward:
         return np.stack(list(components.values())).sum(axis=0), components
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: what shaping charges there; by default 0.
+        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: deducted there by shaping; 0 by default.
 
-        A sub-episode after a rollback is charged for the potential of the snapshot, though nothing was lost by it: reported
-        returns add this back.
+        A sub-episode after a rollback pays for the potential of the snapshot although the host lost nothing: reported returns add
+        this back.
         """
         return np.zeros(len(accuracy_N), dtype=np.float32)
 

@@ -1,4 +1,4 @@
-"""Every term that a mode may weigh: what it pays, in which unit, by which formula, and where it comes from."""
+"""The terms of rewards, with unit, formula and source."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,56 +15,55 @@ from esper.reward.signals import StepSignals
 
 FloatArray = npt.NDArray[np.float32]
 Pay = Callable[[StepSignals], FloatArray]
-"""What a term pays for a step, before its weight `[N]`; with a memory where it is a `Memory`."""
+"""Function from signals to the unweighted term `[N]`; a `Memory` if it keeps state."""
 
 OURS = "ours"
 SHAPING = "shaping"
-"""Name of the component that all potentials of a mode make together."""
+"""Name of the component that sums all potentials of a mode."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Term:
-    """One term."""
+    """A term of a reward."""
 
     name: str
-    """Of its component, as in the metric `reward/rent`."""
+    """Name of its component, as in the metric `reward/rent`."""
     unit: str
-    """What is weighed; 1 for a pure number. A weight turns it into points."""
+    """Unit before the weight, which converts it into points; 1 for a pure number."""
     formula: str
     """In symbols, for docs/rewards.md."""
     make: Callable[[Any, float], Pay]
-    """The term of a mode: from its config and the agent's discount."""
+    """Function from the config of a mode and the agent's discount to the term."""
     sign: int = 1
-    """-1 for what is charged."""
+    """Sign of the term: -1 for costs."""
     source: str = OURS
-    """Where it was taken from."""
+    """Reference of the term."""
     needs: frozenset[Plan] = frozenset()
-    """Counterfactuals that it must be told after every step."""
+    """Counterfactuals to measure after every step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Potential:
-    """One part of a shaping potential: it is worth something to be in a state, and pay for getting there is taken back with
-    it."""
+    """A part of a shaping potential: the value of a state, paid on entering it and deducted on leaving it."""
 
     unit: str
-    """What is weighed."""
+    """Unit before the weight."""
     formula: str
     """In symbols, for docs/rewards.md."""
     of: Callable[[FloatArray, SlotState], FloatArray]
-    """From the accuracy of each host [pp] and the state of its slots to `[N]`."""
+    """Function from host accuracies [pp] and slot states to the potential `[N]`."""
     name: str = SHAPING
-    """Of its component."""
+    """Name of its component."""
     source: str = "Ng, Harada, Russell 1999"
-    """Where it was taken from."""
+    """Reference of the potential."""
     sign: int = 1
-    """Potentials are earned."""
+    """Sign of the term; potentials are never costs."""
     needs: frozenset[Plan] = frozenset()
-    """Counterfactuals that it must be told after every step."""
+    """Counterfactuals to measure after every step."""
 
 
 Pays = Mapping[str, Term | Potential]
-"""What a mode pays: the field that holds a term's weight -> the term, in the order of the sum."""
+"""Terms of a mode by the field of their weight, in the order of the sum."""
 
 
 def _pure(pay: Pay) -> Callable[[Any, float], Pay]:
@@ -72,13 +71,11 @@ def _pure(pay: Pay) -> Callable[[Any, float], Pay]:
 
 
 def _counted(op: Op, name: str) -> Term:
-    return Term(
-        name=name,
-        unit="1",
-        sign=-1,
-        formula=f"1 where {op.name} was carried out",
-        make=lambda mode, gamma: partial(terms.operations, op=op),
-    )
+    return Term(name, "1", f"1 where {op.name} was carried out", _pure(partial(terms.operations, op=op)), sign=-1)
+
+
+def _rent(formula: str, **keys: bool) -> Term:
+    return Term("rent", "host sizes", formula, lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit, **keys), sign=-1)
 
 
 ACCURACY_POTENTIAL = Potential(
@@ -86,92 +83,53 @@ ACCURACY_POTENTIAL = Potential(
 )
 STAGE_POTENTIAL = Potential(
     unit="1",
-    formula="gamma * P' - P, with P the sum over slots of the worth of their stages; P' is 0 at the end",
+    formula="gamma * P' - P, with P the sum over slots of the value of their stages; P' is 0 at the end",
     of=lambda accuracy_N, state: terms.stage_potential(state),
 )
 ATTRIBUTION = Term(
-    name="attribution",
-    unit="pp",
-    formula="sum over seeds of c, the accuracy with a seed less that without it",
+    "attribution",
+    "pp",
+    "sum over seeds of c, the accuracy with a seed minus the accuracy without it",
+    _pure(terms.attribution),
     source="difference rewards, Wolpert and Tumer 2002",
-    make=_pure(terms.attribution),
 )
 ESCROW = Term(
-    name="escrow",
-    unit="pp",
-    formula="change of each seed's balance towards the least min(c, g) of the last steps; kept by fossils alone",
-    make=lambda mode, gamma: terms.Escrow(mode.window, mode.most),
+    "escrow",
+    "pp",
+    "change of each seed's balance towards the minimum of min(c, g) over the last steps; only fossils keep it",
+    lambda mode, gamma: terms.Escrow(mode.window, mode.most),
 )
-FOSSILIZED = Term(
-    name="fossilized",
-    unit="pp",
-    formula="sum over seeds kept in this step of min(c, g)",
-    make=lambda mode, gamma: terms.Fossilized(),
-)
+FOSSILIZED = Term("fossilized", "pp", "sum over new fossils of min(c, g)", lambda mode, gamma: terms.Fossilized())
 DRIP = Term(
-    name="drip",
-    unit="pp",
-    formula="sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
-    make=lambda mode, gamma: terms.Drip(mode.min_steps),
+    "drip",
+    "pp",
+    "sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
+    lambda mode, gamma: terms.Drip(mode.min_steps),
 )
 HINDSIGHT = Term(
-    name="hindsight",
-    unit="pp",
-    formula="sum over seeds kept in this step of min(c, sum over scaffolds of gamma^age * max(0, interaction))",
-    make=lambda mode, gamma: terms.Hindsight(gamma),
+    "hindsight",
+    "pp",
+    "sum over new fossils of min(c, sum over scaffolds of gamma^age * max(0, interaction))",
+    lambda mode, gamma: terms.Hindsight(gamma),
     needs=frozenset({Plan.pairs, Plan.solo_on, Plan.all_off}),
 )
-RENT = Term(
-    name="rent",
-    unit="host sizes",
-    sign=-1,
-    formula="cost of all seeds / cost of the host, every step",
-    make=lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit),
-)
-FINAL_RENT = Term(
-    name="rent",
-    unit="host sizes",
-    sign=-1,
-    formula="cost of all seeds / cost of the host, at the end",
-    make=lambda mode, gamma: partial(terms.final_rent, unit=mode.rent_unit),
-)
-FOSSIL_RENT = Term(
-    name="rent",
-    unit="host sizes",
-    sign=-1,
-    formula="cost of the fossils / cost of the host, at the end",
-    make=lambda mode, gamma: partial(terms.final_rent, unit=mode.rent_unit, fossils=True),
-)
+RENT = _rent("cost of all seeds / cost of the host, every step")
+FINAL_RENT = _rent("cost of all seeds / cost of the host, at the end", at_end=True)
+FOSSIL_RENT = _rent("cost of the fossils / cost of the host, at the end", fossils=True, at_end=True)
 SHOCK = Term(
-    name="shock",
-    unit="host sizes",
+    "shock",
+    "host sizes",
+    "sum over seeds of (alpha' - alpha)^2 * parameters / host parameters",
+    _pure(terms.alpha_shock),
     sign=-1,
-    formula="sum over seeds of (alpha' - alpha)^2 * parameters / host parameters",
-    make=_pure(terms.alpha_shock),
 )
 GERMINATE = _counted(Op.GERMINATE, "germinate")
 PRUNE = _counted(Op.PRUNE, "prune")
 AUTO_PRUNE = Term(
-    name="auto_prune",
-    unit="count",
-    sign=-1,
-    formula="seeds removed by `slots.prune_after` or `slots.prune_below`",
-    make=_pure(terms.auto_pruned),
+    "auto_prune", "count", "seeds removed by `slots.prune_after` or `slots.prune_below`", _pure(terms.auto_pruned), sign=-1
 )
-ACTIONS = Term(name="actions", unit="1", sign=-1, formula="1 where anything but WAIT was carried out", make=_pure(terms.actions))
-CONTRIBUTING = Term(
-    name="contributing",
-    unit="count",
-    formula=f"fossils with c >= {terms.CONTRIBUTES:g} pp, at the end",
-    make=_pure(terms.contributing),
-)
-LOSS_FALL = Term(
-    name="loss_fall", unit="nat", formula="validation loss - validation loss'", make=lambda mode, gamma: terms.LossFall()
-)
-GAIN = Term(
-    name="gain",
-    unit="pp",
-    formula="committed accuracy - accuracy of the newborn host, at the end",
-    make=lambda mode, gamma: terms.Gain(),
-)
-TERMINAL = Term(name="terminal", unit="pp", formula="committed accuracy, at the end", make=lambda mode, gamma: terms.terminal)
+ACTIONS = Term("actions", "1", "1 where anything but WAIT was carried out", _pure(terms.actions), sign=-1)
+CONTRIBUTING = Term("contributing", "count", f"fossils with c >= {terms.CONTRIBUTES:g} pp, at the end", _pure(terms.contributing))
+LOSS_FALL = Term("loss_fall", "nat", "validation loss - validation loss'", lambda mode, gamma: terms.LossFall())
+GAIN = Term("gain", "pp", "committed accuracy - accuracy of the newborn host, at the end", lambda mode, gamma: terms.Gain())
+TERMINAL = Term("terminal", "pp", "committed accuracy, at the end", _pure(terms.terminal))

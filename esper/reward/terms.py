@@ -1,7 +1,7 @@
-"""The terms of which rewards are made: what a step pays, for all hosts at once.
+"""The terms of rewards: the pay of a step, for all hosts at once.
 
-Every term is in points [pp]: one point is one percentage point of accuracy of the network that is left at the end. Terms by slot
-are summed over slots, so the pay does not depend on the slot that an action names, and seeds in all slots earn alike.
+Every term is in points [pp]: one point is one percentage point of accuracy of the final network. Terms by slot are summed over
+slots, so the pay does not depend on the slot of an action.
 
 Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
 step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
@@ -33,7 +33,7 @@ CONTRIBUTES = 1.0
 
 
 class RentUnit(StrEnum):
-    """What rent is charged for."""
+    """Unit of rent."""
 
     params = "params"
     """Parameters of the seeds."""
@@ -53,15 +53,18 @@ def attribution(signals: StepSignals) -> FloatArray:
     return np.where(signals.healthy_N1, contributions(signals.after), 0.0).sum(axis=1).astype(np.float32)
 
 
-def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
+def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False, at_end: bool = False) -> FloatArray:
     """Return the cost of all seeds of each host [host sizes] after the step; for a host that is rolled back, before it.
 
     Args:
-        fossils: charge for fossils alone.
+        fossils: if true, charge for fossils only.
+        at_end: if true, return 0 before the last step.
 
     Raises:
         ValueError: this unit is not measured.
     """
+    if at_end and not signals.last:
+        return np.zeros(len(signals.op_N), dtype=np.float32)
     before_NS = getattr(signals, f"{unit}_before_NS")
     cost_NS = np.where(signals.healthy_N1, getattr(signals, f"{unit}_NS"), before_NS)
     if fossils:
@@ -71,11 +74,6 @@ def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: boo
     if not np.isfinite(due_N).all():
         raise ValueError(f"reward.rent_unit={unit} is not measured here: use reward.rent_unit=params")
     return due_N.astype(np.float32)
-
-
-def final_rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False) -> FloatArray:
-    """Return `rent` on the last step; 0 before."""
-    return rent(signals, unit, fossils=fossils) if signals.last else np.zeros(len(signals.op_N), dtype=np.float32)
 
 
 def operations(signals: StepSignals, op: int) -> FloatArray:
@@ -326,9 +324,9 @@ class Hindsight(Memory):
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         paid_NS = self.recall("paid", shape)
         lost_NS = np.where(before.within(Stage.FOSSILIZED), 0.0, paid_NS)
-        fresh_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
+        born_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
         live_NS = after.within(*LIVE) | new_fossils(signals)
-        boost_NSS = self.gamma * np.where(fresh_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
+        boost_NSS = self.gamma * np.where(born_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))
         pairs_NSS = live_NS[:, :, None] & live_NS[:, None, :] & signals.healthy_N1[:, :, None]
         found_NSS = np.where(pairs_NSS & np.isfinite(signals.worth.interaction_NSS), signals.worth.interaction_NSS, 0.0)
         boost_NSS = np.where(live_NS[:, :, None], np.maximum(boost_NSS, found_NSS), 0.0)

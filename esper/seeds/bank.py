@@ -28,9 +28,9 @@ class SGDConfig:
     """Stochastic gradient descent with momentum, separate for each member."""
 
     learning_rate: float = 0.05
-    """Step size, > 0. Higher learns faster until it diverges."""
+    """Step size, > 0. Higher: faster, until training diverges."""
     momentum: float = 0.9
-    """Share of the last step that is kept, in [0, 1). Higher smooths more."""
+    """Share of the last step that is kept, in [0, 1). Higher: smoother."""
     weight_decay: float = 0.0
     """Decay of every parameter towards 0 [1 / step], >= 0."""
     max_norm: float = 1.0

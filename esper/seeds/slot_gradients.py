@@ -1,7 +1,6 @@
 """Slot gradients: the features h of each slot, and the gradient dL/dh of the host's loss, for some samples.
 
-Training has both at hand for a moment. Here they are captured for what asks how a seed would help there: growth potential
-(`measure.potential`) and informed first weights (`seeds.informed`).
+They are captured during training for growth potential (`measure.potential`) and informed first weights (`seeds.informed`).
 """
 
 # M members, n samples a member

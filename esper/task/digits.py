@@ -54,11 +54,5 @@ class DigitsConfig(ImagesConfig):
         train_x, valid_x, test_x = images.split(parts)
         train_y, valid_y, test_y = targets.split(parts)
         return Data(
-            train_x=train_x,
-            train_y=train_y,
-            valid_x=valid_x,
-            valid_y=valid_y,
-            test_x=test_x,
-            test_y=test_y,
-            num_classes=10,
+            train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10
         )

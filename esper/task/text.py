@@ -78,11 +78,5 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int) -> Data:
     if highest >= vocab:
         raise TaskError(f"token {highest} exceeds the vocabulary of {vocab}: use the tokenizer of these texts")
     return Data(
-        train_x=train_x,
-        train_y=train_y,
-        valid_x=valid_x,
-        valid_y=valid_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=vocab,
+        train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=vocab
     )

@@ -1,5 +1,7 @@
 """A host that falls ill is brought back from its snapshot; nobody else feels it."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -81,7 +83,7 @@ def play(env, script, fault=None, at=-1):
                 "terminated": terminated,
                 "info": info,
                 "losses": (signals.train_loss_N, signals.loss_N, signals.accuracy_N, signals.worth.committed_accuracy_N),
-                "state": env.state.copy(),
+                "state": copy.deepcopy(env.state),
             }
         )
     return record
@@ -205,7 +207,7 @@ def test_fossils_are_kept_and_live_seeds_go(make_env, plan_actions, fault):
     env.step(plan_actions(*[(Op.FOSSILIZE, 0, 0)] * HOSTS))
     env.step(plan_actions(*[(Op.GERMINATE, 2, 0)] * HOSTS))
     kept = rows_of(env, SICK)
-    state = env.state.copy()
+    state = copy.deepcopy(env.state)
     FAULTS[fault](env)
     info = env.step(plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS))[4]
     assert info["signals"].rolled_back_N.tolist() == [host == SICK for host in range(HOSTS)]

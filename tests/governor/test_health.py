@@ -193,7 +193,7 @@ def test_the_veto_lets_a_suspect_shrink_and_a_retired_host_wait():
 
 
 def test_hosts_without_a_healthy_beginning_are_refused():
-    with pytest.raises(FloatingPointError, match="hosts 1, 2 have a loss that is not finite before any training"):
+    with pytest.raises(FloatingPointError, match="hosts 1, 2 have a non-finite loss before any training"):
         WatchdogConfig().build(num_classes=10).start(np.array([1.0, NAN, INF], np.float32))
 
 

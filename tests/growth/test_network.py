@@ -10,6 +10,7 @@ from torch import nn
 from esper.fusion.layout import Layout
 from esper.growth.network import member_losses
 from esper.lifecycle.roles import Blend, Incubation
+from tests.reference_host import variants
 
 
 def one_batch(grown, seed=0):
@@ -80,10 +81,10 @@ def test_variants_equal_one_forward_for_each_setting(grown, members, kind, layou
     population.arrange()
     network.train(False)
     x, _ = one_batch(population)
-    together = network.variants(x, alpha)
+    together = variants(network, x, alpha)
     assert together.shape == (len(alpha), members, 12 * (6 if layout is Layout.SEQUENCES else 1), 10)
     for index, setting in enumerate(alpha):
-        alone = network.variants(x, setting[None])[0]
+        alone = variants(network, x, setting[None])[0]
         population.arrange(setting)
         with torch.no_grad():
             brute = network.forward(x)
@@ -98,7 +99,7 @@ def test_variants_equal_plain_pytorch(float64, grown, layout):
     alpha = settings(population, 6, seed=1)
     population.network.train(False)
     xs, _, x = population.batch(4, 12, 0)
-    together = population.network.variants(x, alpha)
+    together = variants(population.network, x, alpha)
     for index, setting in enumerate(alpha):
         for member, reference in enumerate(population.references):
             reference.host.eval()
@@ -136,16 +137,16 @@ def test_settings_share_all_that_lies_before_they_part(grown):
     network = population.network
     network.train(False)
     x, _ = one_batch(population)
-    rows = count_rows(network, lambda: network.variants(x, leave_one_out(population)))
+    rows = count_rows(network, lambda: variants(network, x, leave_one_out(population)))
     assert [rows[segment] // 12 for segment in range(4)] == [1, 2, 3, 4]
     assert [rows[slot, slot, False] // 12 for slot in range(3)] == [1, 2, 3]
-    brute = count_rows(network, lambda: [network.variants(x, alpha[None]) for alpha in leave_one_out(population)])
+    brute = count_rows(network, lambda: [variants(network, x, alpha[None]) for alpha in leave_one_out(population)])
     assert [brute[segment] // 12 for segment in range(4)] == [4, 4, 4, 4]
-    same = count_rows(network, lambda: network.variants(x, np.repeat(population.alpha[None], 5, axis=0)))
+    same = count_rows(network, lambda: variants(network, x, np.repeat(population.alpha[None], 5, axis=0)))
     assert [same[segment] // 12 for segment in range(4)] == [1, 1, 1, 1]
     population.blueprint[:] = -1
     population.arrange()
-    bare = count_rows(network, lambda: network.variants(x, settings(population, 5)))
+    bare = count_rows(network, lambda: variants(network, x, settings(population, 5)))
     assert [bare[segment] // 12 for segment in range(4)] == [1, 1, 1, 1]  # slots without a seed are ignored
 
 
@@ -155,7 +156,7 @@ def test_measuring_changes_nothing(grown):
     before = {name: row.clone() for name, row in population.network.rows().items()}
     plan = copy.copy(population.network.plan)
     x, _ = one_batch(population)
-    population.network.variants(x, settings(population, 5))
+    variants(population.network, x, settings(population, 5))
     assert all(row.equal(before[name]) for name, row in population.network.rows().items())
     assert population.network.plan == plan
     assert population.network.host.flat.grad is None

@@ -128,7 +128,7 @@ def test_a_lesion_outlasts_training():
 
 def test_a_sequence_that_is_too_long_is_refused():
     for module in (SMALL.build((8,), 17, [False] * 2), Fleet([SMALL.build((8,), 17, [False] * 2)] * 2).bind()):
-        with pytest.raises(ValueError, match=r"10 positions does not fit host\.context=9"):
+        with pytest.raises(ValueError, match=r"10 positions exceeds host\.context=9"):
             module(torch.zeros(2, 10, dtype=torch.long))
 
 

@@ -1,5 +1,6 @@
 """The life of a seed, driven by random actions against a second, slower telling of the rules."""
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +189,7 @@ def drive(config, gates, heads, seed, *, hosts=16, steps=60):
         actions = drawn_actions(rng, legal, values)
         allowed = legal[at, actions[:, Head.OP], actions[:, Head.SLOT]] & parameters_legal(actions, values, SIZES)
         actions[~allowed, Head.OP] = Op.WAIT
-        before = state.copy()
+        before = copy.deepcopy(state)
         after = execute(state, actions, config)
         acted = np.flatnonzero(actions[:, Head.OP] != Op.WAIT)
         here = np.zeros_like(after.measured)

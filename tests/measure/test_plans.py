@@ -16,6 +16,7 @@ from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Blend
 from esper.measure.attribution import draw_orders, subsets
 from esper.measure.plans import Plan, coalitions
+from tests.reference_host import variants
 
 
 def test_the_settings_of_each_plan_are_these():
@@ -56,7 +57,7 @@ def test_a_plan_equals_one_forward_for_each_setting(grown, plan, layout, members
     network, (_, _, x) = population.network, population.batch(members, 12, 0)
     network.train(False)
     alpha, _, _ = settings_of(plan, population)
-    together = network.variants(x, alpha)
+    together = variants(network, x, alpha)
     for index, setting in enumerate(alpha):
         population.arrange(setting)
         with torch.no_grad():
@@ -82,7 +83,7 @@ def test_convolutions_equal_one_forward_for_each_setting_to_the_bit(grown, plan)
     network, (_, _, x) = population.network, population.batch(4, 12, 0)
     network.train(False)
     alpha, _, _ = settings_of(plan, population)
-    together = network.variants(x, alpha)
+    together = variants(network, x, alpha)
     for index, setting in enumerate(alpha):
         population.arrange(setting)
         with torch.no_grad():
@@ -97,7 +98,7 @@ def test_what_others_are_asked_for_does_not_touch_a_host(grown):
     alpha, _, _ = settings_of(Plan.factorial, population)
     calm = alpha.copy()
     calm[:, 1:] = alpha[0, 1:]  # only the first is asked for anything
-    assert network.variants(x, calm)[:, 0].equal(network.variants(x, alpha)[:, 0])
+    assert variants(network, x, calm)[:, 0].equal(variants(network, x, alpha)[:, 0])
 
 
 def test_a_sick_seed_is_seen_while_it_is_in_and_out_where_it_is_off(grown):
@@ -108,16 +109,16 @@ def test_a_sick_seed_is_seen_while_it_is_in_and_out_where_it_is_off(grown):
     network, (_, _, x) = population.network, population.batch(3, 12, 0)
     network.train(False)
     alpha, own, _ = settings_of(Plan.factorial, population)
-    logits = network.variants(x, alpha)
+    logits = variants(network, x, alpha)
     for variant, coalition in enumerate(own[1]):
         assert logits[variant, 1].isnan().all() == bool(coalition & 0b010)
     assert logits[:, [0, 2]].isfinite().all()
     population.only(behind=True)
-    assert network.variants(x, population.alpha[None])[0, 1].isnan().all()
+    assert variants(network, x, population.alpha[None])[0, 1].isnan().all()
     population.only()
     population.alpha[:, 1], population.behind[:, 1] = 0.0, population.blueprint[:, 1] >= 0
     population.arrange()
-    assert network.variants(x, settings_of(Plan.leave_one_out, population)[0])[:, 1].isnan().all()  # where paths fork, too
+    assert variants(network, x, settings_of(Plan.leave_one_out, population)[0])[:, 1].isnan().all()  # where paths fork, too
 
 
 @pytest.mark.parametrize("layout", list(Layout))
@@ -134,7 +135,7 @@ def test_the_cost_model_counts_what_is_computed(grown, plan, layout):
     population.arrange()
     model = [plan_cost(some, int(inside[m] @ (1 << np.arange(3))), 3) for m, some in enumerate(own)]
     tree = network.tree(alpha)
-    assert tree.num_paths == sum(one.settings for one in model)
+    assert tree.path_VM.max() + 1 == sum(one.settings for one in model)
     owner = np.arange(8)
     for slot, fork in enumerate(tree.forks):
         assert Counter(owner.tolist()) == {member: one.segments[slot] for member, one in enumerate(model)}

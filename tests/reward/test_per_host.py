@@ -57,7 +57,7 @@ def test_without_per_host_all_are_paid_alike():
 @pytest.mark.parametrize(
     ("counts", "word"),
     [
-        ({"shaped": 8, "spars": 8}, "knows no mode spars: choose out of shaped, simplified,"),
+        ({"shaped": 8, "spars": 8}, "has an unknown mode spars: choose out of shaped, simplified,"),
         ({"shaped": 8, "sparse": 0.5}, "must give numbers of hosts by mode, as in .*, got "),
         ([8, 8], "must give numbers of hosts by mode"),
         ({"shaped": 8, "sparse": 0}, "must give each mode at least 1 host, got sparse"),

@@ -177,7 +177,7 @@ def test_each_rule_of_the_configs_fires(kind, field, value):
 
 
 def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):
-    with pytest.raises(TypeError, match="define pays, or build"):
+    with pytest.raises(TypeError, match="defines neither pays nor build"):
         RewardConfig().build(gamma=GAMMA)
     with pytest.raises(TypeError, match="define components"):
         Reward()(signals)

@@ -256,5 +256,5 @@ def test_noop_changes_nothing_and_alone_it_is_no_choice():
     assert not NoopConfig().branch(slot)(x).any()
     assert not list(NoopConfig().branch(slot).parameters())
     check_blueprints({"noop": NoopConfig(), "norm": NormConfig()}, [slot], "task=digits")
-    with pytest.raises(ValueError, match=r"blueprint=\[noop\] offers nothing that can be planted: choose from blueprint=\[norm,"):
+    with pytest.raises(ValueError, match=r"blueprint=\[noop\] has no plantable blueprint: choose from blueprint=\[norm,"):
         check_blueprints({"noop": NoopConfig()}, [slot], "task=digits")

@@ -1,4 +1,4 @@
-"""Seeds that weigh features by what is elsewhere: channel attention in images, causal attention in sequences."""
+"""Attention seeds: channel attention in images, causal attention in sequences."""
 
 # B batch, H heads, T positions, C channels
 
@@ -17,11 +17,11 @@ from esper.hosts.base import SlotSpec
 from esper.seeds.blueprints.base import BlueprintConfig, born_as_zero
 
 FLEX_WIDTH = 16
-"""Least width of a head that the kernel of `flex_attention` takes."""
+"""Minimum width of a head in the kernel of `flex_attention`."""
 
 
 class SqueezeExcite(nn.Module):
-    """delta(x) = x * (W2 silu(W1 mean(x)) + b2), the mean over space; W2 and b2 are born as zero.
+    """delta(x) = x * (W2 silu(W1 mean(x)) + b2), the mean over space; W2 and b2 are initialised to zero.
 
     After squeeze-and-excitation (Hu et al. 2018), which scales each channel by a gate of the whole image. SiLU instead of ReLU:
     with one or two hidden units a ReLU is often shut for every image, and W1 could then never learn.
@@ -38,7 +38,7 @@ class SqueezeExcite(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """delta(x) = W attention(norm(x)) + b, head by head and causal; W and b are born as zero."""
+    """delta(x) = W attention(norm(x)) + b, multi-head and causal; W and b are initialised to zero."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,16 +51,16 @@ class SelfAttention(nn.Module):
         return self.out(self.attend(self.qkv(self.norm(x))))
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """`[B, T, 3*C]` to `[B, T, C]`."""
+        """Return causal attention from `[B, T, 3*C]` to `[B, T, C]`."""
         return causal_attention(qkv, self.heads)
 
 
 class WindowAttention(SelfAttention):
-    """The same, where a position sees itself and the `window - 1` before it.
+    """Self-attention where a position sees itself and the `window - 1` positions before it.
 
-    On a GPU this is `flex_attention`, which skips what lies outside the window. Its kernel wants heads at least 16 wide, and on
-    other devices torch 2.13 has no backward for it: there the same sum is computed by `scaled_dot_product_attention` with the
-    window as a mask, equal but for rounding.
+    On a GPU this is `flex_attention`, which skips positions outside the window. Its kernel needs heads at least 16 wide, and on
+    other devices torch 2.13 has no backward for it: there `scaled_dot_product_attention` with the window as a mask computes the
+    same sum up to rounding.
     """
 
     def __init__(self, width: int, heads: int, window: int) -> None:
@@ -109,13 +109,13 @@ def _heads_obstacle(name: str, heads: int, slot: SlotSpec) -> str | None:
 
 @dataclass(kw_only=True, slots=True)
 class AttentionConfig(BlueprintConfig):
-    """In images a gate for each channel from the mean of the whole image; in sequences causal attention behind a layer norm."""
+    """Images: a gate per channel from the mean over space. Sequences: causal attention after a layer norm."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES, Layout.SEQUENCES)
     reduction: int = 4
-    """In images: the gate's hidden layer has 1 / reduction of the channels, at least one; at least 1. More is smaller."""
+    """Divisor of the channels in the gate's hidden layer for images, at least 1. Higher: smaller."""
     heads: int = 4
-    """In sequences: heads of the attention, at least 1; they divide the width."""
+    """Attention heads for sequences, at least 1; a divisor of the width."""
 
     def __post_init__(self) -> None:
         for name in ("reduction", "heads"):
@@ -137,13 +137,13 @@ class AttentionConfig(BlueprintConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FlexAttentionConfig(BlueprintConfig):
-    """Causal attention within a window of the last positions, behind a layer norm."""
+    """Causal attention within a window of the last positions, after a layer norm."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.SEQUENCES,)
     heads: int = 4
-    """Heads of the attention, at least 1; they divide the width."""
+    """Attention heads, at least 1; a divisor of the width."""
     window: int = 16
-    """How many positions each one sees, itself included, at least 1. More sees further back and costs in proportion on a GPU."""
+    """Window of each position, itself included [positions], at least 1. Larger: more context, at proportional cost on a GPU."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "window"):

@@ -1,7 +1,7 @@
-"""What every blueprint is: a rule that makes a branch for the features of a slot.
+"""The interface of blueprints, which make a branch for the features of a slot.
 
-A branch computes delta(x) of the shape of x, and its last operation is an affine map born as zero, with no norm or
-activation after it. So a newborn seed changes nothing, exactly, and yet its first gradient is not zero.
+A branch computes delta(x) of the shape of x. Its last operation is an affine map initialised to zero, without a norm or
+activation after it, so a newborn seed is exactly the identity and still has a nonzero first gradient.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ Affine = TypeVar("Affine", bound=nn.Linear | nn.Conv2d)
 
 @dataclass(kw_only=True, slots=True)
 class BlueprintConfig:
-    """One kind of seed."""
+    """Config of one kind of seed."""
 
     layouts: ClassVar[tuple[Layout, ...]] = ()
-    """The layouts of features it can grow in."""
+    """Layouts of features in which the seed can grow."""
     plantable: ClassVar[bool] = True
-    """May a controller plant it?"""
+    """True if a controller may plant the seed."""
 
     def branch(self, slot: SlotSpec) -> nn.Module:
-        """A new branch delta(x) for the features of a slot, with random first weights and a last map of zeros."""
-        raise TypeError(f"{type(self).__name__} does not say how to make a branch: define branch(slot)")
+        """Return a new branch delta(x) for the features of a slot, with random first weights and a last map of zeros."""
+        raise TypeError(f"{type(self).__name__} does not define branch(slot)")
 
     def obstacle(self, slot: SlotSpec) -> str | None:
-        """Why it cannot grow in this slot, as a sentence without its full stop; None where it can."""
+        """Return why the seed cannot grow in this slot, as a sentence without a full stop; None if it can."""
         if slot.layout in self.layouts:
             return None
         grows = ", ".join(self.layouts) or "no layout (its class sets no `layouts`)"
@@ -49,17 +49,17 @@ class MapConfig(BlueprintConfig):
     """A seed whose last map is fed by a linear map or a convolution."""
 
     init: Init = Init.default
-    """First weights: `default` draws them as PyTorch does; `informed` makes the filters before the last map from the gradient
-    that the seed would receive where it is planted, so that the last map, born as zero, starts with a large gradient."""
+    """First weights: `default` draws them as PyTorch does; `informed` derives the filters before the last map from the gradient
+    at the slot, so that the last map, initialised to zero, starts with a large gradient."""
 
 
 def is_informed(blueprint: BlueprintConfig) -> bool:
-    """Are its first weights made from what its slot feels?"""
+    """Return whether the first weights depend on slot gradients."""
     return isinstance(blueprint, MapConfig) and blueprint.init is Init.informed
 
 
 def born_as_zero(layer: Affine) -> Affine:
-    """The last map of a branch: weight and bias are zero."""
+    """Set weight and bias of the last map of a branch to zero, and return it."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
         nn.init.zeros_(layer.bias)
@@ -67,5 +67,5 @@ def born_as_zero(layer: Affine) -> Affine:
 
 
 def num_groups(channels: int) -> int:
-    """Groups of a GroupNorm: the most, not above channels / 16, that divide the channels; at least one."""
+    """Return the groups of a GroupNorm: the largest divisor of the channels up to channels / 16, at least 1."""
     return max(groups for groups in range(1, max(1, channels // 16) + 1) if channels % groups == 0)

@@ -17,11 +17,11 @@ def _check_kernel(name: str, kernel: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class ConvLightConfig(MapConfig):
-    """One convolution over space, then a map of the channels: conv, group norm, ReLU, 1x1 conv."""
+    """A spatial convolution: conv, group norm, ReLU, 1x1 conv."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
     kernel: int = 3
-    """Height and width of the convolution [pixels], odd. Larger sees further and costs its square."""
+    """Height and width of the convolution [pixels], odd. Larger: more context, at quadratic cost."""
 
     def __post_init__(self) -> None:
         _check_kernel("conv_light", self.kernel)
@@ -38,11 +38,11 @@ class ConvLightConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DepthwiseConfig(MapConfig):
-    """One small kernel for each channel alone, then a map of the channels: far fewer parameters than `conv_light`."""
+    """A depthwise convolution and a 1x1 convolution: far fewer parameters than `conv_light`."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
     kernel: int = 3
-    """Height and width of the kernels [pixels], odd. Larger sees further."""
+    """Height and width of the kernels [pixels], odd. Larger: more context."""
 
     def __post_init__(self) -> None:
         _check_kernel("depthwise", self.kernel)
@@ -59,11 +59,11 @@ class DepthwiseConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class ConvHeavyConfig(MapConfig):
-    """Two convolutions over space, then a map of the channels: the strongest seed and the dearest."""
+    """Two spatial convolutions and a 1x1 convolution: the strongest and costliest seed."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
     kernel: int = 3
-    """Height and width of both convolutions [pixels], odd. Larger sees further and costs its square."""
+    """Height and width of both convolutions [pixels], odd. Larger: more context, at quadratic cost."""
 
     def __post_init__(self) -> None:
         _check_kernel("conv_heavy", self.kernel)
@@ -82,7 +82,7 @@ class ConvHeavyConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class ConvSmallConfig(MapConfig):
-    """A hidden layer at each place by itself, without spatial context: 1x1 conv, group norm, ReLU, 1x1 conv."""
+    """A hidden layer without spatial context: 1x1 conv, group norm, ReLU, 1x1 conv."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
 
@@ -98,13 +98,13 @@ class ConvSmallConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class BottleneckConfig(MapConfig):
-    """Down to few channels, a convolution over space among them, and up again: cheaper than `conv_light` on wide slots."""
+    """A spatial convolution between two 1x1 convolutions on fewer channels: cheaper than `conv_light` on wide slots."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
     kernel: int = 3
-    """Height and width of the convolution [pixels], odd. Larger sees further and costs its square."""
+    """Height and width of the convolution [pixels], odd. Larger: more context, at quadratic cost."""
     reduction: int = 4
-    """The convolution has 1 / reduction of the channels, but at least 8; at least 1. More is smaller."""
+    """Divisor of the channels of the convolution, which has at least 8; at least 1. Higher: smaller."""
 
     def __post_init__(self) -> None:
         _check_kernel("bottleneck", self.kernel)

@@ -1,4 +1,4 @@
-"""Seeds that treat each vector by itself, for vectors `[B, C]` and sequences `[B, T, C]`."""
+"""Seeds that map each vector separately, for vectors `[B, C]` and sequences `[B, T, C]`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,11 +12,11 @@ from esper.seeds.blueprints.base import MapConfig, born_as_zero
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig(MapConfig):
-    """A linear map of low rank (Hu et al. 2021): down and up again, without biases."""
+    """A low-rank linear map without biases (Hu et al. 2021)."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
     rank: int = 8
-    """Width between the two maps, at least 1. Larger is stronger and costs in proportion."""
+    """Rank, the width between the two maps, at least 1. Larger: stronger, at proportional cost."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -32,10 +32,10 @@ class LoraConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class LoraLargeConfig(LoraConfig):
-    """As `lora`, with a higher rank."""
+    """`lora` with a higher rank."""
 
     rank: int = 32
-    """Width between the two maps, at least 1. Larger is stronger and costs in proportion."""
+    """Rank, the width between the two maps, at least 1. Larger: stronger, at proportional cost."""
 
     def _name(self) -> str:
         return "lora_large"
@@ -43,11 +43,11 @@ class LoraLargeConfig(LoraConfig):
 
 @dataclass(kw_only=True, slots=True)
 class MLPSeedConfig(MapConfig):
-    """A hidden layer behind a layer norm: norm, linear, GELU, linear; the strongest seed without context."""
+    """Layer norm, linear, GELU, linear: the strongest seed without context."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
     expansion: int = 4
-    """Width of the hidden layer in widths of the slot, at least 1. Larger is stronger and costs in proportion."""
+    """Width of the hidden layer [widths of the slot], at least 1. Larger: stronger, at proportional cost."""
 
     def __post_init__(self) -> None:
         if self.expansion < 1:
@@ -63,10 +63,10 @@ class MLPSeedConfig(MapConfig):
 
 @dataclass(kw_only=True, slots=True)
 class MLPSmallSeedConfig(MLPSeedConfig):
-    """As `mlp`, with a narrower hidden layer."""
+    """`mlp` with a narrower hidden layer."""
 
     expansion: int = 2
-    """Width of the hidden layer in widths of the slot, at least 1. Larger is stronger and costs in proportion."""
+    """Width of the hidden layer [widths of the slot], at least 1. Larger: stronger, at proportional cost."""
 
     def _name(self) -> str:
         return "mlp_small"

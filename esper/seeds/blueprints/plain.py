@@ -13,7 +13,7 @@ from esper.seeds.blueprints.base import BlueprintConfig, num_groups
 
 
 class NormBranch(nn.Module):
-    """delta(x) = s * (norm(x) - x) with one factor s a channel, born as zero."""
+    """delta(x) = s * (norm(x) - x) with one factor s per channel, initialised to zero."""
 
     def __init__(self, slot: SlotSpec) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class NormBranch(nn.Module):
 
 @dataclass(kw_only=True, slots=True)
 class NormConfig(BlueprintConfig):
-    """Moves features towards their normalised form, by groups of channels in images and by vector elsewhere; the cheapest."""
+    """Interpolation of features towards their group norm (images) or layer norm (vectors, sequences); the cheapest seed."""
 
     layouts: ClassVar[tuple[Layout, ...]] = tuple(Layout)
 
@@ -44,7 +44,7 @@ class Nothing(nn.Module):
 
 @dataclass(kw_only=True, slots=True)
 class NoopConfig(BlueprintConfig):
-    """No seed at all. It keeps a place in the list of blueprints; planting it is never legal."""
+    """A placeholder in the list of blueprints; planting it is never legal."""
 
     layouts: ClassVar[tuple[Layout, ...]] = tuple(Layout)
     plantable: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""All blueprints by name, and whether those of a run can grow in its hosts."""
+"""The table of blueprints, and the check of blueprints against slots."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,19 +24,19 @@ BLUEPRINTS: dict[str, type] = {
     "mlp": MLPSeedConfig,
     "flex_attention": FlexAttentionConfig,
 }
-"""Name -> config; the group `blueprint` of the config. A new blueprint is one line here."""
+"""Options of the group `blueprint`; a new blueprint takes one line here."""
 
 
 def check_blueprints(chosen: Mapping[str, BlueprintConfig], slots: Sequence[SlotSpec], task: str) -> None:
-    """Every chosen blueprint must be able to grow in every slot in use, since a controller may plant any of them anywhere.
+    """Check that every chosen blueprint can grow in every slot in use, since a controller may plant any of them anywhere.
 
     Args:
         chosen: the blueprints of a run, by name.
         slots: the slots in use.
-        task: how the person who asked knows the task.
+        task: name of the task, for messages.
 
     Raises:
-        ValueError: one cannot, or none may be planted at all; the message names those that can.
+        ValueError: a blueprint cannot grow in a slot, or none is plantable; the message lists valid blueprints.
     """
     able = [name for name, kind in BLUEPRINTS.items() if _able(kind(), slots)]
     for name, blueprint in chosen.items():
@@ -46,9 +46,7 @@ def check_blueprints(chosen: Mapping[str, BlueprintConfig], slots: Sequence[Slot
                     f"blueprint={name} cannot grow in the hosts of {task}: {obstacle}; choose from blueprint=[{','.join(able)}]"
                 )
     if not any(blueprint.plantable for blueprint in chosen.values()):
-        raise ValueError(
-            f"blueprint=[{','.join(chosen)}] offers nothing that can be planted: choose from blueprint=[{','.join(able)}]"
-        )
+        raise ValueError(f"blueprint=[{','.join(chosen)}] has no plantable blueprint: choose from blueprint=[{','.join(able)}]")
 
 
 def _able(blueprint: BlueprintConfig, slots: Sequence[SlotSpec]) -> bool:
