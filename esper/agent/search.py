@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, Learner, check_offered, check_slot, check_time
-from esper.agent.scripted.schedule import ActionConfig, Written
+from esper.agent.scripted.schedule import ActionConfig, ActionList
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
@@ -58,7 +58,7 @@ class BestOfRandom(Learner):
         self.tried = 0
         self.best_return: float | None = None
         self._best: list[ActionConfig] = []
-        self._player, self._trial = Written([], spec), list[ActionConfig]()
+        self._player, self._trial = ActionList([], spec), list[ActionConfig]()
         self._return_N: FloatArray | None = None
         """Returns of the schedule being tried; None outside of an update."""
         self._undrawn = False
@@ -82,7 +82,7 @@ class BestOfRandom(Learner):
         """See `Controller`. Before the first try, it waits."""
         if self._undrawn:
             self._undrawn, self._trial = False, self._draw(observation) if self.tried else []
-            self._player = Written(self._trial, self.spec)
+            self._player = ActionList(self._trial, self.spec)
             state = self._player.start(len(is_init))
         return self._player.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
 
@@ -125,7 +125,7 @@ class BestOfRandom(Learner):
         return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
 
     def _play(self, actions: list[ActionConfig]) -> None:
-        self._best, self._player = actions, Written(actions, self.spec)
+        self._best, self._player = actions, ActionList(actions, self.spec)
 
     def _draw(self, first: Observation) -> list[ActionConfig]:
         rng, spec = stream(self.seed, "schedule", self.tried), self.spec
