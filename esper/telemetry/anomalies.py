@@ -74,10 +74,8 @@ class AnomaliesConfig:
         }
         check_ranges("telemetry.anomalies", self, ranges)
         if self.gradient_below >= self.gradient_above:
-            raise ValueError(
-                f"telemetry.anomalies.gradient_below must be below gradient_above={self.gradient_above}, got {self.gradient_below}: "
-                f"the default is {1e-5}"
-            )
+            bound = f"below gradient_above={self.gradient_above}, got {self.gradient_below}: the default is 1e-05"
+            raise ValueError(f"telemetry.anomalies.gradient_below must be {bound}")
 
     def build(self) -> "Watch":
         return Watch(self)
