@@ -2,8 +2,8 @@
 
 Lifecycle, legality and actions of seeds are the real ones; only training is replaced by a table. Every host has a hidden kind,
 which determines the worth of a seed of each blueprint in each slot. In every step one slot of each host lights up, most often
-the one that pays. A blended seed shows its contribution, without noise, and pays it in proportion to alpha; every seed costs rent,
-and a fossilized one pays a bonus at the end. `sandbox_optimum` computes the best expected return.
+the one that pays. A blended seed shows its contribution, without noise, and pays it in proportion to alpha; every seed costs
+rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes the best expected return.
 """
 
 # K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots

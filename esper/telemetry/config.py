@@ -32,7 +32,7 @@ class TelemetryConfig:
     """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
     Without jsonl, esper.compare cannot read the run."""
     every: int = 1
-    """Interval between written updates, at least 1 [updates]; the last is always written. Higher: smaller files, coarser curves."""
+    """Interval between written updates, at least 1; the last is always written [updates]. Higher: smaller files, fewer points."""
     detail_every: int = 10
     """Interval between written updates with all details (by head, by part), at least 1 [written updates]. Higher: smaller files.
     For telemetry.anomalies.hold updates after an anomaly, every update is written with all details."""

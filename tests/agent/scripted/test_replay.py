@@ -127,7 +127,7 @@ def test_a_record_says_whose_hosts_it_is_of(tmp_path: Path) -> None:
         (
             [[seed(0, 0, "gate")]] * 4,
             {},
-            r"blend gate, and agent\.heads\.style=linear_add allows none: set agent\.heads\.style=free",
+            r"blend gate, which agent\.heads\.style=linear_add excludes: set agent\.heads\.style=free",
         ),
         ([[seed(0, 0, "times")]] * 4, {}, r"holds no topologies"),
         ([[{"slot": "slot0"}]] * 4, {}, r"holds no topologies"),
