@@ -64,7 +64,7 @@ def _remedy(number: int | None) -> str:
 
 @contextmanager
 def disk(doing: str, outcome: str = "") -> Generator[None]:
-    """Turns an OSError into a DiskError that says what was being done, and if given, how things stand now."""
+    """Turn an OSError into a DiskError that names the operation and, if given, the outcome."""
     try:
         yield
     except DiskError:
@@ -89,7 +89,7 @@ class Checkpoints:
         self._prepared = False
 
     def prepare(self) -> None:
-        """Makes the folder, removes what a killed run left half written, and tries to write there.
+        """Create the folder, remove half-written files of a killed run, and check that it is writable.
 
         For the one run that saves here; the first `save` calls it if nobody did.
 
@@ -106,14 +106,14 @@ class Checkpoints:
         self._prepared = True
 
     def save(self, state: Mapping[str, Any], update: int) -> Path:
-        """Saves a state as the newest checkpoint: a crash at any instruction leaves it there, or the one before.
+        """Save a state as the newest checkpoint; a crash at any instruction leaves either it or the one before.
 
-        Checkpoints of later updates belong to a future that was given up; they are renamed to `*.aside`.
+        Checkpoints of later updates belong to an abandoned run; they are renamed to `*.aside`.
 
         Args:
             state: tensors, numbers, strings, bytes and None, in dicts, lists and tuples to any depth. A view is saved
                 with all of the storage it looks at.
-            update: how many updates the state has behind it, 0 or more.
+            update: number of completed updates, at least 0.
 
         Raises:
             CheckpointError: the state holds something else; nothing was written.
@@ -139,7 +139,7 @@ class Checkpoints:
         return path
 
     def _retire(self, update: int) -> None:
-        """Sets aside what is later than `update`, and removes what is older than the newest `keep`."""
+        """Set aside checkpoints later than `update`, and remove all but the newest `keep`."""
         kept = [path for path in self.paths() if update_of(path) <= update]
         for later in self.paths()[len(kept) :]:
             os.replace(later, later.with_name(later.name + ".aside"))
@@ -147,13 +147,13 @@ class Checkpoints:
             old.unlink()
 
     def paths(self) -> list[Path]:
-        """Files of the checkpoints, oldest update first; whether they can be read is not looked at."""
+        """Return the files of all checkpoints, oldest update first, without checking them."""
         if not self.folder.is_dir():
             return []
         return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=update_of)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint whose bytes are whole, or None where there is none. A damaged one is warned about.
+        """Return the newest intact checkpoint, or None if there is none; warn about damaged ones.
 
         Raises:
             CheckpointError: there are checkpoints, and each is damaged.
@@ -173,12 +173,12 @@ class Checkpoints:
         return None
 
     def load(self, path: Path | str) -> dict[str, Any]:
-        """The state of a checkpoint, see `load`."""
+        """Return the state of a checkpoint, see `load`."""
         return load(path)
 
 
 def load(path: Path | str) -> dict[str, Any]:
-    """The state saved in a file, tensors on the CPU.
+    """Return the state saved in a file, with tensors on the CPU.
 
     Raises:
         CheckpointError: missing, unreadable, damaged, of another format, not a checkpoint, or with more in it than
@@ -198,14 +198,14 @@ def load(path: Path | str) -> dict[str, Any]:
 
 
 def update_of(path: Path) -> int:
-    """The update in a checkpoint's file name."""
+    """Return the update in a checkpoint's file name."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, f"{path.name} is not the name of a checkpoint"
     return int(match[1])
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """The bytes of a file; they are made in memory, to be hashed, and for a moment the state is there twice."""
+    """Return the bytes of a file. They are hashed in memory, so the state briefly exists twice."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getvalue()
@@ -214,10 +214,10 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def refuse(value: Any, where: str = "state") -> None:
-    """Looks through a state for what could not be loaded again without pickle.
+    """Check a state for values that need pickle to be loaded.
 
     Raises:
-        CheckpointError: there is something; the message has the path of keys to it.
+        CheckpointError: there is one; the message names the path of keys to it.
     """
     # Exact types: np.float64 is a float and an IntEnum an int by inheritance, and both need foreign code to come back.
     kind = type(value)
@@ -239,7 +239,7 @@ def refuse(value: Any, where: str = "state") -> None:
 
 
 def _verified(path: Path) -> bytes:
-    """The bytes after the header, which agree with it."""
+    """Return the bytes after the header, once they agree with it."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -263,7 +263,7 @@ def _verified(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a new file and waits until the disk has it."""
+    """Write a new file and flush it to disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         rest = memoryview(content)
@@ -275,7 +275,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Waits until the disk has the folder's names: without it a power cut can undo a rename."""
+    """Flush the folder's names to disk: otherwise a power cut can undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -287,7 +287,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a small file: a kill in the middle leaves the old one, or none.
+    """Write a small file atomically: a kill leaves the old one, or none.
 
     Raises:
         DiskError: the disk refused.

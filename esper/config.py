@@ -308,7 +308,7 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def moved_key(key: str) -> str | None:
-    """A sentence with the present name of a key of earlier versions, or None."""
+    """Return a sentence with the present name of a key of earlier versions, or None."""
     for old, new in MOVED.items():
         if f"{key}.".startswith(f"{old}."):
             return f"{key} has moved: write {new}{key.removeprefix(old)}"

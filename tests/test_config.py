@@ -131,8 +131,8 @@ BAD: list[tuple[str, str]] = [
     ("reward.rent=-1", "reward.rent"),
     ("reward=sparse reward.terminal=nan", "reward.terminal"),
     ("hosts=2", "agent.minibatches=4 exceeds hosts=2"),
-    ("agent=schedule blueprint=[norm] agent.blueprint=depthwise", "agent.blueprint=depthwise is not offered"),
-    ("agent=schedule agent.at=20", "agent.at=20 never comes in steps=20"),
+    ("agent=schedule blueprint=[norm] agent.blueprint=depthwise", "agent.blueprint=depthwise is not available"),
+    ("agent=schedule agent.at=20", "agent.at=20 is after the end of the episode, steps=20"),
     ("agent=wait agent.gamma=2", "agent.gamma"),
     ("agent.learning_rate=0", "agent.learning_rate"),
     ("agent.entropy_coef=-1", "agent.entropy_coef"),
@@ -156,7 +156,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=schedule agent.actions=[{op:advance}]", "agent.by_hand=true"),
     ("agent=schedule agent.actions=[{blueprint:norm,tempo:slow}]", "agent.heads.tempo=fast holds it"),
     ("agent=schedule agent.actions=[{op:set_alpha_target,alpha_target:full}]", "set agent.heads.alpha_target=free"),
-    ("agent=schedule agent.actions=[{blueprint:attention}]", "blueprint=attention in agent.actions is not offered"),
+    ("agent=schedule agent.actions=[{blueprint:attention}]", "blueprint=attention in agent.actions is not available"),
     (
         "agent=schedule slots.incubation=none agent.heads.tempo=free agent.actions=[{blueprint:norm,tempo:fast}]",
         "tempo=fast in agent.actions has no effect with slots.incubation=none",
@@ -165,7 +165,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=periodic agent.every=0", "agent.every"),
     ("agent=best_of_random agent.most=-1", "agent.most"),
     ("agent=best_of_random agent.latest=-1", "agent.latest"),
-    ("agent=best_of_random agent.latest=20", "agent.latest=20 never comes in steps=20"),
+    ("agent=best_of_random agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
     ("agent=heuristic agent.patience=-1", "agent.patience"),
     ("agent=heuristic agent.threshold=inf", "agent.threshold"),
     ("agent=greedy_potential agent.at=0", "agent.at"),
@@ -199,7 +199,7 @@ BAD: list[tuple[str, str]] = [
     ("telemetry.writers=[{jsonl:{},console:{}}]", "telemetry.writers must hold names, or settings"),
     ("telemetry.writers=[{jsonl:{path:x}}]", "telemetry.writers=jsonl does not take {'path': 'x'}"),
     ("telemetry.detail_every=0", "telemetry.detail_every"),
-    ("telemetry.anomalies.ratio=1", "telemetry.anomalies.ratio must be above 1, got 1.0: 20.0 is a good start"),
+    ("telemetry.anomalies.ratio=1", "telemetry.anomalies.ratio must be above 1, got 1.0: the default is 20.0"),
 ]
 
 # Words that do not compose, and what the sentence must say.

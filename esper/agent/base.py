@@ -1,4 +1,4 @@
-"""What every controller is: something that looks at an observation and decides, for all hosts at once."""
+"""The interface of controllers and learners, and the base of their configs."""
 
 # N hosts, H heads
 
@@ -14,6 +14,7 @@ from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, HeadsConfig, Observation
 from esper.env.observation import HOST_FEATURES, SLOT_FEATURES, RunScale
+from esper.ranges import check_ranges
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -21,7 +22,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Controller(Protocol):
-    """Decides what happens to every host."""
+    """Chooses an action for every host."""
 
     def start(self, num_hosts: int) -> State:
         """Return the recurrent state before the first step."""
@@ -36,12 +37,12 @@ class Controller(Protocol):
         uniform: npt.NDArray[np.float64],
         greedy: bool = False,
     ) -> Decision:
-        """Decide for N hosts. All randomness comes from `uniform`: the action of host i depends only on row i of the arguments.
+        """Choose actions for N hosts. All randomness comes from `uniform`; the action of host i depends only on row i.
 
         Args:
             is_init: `[N]`, True where this step starts a (sub-)episode.
             uniform: `[N, H]` independent numbers in [0, 1), one per head.
-            greedy: take the most probable values instead of sampling.
+            greedy: if true, take the most probable values instead of sampling.
         """
         ...
 
@@ -54,22 +55,22 @@ class Learner(Controller, Protocol):
     """
 
     stats: Any = None
-    """Statistics of the newest update, for the anomaly rules that know them; None if there are none."""
+    """Statistics of the newest update, for the anomaly rules; None if there are none."""
 
     def begin(self, update: int) -> None:
         """Prepare for the episode from which update number `update` (from 0) learns."""
 
     def observe(self, transition: Transition) -> None:
-        """Take in one step of every host."""
+        """Receive one step of every host."""
 
     def learn(self, progress: float) -> dict[str, float]:
         """Learn from the transitions since `begin`.
 
         Args:
-            progress: share of the run that is over, in [0, 1).
+            progress: completed share of the run, in [0, 1).
 
         Returns:
-            Metrics by tag, such as `policy/kl`. Tags outside `docs/metrics.md` start with `agent/`.
+            Metrics by tag, such as `policy/kl`. Tags that `docs/metrics.md` lacks start with `agent/`.
         """
         ...
 
@@ -78,11 +79,11 @@ class Learner(Controller, Protocol):
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the learner: tensors and primitives."""
+        """Return the state for a checkpoint: tensors and primitives."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
@@ -99,15 +100,14 @@ class AgentConfig:
     one_episode: ClassVar[bool] = False
     """True if every update replays the same episode, so that returns of different updates compare."""
     gamma: float = 1.0
-    """Discount per step, in [0, 1]. Higher looks further ahead, and the returns get noisier. The reward's shaping uses it too."""
+    """Discount per step, in [0, 1]. Higher: looks further ahead, noisier returns. The reward's shaping uses it too."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
-    """Which parameters of its actions it chooses: each is a value's name, or free, as in agent.heads.alpha_target=free."""
+    """Parameters of actions: fixed at a named value, or free for the controller, as in agent.heads.alpha_target=free."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"agent.gamma must be in [0, 1], got {self.gamma}: 1 is the default")
+        check_ranges("agent", self, {"[0, 1]": ["gamma"]})
         if self.gamma < 0.9:
-            warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, and growth pays later: 1 is the default", stacklevel=2)
+            warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, but growth pays late: the default is 1", stacklevel=2)
 
     @property
     def num_twins(self) -> int:
@@ -120,22 +120,22 @@ class AgentConfig:
         Args:
             spec: sizes and names of observations and actions.
             seed: root seed of the policy.
-            buffer: where a learner stores transitions; None if it will only act.
+            buffer: storage of transitions for a learner; None if it will only act.
         """
         raise TypeError(f"{type(self).__name__} does not define build(spec, *, seed, buffer)")
 
     def acting(self) -> "AgentConfig":
-        """Return the config of the same controller for acting only, without the requirements of learning."""
+        """Return the config of the same controller without the requirements of learning."""
         return self
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         """Raise ValueError if the controller does not fit the run.
 
         Args:
-            blueprints: names of the blueprints offered.
+            blueprints: names of the available blueprints.
             steps: T, host epochs of an episode.
             hosts: N.
-            incubates: True if seeds are blended in on a ramp, whose tempo can be chosen.
+            incubates: True if seeds are blended in on a ramp, so that a tempo has an effect.
         """
 
     def check_buffer(self, buffer: BufferConfig, name: str) -> None:
@@ -146,47 +146,47 @@ class AgentConfig:
             name: its option, as typed.
         """
         if not self.buffered and (buffer.reuses or buffer.forfeit is not Forfeit.none):
-            raise ValueError(f"buffer={name} has no effect: this agent learns from no buffer; leave the buffer's keys out")
+            raise ValueError(f"buffer={name} has no effect, since this agent learns from no buffer: leave the buffer's keys out")
 
     def check_evaluation(self, *, seed: int, episode: int) -> None:
         """Raise ValueError if the controller cannot act on the held-out hosts of this seed and episode."""
 
     def check_hosts(self, *, slots: Sequence[str], in_use: BoolArray, cap: int, blueprints: Sequence[str], hosts: int) -> None:
-        """The same for what only the hosts, and files beside the config, can say.
+        """Raise ValueError if the controller does not fit the hosts, or if a file that it needs does not.
 
         Args:
             slots: names of a host's slots.
-            in_use: `[S]`, may this slot hold a seed?
-            cap: most seeds that a host may hold, 0 for no limit.
-            blueprints: names of those that are offered.
+            in_use: `[S]`, True where a slot may hold a seed.
+            cap: maximum number of seeds in a host, 0 for no limit.
+            blueprints: names of the available blueprints.
             hosts: N.
         """
 
 
-def seen_as_one(name: str) -> float:
-    """What a feature shows as 1, in its unit; of those for which that is the same in every run."""
+def feature_scale(name: str) -> float:
+    """Return the value that an observation shows as 1, in the feature's unit, if it is the same in every run."""
     (scale,) = (feature.scale for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
     assert not isinstance(scale, RunScale), f"the scale of {name} differs from run to run"
     return scale
 
 
-def check_offered(words: str, blueprint: str, offered: Sequence[str]) -> None:
-    """Raises ValueError where there is no such blueprint.
+def check_offered(setting: str, blueprint: str, offered: Sequence[str]) -> None:
+    """Raise ValueError if a blueprint is not available.
 
     Args:
-        words: what was asked for, as it was typed.
+        setting: the setting that names it, as typed.
     """
     if blueprint not in offered:
-        raise ValueError(f"{words} is not offered: choose one of {', '.join(offered)}, or add it to blueprint")
+        raise ValueError(f"{setting} is not available: choose one of {', '.join(offered)}, or add it to blueprint")
 
 
-def check_time(words: str, at: int, steps: int) -> None:
-    """Raises ValueError where an episode of so many steps ends before that time comes."""
+def check_time(setting: str, at: int, steps: int) -> None:
+    """Raise ValueError if an episode of this many steps ends before a time."""
     if at >= steps:
-        raise ValueError(f"{words} never comes in steps={steps}: choose an earlier time, or raise steps")
+        raise ValueError(f"{setting} is after the end of the episode, steps={steps}: choose an earlier time, or raise steps")
 
 
-def check_slot(words: str, slot: int, num_slots: int) -> None:
-    """Raises ValueError where a host has no such slot."""
+def check_slot(setting: str, slot: int, num_slots: int) -> None:
+    """Raise ValueError if a host has no slot of this number."""
     if slot >= num_slots:
-        raise ValueError(f"{words} is not a slot of this host: it has 0 to {num_slots - 1}")
+        raise ValueError(f"{setting} is not a slot of this host: choose from 0 to {num_slots - 1}")

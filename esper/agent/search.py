@@ -1,4 +1,4 @@
-"""A search without learning: written schedules drawn at random, of which the best is kept."""
+"""Random search over schedules."""
 
 # N hosts, S slots, K blueprints, H heads
 
@@ -10,34 +10,32 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, Learner, check_offered, check_slot, check_time
-from esper.agent.scripted.schedule import ActionConfig, Written
+from esper.agent.scripted.schedule import ActionConfig, ActionList
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.ranges import check_ranges
 from esper.seeding import stream
 
 BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
-"""What else is drawn for a seed, where the config leaves it free."""
+"""Parameters that are drawn for a seed where the config leaves them free."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BestOfRandomConfig(AgentConfig):
-    """Tries one schedule an update, each on the same hosts, and plays the one of the highest mean return so far. The first is to
-    do nothing; the others germinate seeds at random times in random slots, which advance and are kept as soon as they may."""
+    """Tries one random schedule per update on the same hosts, and plays the best one so far by mean return. The first schedule is
+    to wait; the others germinate seeds at random times in random slots, which advance and are kept as soon as that is legal."""
 
     one_episode: ClassVar[bool] = True
     most: int = 0
-    """Most seeds in a schedule, at least 0; 0 means one for each slot in use. Their number is drawn from 1 on."""
+    """Maximum number of seeds in a schedule, at least 0; 0 means one per slot in use. Higher: larger schedules are tried."""
     latest: int | None = None
-    """Latest host epoch to germinate in, at least 0; null means the last of the episode. Lower: no try is spent on seeds that
+    """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules whose seeds
     come too late to be kept."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        if self.most < 0:
-            raise ValueError(f"agent.most must be at least 0, got {self.most}: 0 means one seed for each slot")
-        if self.latest is not None and self.latest < 0:
-            raise ValueError(f"agent.latest must be at least 0, got {self.latest}: it counts host epochs from the start")
+        check_ranges("agent", self, {"[0, inf]": ["most", "latest"]})
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.latest is not None:
@@ -48,9 +46,9 @@ class BestOfRandomConfig(AgentConfig):
 
 
 class BestOfRandom(Learner):
-    """See `BestOfRandomConfig`. Between `begin` and `learn` it plays the next schedule, otherwise the best one so far.
+    """See `BestOfRandomConfig`. Plays the next schedule between `begin` and `learn`, otherwise the best one so far.
 
-    A schedule is known by the root seed and its number, so that a search resumes exactly from what its checkpoint holds.
+    Root seed and number determine a schedule, so that a search resumes exactly.
     """
 
     def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
@@ -58,11 +56,11 @@ class BestOfRandom(Learner):
         self.tried = 0
         self.best_return: float | None = None
         self._best: list[ActionConfig] = []
-        self._player, self._trial = Written([], spec), list[ActionConfig]()
+        self._player, self._trial = ActionList([], spec), list[ActionConfig]()
         self._return_N: FloatArray | None = None
         """Returns of the schedule being tried; None outside of an update."""
         self._undrawn = False
-        """True until the first observation of newborn hosts says which slots and blueprints a schedule can use."""
+        """True until the first observation shows which slots and blueprints a schedule can use."""
 
     # ---- acting
 
@@ -82,7 +80,7 @@ class BestOfRandom(Learner):
         """See `Controller`. Before the first try, it waits."""
         if self._undrawn:
             self._undrawn, self._trial = False, self._draw(observation) if self.tried else []
-            self._player = Written(self._trial, self.spec)
+            self._player = ActionList(self._trial, self.spec)
             state = self._player.start(len(is_init))
         return self._player.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
 
@@ -98,7 +96,7 @@ class BestOfRandom(Learner):
         self._return_N += transition.reward_N
 
     def learn(self, progress: float) -> dict[str, float]:
-        """Keep the schedule just tried if its mean return is the highest; of equals the earlier stays."""
+        """Keep the schedule just tried if its mean return is the highest; ties keep the earlier one."""
         assert self._return_N is not None, "call begin() first"
         mean = float(self._return_N.mean(dtype=np.float64))
         improved = bool(np.isfinite(mean)) and (self.best_return is None or mean > self.best_return)
@@ -116,7 +114,7 @@ class BestOfRandom(Learner):
 
     @property
     def best(self) -> list[ActionConfig]:
-        """The best schedule so far; it would be written as `agent.actions`, see `ScheduleConfig`."""
+        """Best schedule so far, as `ScheduleConfig.actions`."""
         return list(self._best)
 
     def overrides(self) -> str:
@@ -125,7 +123,7 @@ class BestOfRandom(Learner):
         return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
 
     def _play(self, actions: list[ActionConfig]) -> None:
-        self._best, self._player = actions, Written(actions, self.spec)
+        self._best, self._player = actions, ActionList(actions, self.spec)
 
     def _draw(self, first: Observation) -> list[ActionConfig]:
         rng, spec = stream(self.seed, "schedule", self.tried), self.spec
@@ -146,15 +144,15 @@ class BestOfRandom(Learner):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the search knows."""
+        """Return the state for a checkpoint."""
         best = [action.plain() for action in self._best]
         return {"tried": self.tried, "best_return": self.best_return, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from where `state_dict` was asked.
+        """Restore a state that `state_dict` returned.
 
         Raises:
-            ValueError: the best schedule cannot be played on these hosts, which are others.
+            ValueError: the best schedule cannot be played on these hosts.
         """
         best = [ActionConfig(**plain) for plain in state["best"]]
         for action in best:

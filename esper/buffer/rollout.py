@@ -1,4 +1,4 @@
-"""A rollout: everything the policy saw and did in T steps of N hosts, and what it was paid for it."""
+"""A rollout: observations, actions and rewards of T steps of N hosts."""
 
 # T steps, N hosts, S slots, O operations, H heads, V values of all parameter heads, D host features, F slot features,
 # R recurrent units, L steps of a chunk, C chunks of a row
@@ -36,12 +36,12 @@ class Seen:
 
     @classmethod
     def of(cls, observation: Observation) -> "Seen":
-        """The same numbers as tensors, which share memory with the arrays where they can."""
+        """Return an observation as tensors, which share memory with the arrays where possible."""
         return cls(**{entry.name: torch.as_tensor(getattr(observation, entry.name)) for entry in fields(cls)})
 
     @classmethod
     def blank(cls, spec: EnvSpec, *leading: int) -> "Seen":
-        """Room for observations, all zeros."""
+        """Return zeros for observations of this leading shape."""
         slots, blueprints = spec.num_slots, sum(spec.head_sizes[Head.BLUEPRINT :])
         return cls(
             features=torch.zeros(*leading, len(spec.feature_names)),
@@ -52,24 +52,24 @@ class Seen:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
+        """Return the tensors by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     def __getitem__(self, index: Any) -> "Seen":
-        """The same index into the leading dimensions of every tensor."""
+        """Index the leading dimensions of every tensor."""
         return Seen(**{name: tensor[index] for name, tensor in self.tensors().items()})
 
 
 def folded(values_TN: Tensor, chunk: int) -> Tensor:
-    """From `[T, N, ...]` to `[L, C * N, ...]`: chunks of L steps side by side, the first of every row, then the second, ..."""
+    """Fold `[T, N, ...]` into `[L, C * N, ...]`: chunks of L steps side by side, the first of every row, then the second, ..."""
     return values_TN.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2)
 
 
 class Rollout:
     """T steps of N hosts.
 
-    Rows are hosts: minibatches take whole ones, in the order of time, since the policy is recurrent. A row may hold several
-    sub-episodes, one after another; `is_init_TN` says where they start.
+    Rows are hosts. The policy is recurrent, so minibatches take whole rows, in the order of time. A row may hold several
+    sub-episodes; `is_init_TN` marks their starts.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Rollout:
         num_hosts: int | None = None,
         initial_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """An empty rollout.
+        """Make an empty rollout.
 
         Args:
             spec: sizes of observations and actions, and N and T unless they are given.
-            initial_state: recurrent state `[N, R]` before the first step, by name; nothing where every row starts an episode.
+            initial_state: recurrent state `[N, R]` before the first step, by name; None if every row starts an episode.
         """
         self.num_steps = spec.num_steps if num_steps is None else num_steps
         self.num_hosts = spec.num_hosts if num_hosts is None else num_hosts
@@ -93,15 +93,15 @@ class Rollout:
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
         self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
         self.head_log_prob_TNH = torch.zeros(*shape, len(Head))
-        """What each head adds to `log_prob_TN`; zeros where the controller does not tell."""
+        """Each head's share of `log_prob_TN`; zeros if the controller does not provide it."""
         self.successor_value_TN = torch.zeros(shape)
         """Value of the state after a step that was cut; 0 elsewhere."""
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
         self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
         self.is_init_TN = torch.zeros(shape, dtype=torch.bool)
-        """Did a (sub-)episode start with this step, so that the recurrent state was zeroed before it?"""
+        """True where a (sub-)episode started with this step, so that the recurrent state was zeroed before it."""
         self.forced_TN = torch.zeros(shape, dtype=torch.bool)
-        """Was waiting the only legal thing?"""
+        """True where waiting was the only legal action."""
         self.last_value_N = torch.zeros(self.num_hosts)
         """Value of the state after the last step; ignored where that step terminated."""
         self.initial_state = {name: tensor.detach().clone() for name, tensor in (initial_state or {}).items()}
@@ -111,7 +111,7 @@ class Rollout:
 
     @property
     def full(self) -> bool:
-        """Are all T steps there?"""
+        """True if all T steps are added."""
         return self.length == self.num_steps
 
     def add(
@@ -125,12 +125,12 @@ class Rollout:
         truncated: Array | None = None,
         successor_value: Array | None = None,
     ) -> None:
-        """Appends one step of every host.
+        """Append one step of every host.
 
         Args:
-            observation: what the controller saw.
-            decision: what it did; a controller without probabilities or values leaves zeros.
-            reward: `[N]`, paid for this step.
+            observation: observation before the step.
+            decision: decision of the controller; missing probabilities and values stay zeros.
+            reward: `[N]`, reward of the step.
             terminated: `[N]`, the (sub-)episode ended with this step.
             is_init: `[N]`, it started with this step.
             truncated: `[N]`, it was cut from outside after this step; nowhere by default.
@@ -138,27 +138,27 @@ class Rollout:
                 last step, whose next row is another episode.
 
         Raises:
-            IndexError: T steps are there already.
-            ValueError: a reward is not finite, or a cut has no successor value.
+            IndexError: the rollout is full.
+            ValueError: a reward is non-finite, or a cut has no successor value.
         """
         if self.full:
             raise IndexError(f"the rollout holds all of its {self.num_steps} steps: start another one")
         if not np.isfinite(reward).all():
-            sick = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
-            raise ValueError(f"the reward of step {self.length} is not finite for hosts {sick}: look at what paid it")
+            faulty = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
+            raise ValueError(f"the reward of step {self.length} is not finite for hosts {faulty}: check the reward's terms")
         t = self.length
         for name, tensor in Seen.of(observation).tensors().items():
             getattr(self.seen, name)[t] = tensor
         self.action_TNH[t] = torch.as_tensor(decision.action)
-        told = ((self.log_prob_TN, decision.log_prob), (self.value_TN, decision.value))
-        for tensor, array in (*told, (self.head_log_prob_TNH, decision.head_log_prob)):
+        given = ((self.log_prob_TN, decision.log_prob), (self.value_TN, decision.value))
+        for tensor, array in (*given, (self.head_log_prob_TNH, decision.head_log_prob)):
             if array is not None:
                 tensor[t] = torch.as_tensor(array)
         self.reward_TN[t] = torch.as_tensor(reward)
         self.terminated_TN[t], self.is_init_TN[t] = torch.as_tensor(terminated), torch.as_tensor(is_init)
         if truncated is not None and truncated.any():
             if successor_value is None and t + 1 < self.num_steps:
-                raise ValueError(f"step {t} was cut: say what the state it led to is worth (successor_value)")
+                raise ValueError(f"step {t} was cut: give the value of the state it led to as successor_value")
             self.truncated_TN[t] = torch.as_tensor(truncated)
             if successor_value is not None:
                 self.successor_value_TN[t] = torch.as_tensor(np.where(truncated, successor_value, 0.0))
@@ -169,14 +169,14 @@ class Rollout:
         self.length += 1
 
     def forfeit(self, hosts_N: Array) -> None:
-        """Takes from some hosts what they were paid in this sub-episode before the last step that was added."""
+        """Zero the rewards of some hosts in their present sub-episode, except that of the last step."""
         last = self.length - 1
         for host in np.flatnonzero(hosts_N):
             begun = torch.nonzero(self.is_init_TN[: last + 1, host])
             self.reward_TN[int(begun[-1]) if len(begun) else 0 : last, host] = 0.0
 
     def finish(self, last_value: Array) -> None:
-        """Says what the state after the last step is worth `[N]`. Not needed where every row ends an episode."""
+        """Set the value of the state after the last step `[N]`. Not needed if every row ends an episode."""
         self.last_value_N = torch.as_tensor(last_value, dtype=torch.float32).clone()
 
     @property
@@ -188,23 +188,22 @@ class Rollout:
         return torch.where(inner, self.successor_value_TN, following)
 
     def minibatches(self, num: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Deals the rows into `num` shuffled parts that differ by one row at most; steps stay in order within their row.
+        """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row.
 
         Raises:
-            ValueError: there are fewer rows than parts.
+            ValueError: there are fewer rows than sets.
         """
         if num > self.num_hosts:
             raise ValueError(f"agent.minibatches={num} exceeds hosts={self.num_hosts}: lower it, or raise hosts")
         yield from torch.randperm(self.num_hosts, generator=generator).tensor_split(num)
 
     def folded(self, chunk: int) -> "Rollout":
-        """The same steps in rows of `chunk`: row c * N + n holds chunk c of host n.
+        """Return the same steps in rows of `chunk`: row c * N + n holds chunk c of host n.
 
-        Its first rows start where this rollout does. What is remembered at the starts of the others depends on the policy, which
-        is why `initial_state` has to be set before it is replayed.
+        The recurrent state at the start of later chunks depends on the policy: set `initial_state` before a replay.
 
         Raises:
-            ValueError: the steps are no multiple of the chunk.
+            ValueError: the number of steps is no multiple of the chunk.
         """
         if self.num_steps % chunk:
             raise ValueError(f"agent.chunk={chunk} does not divide steps={self.num_steps}: lower it to a divisor, or set it to 0")
@@ -249,6 +248,6 @@ class Rollout:
         return whole
 
     def origin(self, step: int, row: int) -> tuple[int, int]:
-        """The step and the host that a step of a row was, before it was folded."""
+        """Return step and host of a row's step before folding."""
         chunk, host = divmod(row, self.num_hosts // self.chunks)
         return chunk * self.num_steps + step, host

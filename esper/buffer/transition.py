@@ -1,4 +1,4 @@
-"""What one step of N hosts leaves behind: the decision, and the transition that a buffer stores."""
+"""One step of N hosts: the decision, and the transition that a buffer stores."""
 
 # N hosts, H heads
 

@@ -1,4 +1,4 @@
-"""A sliding window over the last rollouts, so that each is learned from several times."""
+"""A sliding window over recent rollouts, each used in several updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class WindowConfig(BufferConfig):
 
     reuses: ClassVar[bool] = True
     rollouts: int = 4
-    """Rollouts in the window, at least 2, the newest included. More: more data per update, from older policies, and larger
-    checkpoints."""
+    """Number of rollouts in the window, at least 2, the newest included. Higher: more data per update, from older policies, and
+    larger checkpoints."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:

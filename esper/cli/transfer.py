@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, fields
 from hashlib import sha256
-from typing import Any
 
+from esper.cli.help import as_typed
 from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
 from esper.config import ALIASES, Config, ConfigError, register
@@ -21,7 +21,7 @@ WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "go
 SAME_WORLD = ("seed", "devices")
 """Root keys of these that leave the kind of hosts unchanged: the random draws and the devices."""
 _REFUSED = {
-    "agent": "a policy is judged as it was trained: leave it out, or name others to compare with in controllers",
+    "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
     **dict.fromkeys(
         ("updates", "resume", "telemetry", "policy_seed", "counterfactuals"), "it has no effect on an evaluation: leave it out"
@@ -101,15 +101,9 @@ def changes(saved: Config, config: Config, overrides: list[str]) -> Transfer:
         and key != "resume"
         and (key in chosen or key.split(".")[0] not in chosen or (key in typed and key in b))
     ]
-    source = tuple(f"{key}={_shown(a[key])}" for key in different if key in a)
-    return Transfer(source=source, target=tuple(f"{key}={_shown(b[key])}" for key in different if key in b))
+    source = tuple(f"{key}={as_typed(a[key])}" for key in different if key in a)
+    return Transfer(source=source, target=tuple(f"{key}={as_typed(b[key])}" for key in different if key in b))
 
 
 def _root(override: str) -> str:
     return re.split(r"[=.@:]", override.lstrip("+~"), maxsplit=1)[0].strip()
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ",".join(map(_shown, value)) + "]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -1,8 +1,8 @@
-"""What a controller may do: eight action heads, which of them matter for which operation, and what is legal.
+"""Actions: eight heads, their relevance to each operation, and legality.
 
-An action is one integer per head. The head `op` says what to do; the others are its arguments, and only the arguments that
-`RELEVANT` marks for the chosen op have any effect. Legality is one tensor over (operation, slot) for the whole population,
-made from the rules of the lifecycle, and `execute` carries out whatever is legal: a test holds the two together.
+An action is one integer per head. The head `op` selects the operation; the others are its arguments, and only those that
+`RELEVANT` marks for the chosen op have an effect. Legality is one tensor over (operation, slot) for all hosts, computed from
+the rules of the lifecycle; `execute` applies any legal action.
 """
 
 # N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads laid end to end
@@ -62,7 +62,7 @@ STYLES = {
     "sigmoid_add": (Blend.ADD, Curve.SIGMOID),
     "gated": (Blend.GATE, Curve.LINEAR),
 }
-"""How a seed is blended, for life, and the curve of its first ramp."""
+"""Blend of a seed, for its whole life, and the curve of its first ramp."""
 TEMPOS = {"fast": 3, "standard": 5, "slow": 8}
 """Length of the first ramp [host epochs]."""
 ALPHA_TARGETS = {"half": 0.5, "seventy": 0.7, "full": 1.0}
@@ -76,10 +76,10 @@ VALUES: dict[Head, dict[str, Any]] = {
     Head.ALPHA_SPEED: ALPHA_SPEEDS,
     Head.ALPHA_CURVE: ALPHA_CURVES,
 }
-"""What the values of a head mean, by name, in the order of their numbers."""
+"""Meaning of a head's values by name, in the order of their numbers."""
 
 RELEVANT: BoolArray = np.zeros((len(Op), len(Head)), dtype=np.bool_)
-"""[O, H]: does this head affect the world when this op is taken?"""
+"""[O, H]: True where the head has an effect with this op."""
 RELEVANT[:, Head.OP] = True
 RELEVANT[Op.GERMINATE, [Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET]] = True
 RELEVANT[Op.SET_ALPHA_TARGET, [Head.SLOT, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = True
@@ -87,25 +87,25 @@ RELEVANT[Op.PRUNE, [Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE]] = True
 RELEVANT[[Op.FOSSILIZE, Op.ADVANCE], Head.SLOT] = True
 
 PARAMETER_HEADS = tuple(Head)[Head.BLUEPRINT :]
-"""The heads whose legality does not depend on the slot: all but op and slot."""
+"""Heads whose legality does not depend on the slot: all but op and slot."""
 FREE = "free"
-"""The controller chooses the value."""
+"""Value of a head that the controller chooses."""
 
 
 @dataclass(kw_only=True, slots=True)
 class HeadsConfig:
-    """Which parameters of its actions the controller chooses: a head is held at one value, or `free`."""
+    """Parameters of actions: each head is fixed at one value, or `free` for the controller to choose."""
 
     style: str = "linear_add"
-    """How newborn seeds are blended, out of linear_add, linear_multiply, sigmoid_add, gated, free."""
+    """Blend of new seeds: linear_add, linear_multiply, sigmoid_add, gated, or free."""
     tempo: str = "fast"
-    """Length of their ramp, out of fast (3 host epochs), standard (5), slow (8), free. No effect where slots.incubation=none."""
+    """Length of their first ramp: fast (3 host epochs), standard (5), slow (8), or free. No effect with slots.incubation=none."""
     alpha_target: str = "full"
-    """Alpha at which they are blended in, out of half (0.5), seventy (0.7), full (1), free. Only if free can it change later."""
+    """Alpha that they are blended to: half (0.5), seventy (0.7), full (1), or free. Only if free can it change later."""
     alpha_speed: str = "instant"
-    """Length of later ramps, to another target or down to a removal, out of instant (0), fast (3), medium (5), slow (8), free."""
+    """Length of later ramps, to another target or removal: instant (0 host epochs), fast (3), medium (5), slow (8), or free."""
     alpha_curve: str = "linear"
-    """Curve of later ramps, out of linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp, free."""
+    """Curve of later ramps: linear, cosine, sigmoid_gentle, sigmoid, sigmoid_sharp, or free."""
 
     def __post_init__(self) -> None:
         for head, values in VALUES.items():
@@ -121,25 +121,25 @@ class HeadsConfig:
         if self.alpha_target in ("half", "seventy"):
             warnings.warn(
                 f"agent.heads.alpha_target={self.alpha_target} keeps every seed below alpha 1, so that none can ever be "
-                "fossilized: full or free is usual",
+                "fossilized: set it to full or free",
                 stacklevel=2,
             )
 
     @property
     def pinned(self) -> dict[Head, int]:
-        """Heads that are held, with the number of their value."""
+        """Fixed heads, with the number of their value."""
         chosen = {head: getattr(self, head.name.lower()) for head in VALUES}
         return {head: list(VALUES[head]).index(name) for head, name in chosen.items() if name != FREE}
 
 
 PINNED = HeadsConfig().pinned
-"""What is held by default: additive linear blends in three epochs up to alpha 1, and removal at once. Controllers that do not
-think about a head take this value where they may."""
+"""Default values: additive linear blends in three epochs up to alpha 1, and immediate removal. Controllers that do not choose a
+head take this value where it is legal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:
-    """What an agent and a buffer need to know about an environment before it runs."""
+    """Sizes and names of an environment's observations and actions."""
 
     num_hosts: int
     """N."""
@@ -150,7 +150,7 @@ class EnvSpec:
     blueprint_names: tuple[str, ...]
     """K names in the order of the blueprint head."""
     seed_params: tuple[tuple[int, ...], ...]
-    """[K][S], parameters of a seed of each blueprint in each slot."""
+    """[K][S], number of parameters of a seed of each blueprint in each slot."""
     feature_names: tuple[str, ...]
     """D names of `Observation.features`."""
     slot_feature_names: tuple[str, ...]
@@ -168,7 +168,7 @@ class EnvSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the controller sees of N hosts. All features are of order one; "never measured" has a bit of its own."""
+    """Observation of N hosts. All features are of order one; "never measured" has a feature of its own."""
 
     features: FloatArray
     """[N, D] features of the host."""
@@ -177,26 +177,26 @@ class Observation:
     blueprints: IntArray
     """[N, S] index of the blueprint in the slot, K where the slot is empty."""
     legal_slots: BoolArray
-    """[N, O, S]: may this op be done on this slot now? The row of WAIT is all True."""
+    """[N, O, S]: True where the op is legal on the slot now. The row of WAIT is all True."""
     legal_values: BoolArray
     """[N, V]: legality of the values of the parameter heads, laid end to end in the order of `PARAMETER_HEADS`."""
 
     @property
     def legal_ops(self) -> BoolArray:
-        """[N, O]: an op is legal where some slot is legal for it; WAIT always is."""
+        """[N, O]: True where the op is legal on some slot; WAIT always is."""
         return np.asarray(self.legal_slots.any(axis=2))
 
 
 def legal_values(
     num_hosts: int, num_blueprints: int, heads: HeadsConfig | None = None, slots: SlotsConfig | None = None
 ) -> BoolArray:
-    """[N, V] legality of parameter values: every blueprint offered, one value of each pinned head, and all of the free ones.
+    """Return the legality of parameter values `[N, V]`: every blueprint, one value of each fixed head, all of the free ones.
 
-    Without incubation a seed has no first ramp, so that there is nothing to choose in its tempo.
+    Without incubation a seed has no first ramp, so that its tempo is no choice.
 
     Args:
         heads: which heads are free; by default none.
-        slots: the rules of the seeds' life; by default the usual ones.
+        slots: rules of a seed's life.
     """
     pinned = (heads or HeadsConfig()).pinned
     if slots is not None and slots.incubation == Incubation.none:
@@ -215,12 +215,12 @@ def legal_slots(
     gates: GatesConfig | None = None,
     heads: HeadsConfig | None = None,
 ) -> BoolArray:
-    """`[N, O, S]`: which operation may be done on which slot now. Whatever is legal is carried out; the rest is refused.
+    """Return which operations are legal on which slots `[N, O, S]`.
 
     Args:
-        chosen_S: which slots are in use.
-        gates: what seeds must have shown; by default as little as can be.
-        heads: which heads are free: a held alpha target cannot be changed.
+        chosen_S: True for slots in use.
+        gates: conditions of advancing; by default the most permissive.
+        heads: which heads are free: a fixed alpha target cannot be changed.
     """
     gates, heads = gates or GatesConfig(), heads or HeadsConfig()
     legal = np.zeros((len(state.stage), len(Op), len(chosen_S)), dtype=np.bool_)
@@ -236,10 +236,10 @@ def legal_slots(
 
 
 def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotState:
-    """Carries out one legal action a host; those that were refused come as WAIT. No time passes.
+    """Apply one legal action per host, with refused ones replaced by WAIT. No time passes.
 
     Args:
-        action_NH: values of all heads; those that do not matter for the op are ignored.
+        action_NH: values of all heads; irrelevant ones are ignored.
     """
     if not action_NH[:, Head.OP].any():
         return state
@@ -262,7 +262,7 @@ def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotSt
 
 
 def _meant(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt.NDArray[Any]:
-    """What the chosen values of a head mean `[N]`."""
+    """Return the meaning of the chosen values of a head `[N]`."""
     return np.array([read(value) for value in VALUES[head].values()])[action_NH[:, head]]
 
 
@@ -277,13 +277,9 @@ def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
 
 
 def parameters_legal(action_NH: IntArray, legal_values_NV: BoolArray, head_sizes: tuple[int, ...]) -> BoolArray:
-    """`[N]`: has every parameter head that matters for the chosen op a legal value?"""
+    """Return whether every relevant parameter head has a legal value `[N]`."""
     fine = np.ones(len(action_NH), dtype=np.bool_)
-    start = 0
-    for head in PARAMETER_HEADS:
-        size = head_sizes[head]
-        legal_NK = legal_values_NV[:, start : start + size]
-        chosen = np.take_along_axis(legal_NK, action_NH[:, head, None], axis=1)[:, 0]
+    for head, place in segments(head_sizes).items():
+        chosen = np.take_along_axis(legal_values_NV[:, place], action_NH[:, head, None], axis=1)[:, 0]
         fine &= chosen | ~RELEVANT[action_NH[:, Head.OP], head]
-        start += size
     return fine

@@ -1,8 +1,8 @@
-"""The sandbox: a growth problem without networks, a thousand times faster than training hosts, whose optimum is known.
+"""The sandbox: a growth problem without networks, a thousand times faster than training hosts, with a known optimum.
 
-Seeds live by the real lifecycle, legality and actions; only training is replaced by a table. Every host has a hidden kind, which
-determines the worth of a seed of each blueprint in each slot. In every step one slot of each host lights up, most often the one
-that pays. A seed that is blended in shows its contribution, without noise, and pays it in proportion to alpha; every seed costs
+Lifecycle, legality and actions of seeds are the real ones; only training is replaced by a table. Every host has a hidden kind,
+which determines the worth of a seed of each blueprint in each slot. In every step one slot of each host lights up, most often
+the one that pays. A blended seed shows its contribution, without noise, and pays it in proportion to alpha; every seed costs
 rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes the best expected return.
 """
 
@@ -26,17 +26,18 @@ from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
+from esper.ranges import check_ranges
 from esper.reward.audit import Audit
 from esper.seeding import stream
 from esper.task.instances import Split
 
 LONGEST = 24
-"""Host epochs up to which the optimum is computed within some ten seconds."""
+"""Longest episode whose optimum is computed within about ten seconds [host epochs]."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SandboxConfig(EnvConfig):
-    """An exactly solvable world without host training, for work on controllers: three slots, two blueprints, four kinds."""
+    """An exactly solvable environment without host training, for testing controllers: three slots, two blueprints, four kinds."""
 
     ignores: ClassVar[tuple[str, ...]] = (
         *("task", "host", "blueprint", "devices", "reward", "reward_mode", "governor", "counterfactuals"),
@@ -50,13 +51,11 @@ class SandboxConfig(EnvConfig):
 
     def __post_init__(self) -> None:
         if not 1 / 3 <= self.light_accuracy <= 1:
-            raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 says nothing")
-        for name in ("keep_bonus", "rent_scale"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"env.{name} must be finite and at least 0, got {getattr(self, name)}")
+            raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 carries no information")
+        check_ranges("env", self, {"[0, inf)": ["keep_bonus", "rent_scale"]})
 
     def rules(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> SandboxRules:
-        """Return the rules of the game."""
+        """Return the rules for this config."""
         plain = SandboxRules()
         return SandboxRules(
             num_steps=steps,
@@ -94,7 +93,7 @@ class SandboxEpisode:
     audit: Audit | None = None
 
     def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Take in one step."""
+        """Add one step."""
         self.return_N += reward_N
         self.ops += np.bincount(info["op"], minlength=len(Op))
         self.fossilized += int(info["fossilized"].sum())
@@ -147,7 +146,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Make the environment.
 
         Args:
-            num_twins: hosts, side by side, of one kind and with the same lights.
+            num_twins: number of consecutive hosts of one kind and with the same lights.
             optimum: expected return of the best controller; computed if not given.
         """
         self.rules, self.root, self.split, self.num_twins, self.episode = rules, seed, split, num_twins, -1
@@ -173,7 +172,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Draw new hosts; each is known by root seed, split, episode and host (or group of twins), whatever their number."""
+        """Draw new hosts; root seed, split, episode and host (or group of twins) determine each."""
         if isinstance(seed, list):
             raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one per host")
         if seed is not None:
@@ -213,7 +212,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         observation = self.reset()[0] if last else self.observation()
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 
-    # ---- what the trainer asks besides
+    # ---- interface of the trainer
 
     def observation(self) -> dict[str, Array]:
         """Return the current observation of every host, by the names of `Observation`."""

@@ -1,8 +1,8 @@
-"""The best that can be done in the sandbox, by dynamic programming over everything that may come to be known of a host.
+"""The optimum of the sandbox, by dynamic programming over beliefs.
 
-What a controller knows of a host is the configuration of its slots, how often each slot lit up, and which kinds are still
-possible after the contributions it saw. All three are finite. Values are kept times the probability of what is known, so that
-they add up without ever dividing by it (Smallwood, Sondik 1973: a value is linear in the unnormalised belief).
+A controller's belief about a host is the configuration of its slots, how often each slot lit up, and which kinds are still
+possible after the observed contributions. All three are finite. Values are multiplied by the probability of the belief, so that
+they add up without division (Smallwood, Sondik 1973: a value is linear in the unnormalised belief).
 """
 
 # C configurations of a host's slots, A actions, Q kinds, M sets of kinds still possible, L counts of lights, S slots, H heads
@@ -32,7 +32,7 @@ UNREAD = (
 
 
 def every_action(rules: SandboxRules) -> Ints:
-    """`[A, H]`: every action that may be legal; heads without effect are 0."""
+    """Return every action that may be legal `[A, H]`; heads without effect are 0."""
     _, slots, blueprints = rules.worth_QSK.shape
     rows = [(op, slot, blueprint) for op, slot, blueprint in product(Op, range(slots), range(blueprints))]
     action_AH = np.zeros((len(rows), len(Head)), dtype=np.int64)
@@ -43,16 +43,16 @@ def every_action(rules: SandboxRules) -> Ints:
 
 
 def distinct(state: SlotState) -> tuple[SlotState, Ints]:
-    """The different configurations, and which of them each row is."""
+    """Return the distinct configurations, and the index of each row's."""
     read = {name: array for name, array in state.arrays().items() if name not in UNREAD}
-    read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # nothing hangs on it there
+    read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # no rule reads it there
     _, first_C, which = np.unique(np.concatenate(list(read.values()), axis=1), axis=0, return_index=True, return_inverse=True)
     return SlotState(**{name: array[first_C] for name, array in state.arrays().items()}), which.reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What there is to know before a step, and what is best."""
+    """Beliefs before a step, and the best action for each."""
 
     state: SlotState
     """C configurations."""
@@ -60,11 +60,11 @@ class Step:
     """The configuration that each action leads to; -1 where it is not legal."""
     counts_LS: Ints
     best_CML: npt.NDArray[np.int64]
-    """The best action."""
+    """Best action."""
 
 
 class Optimum:
-    """The optimal value of a rules, and the controller that reaches it."""
+    """The optimal value under some rules, and the controller that reaches it."""
 
     def __init__(self, rules: SandboxRules) -> None:
         self.rules, self.action_AH = rules, every_action(rules)
@@ -86,10 +86,10 @@ class Optimum:
         self.value = float(first_M[-1])
         """Expected return of the best controller."""
         self.informed_value = float(sum(first_M[1 << kind] for kind in range(kinds)))
-        """The same where the kind is told beforehand."""
+        """Expected return of the best controller that knows the kind."""
 
     def _reach(self) -> tuple[list[SlotState], list[Ints]]:
-        """Configurations before each step and after the last, from an empty host on, and where each action leads."""
+        """Return the configurations before each step and after the last, and where each action leads."""
         rules, action_AH = self.rules, self.action_AH
         states, nexts = [empty(1, rules.worth_QSK.shape[1])], []
         for _ in range(rules.num_steps):
@@ -105,7 +105,7 @@ class Optimum:
         return states, nexts
 
     def _gain(self, state: SlotState, counts_LS: Ints, after_LS: Ints | None, following: Array) -> Array:
-        """`[C, M, L]`: what a step that led here pays and what is to come, times the probability of what is known."""
+        """Return reward of the step that led here plus future value, times the probability of the belief `[C, M, L]`."""
         rules = self.rules
         kinds = len(rules.worth_QSK)
         weight_QL = np.exp(np.log(np.maximum(rules.light_QS, 1e-300)) @ counts_LS.T) / kinds
@@ -117,14 +117,14 @@ class Optimum:
         index = {tuple(row): place for place, row in enumerate(after_LS.tolist())}
         lit_LS = [[index[tuple(row)] for row in (counts + np.eye(len(counts), dtype=int)).tolist()] for counts in counts_LS]
         to_come_CML = following[:, :, np.array(lit_LS)].sum(axis=3)
-        told_CMQ = self._told(state)
+        remaining_CMQ = self._remaining(state)
         for config in range(len(state.stage)):
-            for told_M in np.unique(told_CMQ[config], axis=1).T:  # what one of the kinds would have shown
-                gain_CML[config] += to_come_CML[config, told_M] * (told_M > 0)[:, None]
+            for left_M in np.unique(remaining_CMQ[config], axis=1).T:  # one kind's contributions
+                gain_CML[config] += to_come_CML[config, left_M] * (left_M > 0)[:, None]
         return gain_CML
 
-    def _told(self, state: SlotState) -> Ints:
-        """`[C, M, Q]`: the kinds that remain of a set when a host of kind q shows the contributions of its seeds."""
+    def _remaining(self, state: SlotState) -> Ints:
+        """Return the kinds that remain of a set after a host of kind q shows its contributions `[C, M, Q]`."""
         kinds = len(self.rules.worth_QSK)
         shown_CSQ = np.where(state.measured[:, :, None], self.rules.worth_of(state), 0.0)
         alike_CQQ = (shown_CSQ[:, :, :, None] == shown_CSQ[:, :, None, :]).all(axis=1)
@@ -133,7 +133,7 @@ class Optimum:
 
 
 def _counts(total: int, slots: int) -> Ints:
-    """`[L, S]`: every way to spread so many lights over the slots."""
+    """Return every way to distribute a number of lights over the slots `[L, S]`."""
     return np.array([row for row in product(range(total + 1), repeat=slots) if sum(row) == total])
 
 

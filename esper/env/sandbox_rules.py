@@ -30,10 +30,10 @@ def default_worth() -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxRules:
-    """The rules."""
+    """The rules of the sandbox."""
 
     num_steps: int = 10
-    """T."""
+    """T, host epochs of an episode."""
     worth_QSK: Array = field(default_factory=default_worth)
     """Reward of a seed per step at alpha 1, by the host's kind. All kinds are equally frequent."""
     keep_bonus: float = 4.0
@@ -41,7 +41,7 @@ class SandboxRules:
     rent_K: tuple[float, ...] = (0.05, 0.1)
     """Cost of a seed per step."""
     light_accuracy: float = 0.7
-    """Probability that the light is at the slot that pays best; on a host that never pays it is anywhere."""
+    """Probability that the light is at the slot that pays best; uniform on a host that never pays."""
     slots: SlotsConfig = field(default_factory=lambda: OneSeedConfig(min_prune_age=1, embargo=1))
     gates: GatesConfig = field(default_factory=GatesConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
@@ -57,9 +57,9 @@ class SandboxRules:
         if self.slots.where:
             raise ValueError(f"env=sandbox uses all of its slots: leave slots.where={self.slots.where} out")
         if held := [head.name.lower() for head in self.heads.pinned if self.heads.pinned[head] != HeadsConfig().pinned[head]]:
-            raise ValueError(f"env=sandbox holds every head at its default: leave agent.heads.{held[0]} out")
+            raise ValueError(f"env=sandbox fixes every head at its default: leave agent.heads.{held[0]} out")
         if len(self.heads.pinned) < len(HeadsConfig().pinned):
-            raise ValueError("env=sandbox holds every head at its default: leave agent.heads out")
+            raise ValueError("env=sandbox fixes every head at its default: leave agent.heads out")
 
     @property
     def light_QS(self) -> Array:

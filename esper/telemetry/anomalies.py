@@ -1,4 +1,4 @@
-"""What looks wrong with learning: pure rules from the statistics of an update to anomalies, and a watch that remembers them."""
+"""Anomalies in learning: pure rules on the statistics of an update, and a watch that remembers them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,86 +8,81 @@ from typing import Any
 
 from esper.agent.ppo.diagnostics import HEADS, UpdateStats
 from esper.env.actions import Head
+from esper.ranges import check_ranges
 from esper.reward.audit import Audit
 
 
 @dataclass(kw_only=True, slots=True)
 class AnomaliesConfig:
-    """When an update is called anomalous. The thresholds only say what is reported; they change nothing that is learned."""
+    """Thresholds of anomalies. They affect what is reported, never what is learned."""
 
     hold: int = 5
-    """For how long every record holds all details after an anomaly, at least 0 [updates]. More: longer stretches to look at."""
+    """Time after an anomaly during which every update is written with all details, at least 0 [updates]. Higher: more data."""
     patience: int = 3
-    """Updates in a row before a condition counts, at least 1; ratios, KL, and gradients that explode or are not finite count at
-    once. More: later."""
+    """Updates in a row before a condition is reported, at least 1. Ratios, KL, and exploding or non-finite gradients are reported
+    at once. Higher: later alarms."""
     min_steps: int = 32
-    """Fewest steps with a choice before a head is judged, at least 1; the same for whole actions. More: fewer false alarms."""
+    """Minimum number of steps with a choice to check a head, or whole actions, at least 1. Higher: fewer false alarms."""
     min_germinations: int = 32
-    """Fewest seeds planted in a rollout before blueprints are judged, at least 1. More: fewer false alarms."""
+    """Minimum number of seeds planted in a rollout to check blueprints, at least 1. Higher: fewer false alarms."""
     entropy_share: float = 0.02
-    """Entropy of a head below this share of the largest possible is a collapse, in [0, 1]. Lower alarms later; 0 never."""
+    """Entropy of a head, as a share of the largest possible, below which it has collapsed, in [0, 1]. Lower: later; 0: never."""
     ratio: float = 20.0
-    """A probability that changes by more than this factor in one update explodes, above 1. Higher alarms later; inf never."""
+    """Factor by which one update may change a probability, above 1. Higher: later; inf: never."""
     kl: float = 3.0
-    """KL after an update beyond this multiple of agent.target_kl is a spike, above 0. Higher alarms later; inf never."""
+    """KL after an update, as a multiple of agent.target_kl, above which it is a spike, above 0. Higher: later; inf: never."""
     skipped: float = 0.9
-    """An update that left out more than this share of its minibatches hardly learned, in [0, 1]. Higher alarms later; 1 never."""
+    """Share of skipped minibatches above which an update hardly learned, in [0, 1]. Higher: later; 1: never."""
     nonfinite: float = 0.0
-    """More than this many minibatches of an update that were dropped, since a loss or a gradient was not finite, are an anomaly,
-    at least 0. Higher alarms later; inf never."""
+    """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later; inf: never."""
     explained_variance: float = -0.1
-    """A critic that explains less than this share of the returns' variance is useless, at most 1; a constant explains 0, and a
-    newborn critic about as much. Lower alarms later; -inf never."""
+    """Share of the returns' variance below which a critic is useless, at most 1. A constant explains 0, as does an untrained
+    critic. Lower: later; -inf: never."""
     gradient_above: float = 100.0
-    """A part whose gradient norm is above this explodes. Healthy parts are near 1, as advantages and returns are normalised.
-    Higher alarms later; inf never."""
+    """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.
+    Higher: later; inf: never."""
     gradient_below: float = 1e-5
-    """A part whose gradient norm is below this vanishes, at least 0 and below gradient_above. Lower alarms later; 0 never."""
+    """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: later; 0: never."""
     dead: float = 0.5
-    """More than this share of dead units makes a dead core, in [0, 1]. Higher alarms later; 1 never."""
+    """Share of dead units above which the core is dead, in [0, 1]. Higher: later; 1: never."""
     saturated: float = 0.5
-    """More than this share of saturated outputs or gates makes a saturated core, in [0, 1]. Higher alarms later; 1 never."""
+    """Share of saturated outputs or gates above which the core is saturated, in [0, 1]. Higher: later; 1: never."""
     monoculture: float = 0.98
-    """More than this share of the seeds planted of one blueprint is a monoculture, in [0, 1]. Higher alarms later; 1 never."""
+    """Share of planted seeds of one blueprint above which it is a monoculture, in [0, 1]. Higher: later; 1: never."""
     min_seed_epochs: int = 64
-    """Fewest contributions measured in an episode before they are judged, at least 1. More: fewer false alarms."""
+    """Minimum number of contributions measured in an episode to check them, at least 1. Higher: fewer false alarms."""
     attribution_ratio: float = 0.25
-    """More than this share of seeds that contribute many times what the host gained by them means that hosts are made to lean on
-    seeds, in [0, 1]. Higher alarms later; 1 never."""
+    """Share of seeds that contribute many times what the host gained, above which hosts merely depend on them, in [0, 1]. Higher:
+    later; 1: never."""
     ransomware: float = 0.25
-    """More than this share of seeds that hosts cannot do without, and are worse with than before, means the same and worse, in
-    [0, 1]. Higher alarms later; 1 never."""
+    """Share of indispensable seeds whose host is worse than before they came, above which it is ransomware, in [0, 1]. Higher:
+    later; 1: never."""
     goodhart: float = 0.0
-    """A rank correlation below this between what hosts were paid and what they came to means that pay has parted from the
-    outcome, in [-1, 1]. Lower alarms later; -1 never."""
+    """Rank correlation over hosts between return and committed accuracy below which rewards miss the goal, in [-1, 1]. Lower:
+    later; -1: never."""
 
     def __post_init__(self) -> None:
-        rules: dict[str, tuple[bool, str]] = {"hold": (self.hold >= 0, "at least 0")}
-        counts = ("patience", "min_steps", "min_germinations", "min_seed_epochs")
-        rules |= {name: (getattr(self, name) >= 1, "at least 1") for name in counts}
-        shares = ("entropy_share", "skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware")
-        rules |= {name: (0 <= getattr(self, name) <= 1, "in [0, 1]") for name in shares}
-        rules |= {
-            "ratio": (self.ratio > 1, "above 1"),
-            "kl": (self.kl > 0, "above 0"),
-            "nonfinite": (self.nonfinite >= 0, "at least 0"),
-            "explained_variance": (self.explained_variance <= 1, "at most 1"),
-            "goodhart": (-1 <= self.goodhart <= 1, "in [-1, 1]"),
-            "gradient_above": (self.gradient_above > 0, "above 0"),
-            "gradient_below": (0 <= self.gradient_below < self.gradient_above, "at least 0 and below gradient_above"),
+        shares = ["entropy_share", "skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware"]
+        ranges = {
+            "[0, inf]": ["hold", "nonfinite", "gradient_below"],
+            "[1, inf]": ["patience", "min_steps", "min_germinations", "min_seed_epochs"],
+            "[0, 1]": shares,
+            "(1, inf]": ["ratio"],
+            "(0, inf]": ["kl", "gradient_above"],
+            "[-inf, 1]": ["explained_variance"],
+            "[-1, 1]": ["goodhart"],
         }
-        defaults = AnomaliesConfig.__dataclass_fields__
-        for name, (fine, rule) in rules.items():
-            if not fine:
-                usual = defaults[name].default
-                raise ValueError(f"telemetry.anomalies.{name} must be {rule}, got {getattr(self, name)}: {usual} is a good start")
+        check_ranges("telemetry.anomalies", self, ranges)
+        if self.gradient_below >= self.gradient_above:
+            bound = f"below gradient_above={self.gradient_above}, got {self.gradient_below}: the default is 1e-05"
+            raise ValueError(f"telemetry.anomalies.gradient_below must be {bound}")
 
     def build(self) -> "Watch":
         return Watch(self)
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """Kind of an anomaly."""
 
     entropy_collapse = "entropy_collapse"
     ratio_explosion = "ratio_explosion"
@@ -106,261 +101,179 @@ class Kind(StrEnum):
 
 
 AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.nonfinite, Kind.exploding_gradient})
-"""What one update is enough for. The others count when they last."""
+"""Kinds that one update suffices to report; the others must last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anomaly:
-    """One thing that is wrong in one update."""
+    """One anomaly of one update."""
 
     kind: Kind
     where: str
     """Head, part or blueprint; `action` for whole actions, `policy` for all of it."""
     value: float
-    """What was measured."""
+    """Measured value."""
     threshold: float
-    """What it was compared with."""
+    """Threshold that it crossed."""
     meaning: str
-    """One sentence: what it means."""
+    """What it means, as one clause."""
     remedy: str
-    """One sentence: what to try."""
+    """What to try, as one clause."""
 
     @property
     def key(self) -> str:
-        """Anomalies of one key are the same thing, still going on."""
+        """Identity over time: anomalies with the same key are one that continues."""
         return f"{self.kind}_{self.where}"
 
     def sentence(self) -> str:
-        """For people."""
+        """Return the anomaly as text."""
         return f"{self.kind.replace('_', ' ')} ({self.where}): {self.meaning}; {self.remedy}"
 
 
 Found = Iterator[Anomaly]
 
 
-def of_heads(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Heads that have decided for good, or jumped."""
-    for head, seen in stats.diagnostics.heads.items():
-        name = HEADS[head]
-        if seen.steps < config.min_steps:
-            continue
-        if seen.entropy_share < config.entropy_share:
-            yield Anomaly(
-                kind=Kind.entropy_collapse,
-                where=name,
-                value=seen.entropy_share,
-                threshold=config.entropy_share,
-                meaning=f"the head {name} has {seen.entropy_share:.2%} of the entropy it could have, so it no longer explores",
-                remedy="if that is too early, raise agent.entropy_coef and agent.entropy_final",
-            )
-        yield from _ratio(name, seen.ratio_max, config)
+def _rule(kind: Kind, where: str, value: float, threshold: float, meaning: str, remedy: str, *, below: bool = False) -> Found:
+    """Yield an anomaly if a value is above its threshold, or below it; a NaN never is."""
+    if value < threshold if below else value > threshold:
+        yield Anomaly(kind=kind, where=where, value=value, threshold=threshold, meaning=meaning, remedy=remedy)
 
 
 def _ratio(where: str, factor: float, config: AnomaliesConfig) -> Found:
-    if factor > config.ratio:
-        yield Anomaly(
-            kind=Kind.ratio_explosion,
-            where=where,
-            value=factor,
-            threshold=config.ratio,
-            meaning=f"one update changed the probability of a choice ({where}) by a factor of {factor:.3g}",
-            remedy="lower agent.learning_rate, agent.epochs or agent.target_kl",
-        )
+    meaning = f"one update changed the probability of a choice ({where}) by a factor of {factor:.3g}"
+    remedy = "lower agent.learning_rate, agent.epochs or agent.target_kl"
+    return _rule(Kind.ratio_explosion, where, factor, config.ratio, meaning, remedy)
+
+
+def of_heads(stats: UpdateStats, config: AnomaliesConfig) -> Found:
+    """Yield heads whose entropy has collapsed or whose probabilities jumped."""
+    for head, seen in stats.diagnostics.heads.items():
+        if seen.steps < config.min_steps:
+            continue
+        name, share = HEADS[head], seen.entropy_share
+        meaning = f"the head {name} has {share:.2%} of the largest possible entropy, so it no longer explores"
+        remedy = "if that is too early, raise agent.entropy_coef and agent.entropy_final"
+        yield from _rule(Kind.entropy_collapse, name, share, config.entropy_share, meaning, remedy, below=True)
+        yield from _ratio(name, seen.ratio_max, config)
 
 
 def of_actions(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Whole actions: how far the policy went, and whether it went anywhere."""
+    """Yield policy steps that were too large, or hardly taken."""
     seen = stats.diagnostics
     if seen.heads[Head.OP].steps < config.min_steps:
         return
     yield from _ratio("action", seen.ratio_max, config)
-    if seen.kl_of_target > config.kl:
-        yield Anomaly(
-            kind=Kind.kl_spike,
-            where="policy",
-            value=seen.kl_of_target,
-            threshold=config.kl,
-            meaning=f"the updated policy is {seen.kl_of_target:.3g} times agent.target_kl away from the one that acted",
-            remedy="lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps",
-        )
-    if seen.skipped_fraction > config.skipped:
-        yield Anomaly(
-            kind=Kind.hardly_learned,
-            where="policy",
-            value=seen.skipped_fraction,
-            threshold=config.skipped,
-            meaning=f"{seen.skipped_fraction:.0%} of the minibatches were left out: the policy had gone far enough too soon",
-            remedy="lower agent.learning_rate, or raise agent.target_kl",
-        )
+    meaning = f"the updated policy is {seen.kl_of_target:.3g} times agent.target_kl away from the one that acted"
+    remedy = "lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps"
+    yield from _rule(Kind.kl_spike, "policy", seen.kl_of_target, config.kl, meaning, remedy)
+    meaning = f"{seen.skipped_fraction:.0%} of the minibatches were skipped, as the policy had moved far enough too soon"
+    remedy = "lower agent.learning_rate, or raise agent.target_kl"
+    yield from _rule(Kind.hardly_learned, "policy", seen.skipped_fraction, config.skipped, meaning, remedy)
 
 
-def of_numbers(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Minibatches that could not be learned from. Three in a row end the run; this is for those before."""
-    if stats.minibatches_nonfinite > config.nonfinite:
-        yield Anomaly(
-            kind=Kind.nonfinite,
-            where="policy",
-            value=stats.minibatches_nonfinite,
-            threshold=config.nonfinite,
-            meaning=f"{stats.minibatches_nonfinite:.0f} minibatches were dropped: a loss or a gradient was not finite",
-            remedy="lower agent.learning_rate, and look at rewards and observations for outliers",
-        )
+def of_minibatches(stats: UpdateStats, config: AnomaliesConfig) -> Found:
+    """Yield non-finite minibatches. Three in a row end the run; this reports earlier ones."""
+    dropped = stats.minibatches_nonfinite
+    meaning = f"{dropped:.0f} minibatches were dropped, since a loss or a gradient was not finite"
+    remedy = "lower agent.learning_rate, and check rewards and observations for outliers"
+    yield from _rule(Kind.nonfinite, "policy", dropped, config.nonfinite, meaning, remedy)
 
 
 def of_critic(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """A critic that a constant would beat."""
-    seen = stats.diagnostics
-    if seen.steps >= config.min_steps and seen.explained_variance_floored < config.explained_variance:
-        yield Anomaly(
-            kind=Kind.useless_critic,
-            where="critic",
-            value=seen.explained_variance_floored,
-            threshold=config.explained_variance,
-            meaning=f"the critic explains {seen.explained_variance_floored:.3g} of the returns' variance, and a constant 0",
-            remedy="raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off",
-        )
+    """Yield a critic that is worse than a constant."""
+    seen, explained = stats.diagnostics, stats.diagnostics.explained_variance_floored
+    if seen.steps >= config.min_steps:
+        meaning = f"the critic explains {explained:.3g} of the returns' variance, where a constant explains 0"
+        remedy = "raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off"
+        yield from _rule(Kind.useless_critic, "critic", explained, config.explained_variance, meaning, remedy, below=True)
 
 
 def of_gradients(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Parts that are torn, or do not learn. Where nearly every step was forced, the policy has nothing to learn from."""
+    """Yield parts with exploding or vanishing gradients. If nearly every step was forced, there is nothing to learn from."""
     few = stats.diagnostics.heads[Head.OP].steps < config.min_steps
     for part, norm in stats.diagnostics.grad_norm.items():
-        if norm > config.gradient_above:
-            yield Anomaly(
-                kind=Kind.exploding_gradient,
-                where=part,
-                value=norm,
-                threshold=config.gradient_above,
-                meaning=f"the gradient of the {part} had norm {norm:.3g} before clipping, where about 1 is usual",
-                remedy="look at rewards and observations for outliers, and lower agent.learning_rate",
-            )
-        if norm < config.gradient_below and not few:
-            yield Anomaly(
-                kind=Kind.vanishing_gradient,
-                where=part,
-                value=norm,
-                threshold=config.gradient_below,
-                meaning=f"the gradient of the {part} had norm {norm:.3g}: it has stopped learning",
-                remedy="see whether the core is saturated, or the rewards are all alike",
-            )
+        meaning = f"the gradient of the {part} had norm {norm:.3g} before clipping, where about 1 is usual"
+        remedy = "check rewards and observations for outliers, and lower agent.learning_rate"
+        yield from _rule(Kind.exploding_gradient, part, norm, config.gradient_above, meaning, remedy)
+        if not few:
+            meaning = f"the gradient of the {part} had norm {norm:.3g}, so it has stopped learning"
+            remedy = "check whether the core is saturated, or all rewards are equal"
+            yield from _rule(Kind.vanishing_gradient, part, norm, config.gradient_below, meaning, remedy, below=True)
 
 
 def of_core(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """A memory that says nothing, or cannot change."""
-    seen = stats.diagnostics.core
-    if seen is None:
+    """Yield a recurrent core that is dead or saturated."""
+    if (seen := stats.diagnostics.core) is None:
         return
-    if seen.dead > config.dead:
-        yield Anomaly(
-            kind=Kind.dead_core,
-            where="core",
-            value=seen.dead,
-            threshold=config.dead,
-            meaning=f"{seen.dead:.0%} of the core's units hardly change their output over a whole rollout",
-            remedy="lower agent.learning_rate, or lower agent.hidden if the task needs no more",
-        )
-    stuck = max(seen.saturated, seen.gates_saturated)
-    if stuck > config.saturated:
-        what = "outputs" if seen.saturated >= seen.gates_saturated else "gates"
-        yield Anomaly(
-            kind=Kind.saturated_core,
-            where="core",
-            value=stuck,
-            threshold=config.saturated,
-            meaning=f"{stuck:.0%} of the core's {what} are at the end of their range, where hardly a gradient passes",
-            remedy="look at observations for large values, and lower agent.learning_rate",
-        )
+    meaning = f"{seen.dead:.0%} of the core's units hardly change their output over a whole rollout"
+    remedy = "lower agent.learning_rate, or lower agent.hidden if the task needs no more"
+    yield from _rule(Kind.dead_core, "core", seen.dead, config.dead, meaning, remedy)
+    stuck, what = max((seen.saturated, "outputs"), (seen.gates_saturated, "gates"), key=lambda pair: pair[0])
+    meaning = f"{stuck:.0%} of the core's {what} are at the end of their range, where hardly any gradient passes"
+    remedy = "check observations for large values, and lower agent.learning_rate"
+    yield from _rule(Kind.saturated_core, "core", stuck, config.saturated, meaning, remedy)
 
 
 def of_blueprints(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """One blueprint everywhere."""
-    seen = stats.diagnostics
-    if seen.germinations >= config.min_germinations and seen.top_blueprint_share > config.monoculture:
-        yield Anomaly(
-            kind=Kind.monoculture,
-            where=seen.top_blueprint,
-            value=seen.top_blueprint_share,
-            threshold=config.monoculture,
-            meaning=f"{seen.top_blueprint_share:.0%} of {seen.germinations} seeds planted were {seen.top_blueprint}",
-            remedy="if no fixed schedule says that it is the best one, raise agent.entropy_coef",
-        )
+    """Yield one blueprint that crowds out all others."""
+    seen, share = stats.diagnostics, stats.diagnostics.top_blueprint_share
+    if seen.germinations >= config.min_germinations:
+        meaning = f"{share:.0%} of {seen.germinations} planted seeds were {seen.top_blueprint}"
+        remedy = "if no fixed schedule shows that it is the best one, raise agent.entropy_coef"
+        yield from _rule(Kind.monoculture, seen.top_blueprint, share, config.monoculture, meaning, remedy)
 
 
-def of_pay(audit: Audit, config: AnomaliesConfig) -> Found:
-    """Pay that is not for what is meant: hosts that lean on seeds, are held to ransom by them, or are paid for something else."""
+def of_rewards(audit: Audit, config: AnomaliesConfig) -> Found:
+    """Yield signs of reward hacking."""
     if audit.seed_epochs >= config.min_seed_epochs:
-        if audit.attribution_ratio > config.attribution_ratio:
-            yield Anomaly(
-                kind=Kind.attribution_ratio,
-                where="seeds",
-                value=audit.attribution_ratio,
-                threshold=config.attribution_ratio,
-                meaning=f"{audit.attribution_ratio:.0%} of the seeds contribute many times what their hosts gained",
-                remedy="pay less for contributions (reward.attribution), or by reward=escrow or reward=basic, which see gains",
-            )
-        if audit.ransomware > config.ransomware:
-            yield Anomaly(
-                kind=Kind.ransomware,
-                where="seeds",
-                value=audit.ransomware,
-                threshold=config.ransomware,
-                meaning=f"{audit.ransomware:.0%} of the seeds cannot be done without, and left hosts worse than before",
-                remedy="drop reward.attribution, look at slots.incubation and at the seeds' learning rate",
-            )
-    if audit.goodhart < config.goodhart:
-        yield Anomaly(
-            kind=Kind.goodhart,
-            where="reward",
-            value=audit.goodhart,
-            threshold=config.goodhart,
-            meaning=f"returns and committed accuracies have rank correlation {audit.goodhart:.2f}: pay is for other things",
-            remedy="see which reward/ term is largest, and lower its weight",
-        )
+        meaning = f"{audit.attribution_ratio:.0%} of the seeds contribute many times what their hosts gained"
+        remedy = "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains"
+        yield from _rule(Kind.attribution_ratio, "seeds", audit.attribution_ratio, config.attribution_ratio, meaning, remedy)
+        meaning = f"{audit.ransomware:.0%} of the seeds are indispensable to hosts that they left worse than before"
+        remedy = "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate"
+        yield from _rule(Kind.ransomware, "seeds", audit.ransomware, config.ransomware, meaning, remedy)
+    meaning = f"returns and committed accuracies have rank correlation {audit.goodhart:.2f}, so rewards miss the goal"
+    remedy = "see which reward/ term is largest, and lower its weight"
+    yield from _rule(Kind.goodhart, "reward", audit.goodhart, config.goodhart, meaning, remedy, below=True)
 
 
 RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
-    of_heads,
-    of_actions,
-    of_numbers,
-    of_critic,
-    of_gradients,
-    of_core,
-    of_blueprints,
+    *(of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints),
 )
 
 
 def find(stats: UpdateStats, config: AnomaliesConfig, audit: Audit | None = None) -> list[Anomaly]:
-    """Everything that looks wrong in one update, and in the pay of its episode if that was audited, of whatever age."""
-    paid = of_pay(audit, config) if audit else ()
-    return [*(anomaly for rule in RULES for anomaly in rule(stats, config)), *paid]
+    """Return the anomalies of one update, and those of its episode's rewards if they were audited."""
+    hacked = of_rewards(audit, config) if audit else ()
+    return [*(anomaly for rule in RULES for anomaly in rule(stats, config)), *hacked]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """What the watch says after an update."""
+    """Anomalies after an update."""
 
     present: tuple[Anomaly, ...] = ()
-    """What is wrong now."""
+    """All that are present."""
     new: tuple[Anomaly, ...] = ()
-    """Of these, what has begun: it was not there for as long as the details of the last time were kept."""
+    """Those that begin: absent for longer than details of their last occurrence were kept."""
     first: tuple[Anomaly, ...] = ()
-    """Of these, what this run had never seen before."""
+    """Those that the run never had before."""
     detailed: bool = False
-    """Is an anomaly recent enough that everything should be written?"""
+    """True if an anomaly is recent enough to write all details."""
 
 
 class Watch:
-    """Remembers what was wrong, so that lasting things are told from passing ones, and nothing is said twice."""
+    """Remembers anomalies, to separate lasting from passing ones and to report each once."""
 
     def __init__(self, config: AnomaliesConfig) -> None:
         self.config = config
         self._streaks: dict[str, int] = {}
-        """Updates in a row, up to now, in which the rule of a key was broken."""
+        """Length of the present streak of each key [updates]."""
         self._seen: dict[str, int] = {}
         """Last update in which an anomaly of a key was present."""
 
     def look(self, update: int, stats: UpdateStats, audit: Audit | None = None) -> Findings:
-        """Judges the update of this number, and the pay of its episode if that was audited."""
+        """Return the findings of an update, and of its episode's rewards if they were audited."""
         found, hold = find(stats, self.config, audit), self.config.hold
         self._streaks = {anomaly.key: self._streaks.get(anomaly.key, 0) + 1 for anomaly in found}
         present = [a for a in found if a.kind in AT_ONCE or self._streaks[a.key] >= self.config.patience]
@@ -371,9 +284,9 @@ class Watch:
         return Findings(present=tuple(present), new=tuple(new), first=tuple(first), detailed=detailed)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """Return the state for a checkpoint."""
         return {"streaks": dict(self._streaks), "seen": dict(self._seen)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self._streaks, self._seen = dict(state["streaks"]), dict(state["seen"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.jsonl import Lines
@@ -28,22 +29,20 @@ class TelemetryConfig:
     """All records, and progress on the console. Neither the training nor what is measured depends on these choices."""
 
     writers: list[Any] = field(default_factory=_all_writers)
-    """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
-    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
+    Without jsonl, esper.compare cannot read the run."""
     every: int = 1
-    """Write every N-th update, and the last, 1 or more [updates]. Higher: smaller files, coarser curves."""
+    """Interval between written updates, at least 1; the last is always written [updates]. Higher: smaller files, fewer points."""
     detail_every: int = 10
-    """Write all details (by head, by part) with every N-th of these, 1 or more. Higher: smaller files. After an anomaly every
-    update is written with all details, for telemetry.anomalies.hold updates."""
+    """Interval between written updates with all details (by head, by part), at least 1 [written updates]. Higher: smaller files.
+    For telemetry.anomalies.hold updates after an anomaly, every update is written with all details."""
     decisions: bool = True
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
     """Thresholds of anomalies in learning, as in telemetry.anomalies.entropy_share=0.05."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "detail_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"telemetry.{name} must be >= 1, got {getattr(self, name)}")
+        check_ranges("telemetry", self, {"[1, inf]": ["every", "detail_every"]})
         if "jsonl" not in check_writers(self.writers):
             warnings.warn(
                 "telemetry.writers leaves jsonl out, so there will be no metrics.jsonl, which esper.compare and sweep=tune need: "
@@ -85,8 +84,8 @@ class QuietConfig(TelemetryConfig):
     """Only `metrics.jsonl`, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=_jsonl_only)
-    """Where records go, out of jsonl, tensorboard, console and those that plugins register. Settings of a writer are given in its
-    place, as in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
+    Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
 

@@ -1,4 +1,4 @@
-"""The table of metrics, the only place that names them: it feeds the writers, the console and docs/metrics.md."""
+"""The table of metrics, the only place that names them: the source of writers, console and docs/metrics.md."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import SupportsFloat
 
 Value = SupportsFloat | None
-"""A number, or None (or NaN) for what was not measured in this update."""
+"""A number; None or NaN if it was not measured in this update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +18,13 @@ class Metric:
     tag: str
     """`group/name`. A name of `*` stands for names that are only known when the run is built; `<word>` for those of `WORDS`."""
     unit: str
-    """What one unit is; `1` for a pure number."""
+    """Unit; `1` for a pure number."""
     meaning: str
-    """What is measured, over what, and how to read it."""
+    """Quantity, its average, and how to read it."""
     label: str = ""
     """Short name in the console; empty where the console does not show it."""
     detail: bool = False
-    """Is it written now and then only, as telemetry.detail_every says?"""
+    """If true, written only every telemetry.detail_every updates."""
 
 
 def _row(tag: str, unit: str, meaning: str, label: str = "", *, detail: bool = False) -> Metric:
@@ -36,7 +36,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "part": ("encoder", "core", "heads", "critic"),
     "quarter": ("lowest", "low", "high", "highest"),
 }
-"""What may stand for `<head>`, `<part>` and `<quarter>` in a tag."""
+"""Names that replace `<head>`, `<part>` and `<quarter>` in a tag."""
 
 METRICS: tuple[Metric, ...] = (
     _row("sandbox/optimum", "points", "Expected return of the best controller; env=sandbox."),
@@ -59,12 +59,12 @@ METRICS: tuple[Metric, ...] = (
     _row(
         "host/solo_contribution",
         "pp",
-        "What a live seed gives alone beside the fossils, in the last step, mean over these seeds; counterfactuals.",
+        "Contribution of a live seed alone beside the fossils, in the last step, mean over seeds; counterfactuals.",
     ),
     _row(
         "host/interaction",
         "pp",
-        "What two live seeds give beyond what each gives alone, in the last step, mean over pairs; counterfactuals.",
+        "Joint contribution of two live seeds beyond the sum of both, in the last step, mean over pairs; counterfactuals.",
     ),
     _row(
         "host/shapley_error",
@@ -77,11 +77,11 @@ METRICS: tuple[Metric, ...] = (
         "Parameters in seeds at the end of the episode, mean over hosts.",
         "parameters grown",
     ),
-    _row("host/parameters_committed", "count", "Parameters of what is kept, host and fossils; mean over hosts."),
-    _row("host/flops_committed", "FLOP", "Of a forward pass of one sample through what is kept, as counted; mean over hosts."),
-    _row("host/latency_committed", "s", "Inference of one sample by what is kept, where the run measured it; mean over hosts."),
-    _row("host/training_flops", "FLOP", "What training a host and its seeds took in the episode, as counted; mean over hosts."),
-    _row("host/measuring_flops", "FLOP", "What validating it took, counterfactuals included; mean over hosts."),
+    _row("host/parameters_committed", "count", "Parameters of host and fossils, mean over hosts."),
+    _row("host/flops_committed", "FLOP", "FLOPs of a forward pass of one sample, as counted; mean over hosts."),
+    _row("host/latency_committed", "s", "Latency of one sample with host and fossils, if measured; mean over hosts."),
+    _row("host/training_flops", "FLOP", "FLOPs of training a host and its seeds in the episode, as counted; mean over hosts."),
+    _row("host/measuring_flops", "FLOP", "FLOPs of validation in the episode, counterfactuals included; mean over hosts."),
     _row("host/seeds_germinated", "count", "Seeds planted in the episode, mean over hosts."),
     _row("host/seeds_fossilized", "count", "Seeds kept for good in the episode, mean over hosts."),
     _row("host/seeds_pruned", "count", "Seeds removed in the episode, mean over hosts."),
@@ -180,18 +180,18 @@ METRICS: tuple[Metric, ...] = (
     _row("search/improved", "1", "1 where the schedule of this update is the best so far, else 0."),
     _row("search/seeds", "count", "Seeds that the schedule of this update germinates."),
     _row("shapley/*", "pp", "Shapley value of a seed of the blueprint of this name in the last step, mean over these seeds."),
-    _row("reward/*", "reward", "What the term of this name paid in one episode, with its weight; mean over hosts."),
+    _row("reward/*", "reward", "Weighted sum of the reward term of this name over one episode, mean over hosts."),
     _row("mode/*", "reward", "Undiscounted sum of rewards of one episode, mean over the hosts that the mode of this name pays."),
     _row("audit/seed_epochs", "count", "Contributions of seeds measured in one episode: seeds times host epochs."),
     _row(
         "audit/attribution_ratio",
         "fraction",
-        "Of these, how many were at least 5 times what the host had gained since the seed came: it leans on the seed.",
+        "Share of these at least 5 times what the host gained since the seed came: the host depends on it.",
     ),
     _row(
         "audit/ransomware",
         "fraction",
-        "Of these, how many were of seeds that the host could not do without, and was worse with than before they came.",
+        "Share of these from indispensable seeds whose host is worse than before they came.",
     ),
     _row("audit/shaped_ratio", "1", "Sum of |shaping| over sum of |reward|, over steps and hosts."),
     _row(
@@ -205,13 +205,13 @@ METRICS: tuple[Metric, ...] = (
     _row("action/prune", "fraction", "Steps at which it removed a seed."),
     _row("action/fossilize", "fraction", "Steps at which it kept a seed for good."),
     _row("action/advance", "fraction", "Steps at which it moved a seed to the next stage."),
-    _row("governor/rollbacks_nonfinite", "count", "Hosts set back because a loss or parameter was not finite."),
-    _row("governor/rollbacks_divergence", "count", "Hosts set back because their loss ran away."),
-    _row("governor/rollbacks_lobotomy", "count", "Hosts set back because, once good, they knew no more than a random guess."),
-    _row("governor/rollbacks_decline", "count", "Hosts set back because their loss stayed above what was usual for them."),
-    _row("governor/suspect", "count", "Host epochs after which the loss was above what is usual for the host, roll-backs apart."),
+    _row("governor/rollbacks_nonfinite", "count", "Hosts rolled back for a non-finite loss or parameter."),
+    _row("governor/rollbacks_divergence", "count", "Hosts rolled back for a diverging loss."),
+    _row("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host fell to chance level."),
+    _row("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
+    _row("governor/suspect", "count", "Host epochs after which the loss was above the host's usual range, without rollbacks."),
     _row("governor/vetoed", "count", "Steps of a host in which the governor withheld an operation that would have been legal."),
-    _row("governor/retired", "count", "Hosts that were left as their last snapshot, after too many roll-backs without recovery."),
+    _row("governor/retired", "count", "Hosts that were frozen at their last snapshot after too many rollbacks without recovery."),
     _row("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
     _row("time/act_seconds", "s", "Part of it in which the controller decides what to do."),
     _row("time/update_seconds", "s", "Time spent in learning from the rollout."),
@@ -222,7 +222,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def tags_of(row: Metric) -> list[str]:
-    """The tags that a row stands for: one for each name that may stand for its `<word>`."""
+    """Return the tags of a row: one for each name of its `<word>`."""
     before, bracket, rest = row.tag.partition("<")
     word, _, after = rest.partition(">")
     return [f"{before}{name}{after}" for name in WORDS[word]] if bracket else [row.tag]
@@ -243,7 +243,7 @@ class UnknownTagError(ValueError):
 
 
 def metric(tag: str) -> Metric:
-    """The row of a tag.
+    """Return the row of a tag.
 
     Raises:
         UnknownTagError: the table has no such row.
@@ -259,7 +259,7 @@ def metric(tag: str) -> Metric:
 
 
 def is_detail(tag: str) -> bool:
-    """Is this metric written now and then only?
+    """Return whether a metric is a detail.
 
     Raises:
         UnknownTagError: the table has no such row.
@@ -268,12 +268,12 @@ def is_detail(tag: str) -> bool:
 
 
 def groups() -> list[str]:
-    """First parts of all tags, in the order of the table."""
+    """Return the first parts of all tags, in the order of the table."""
     return list(dict.fromkeys(row.tag.partition("/")[0] for row in METRICS))
 
 
 def under(group: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values by tag from values by name: under("host", {"loss": 0.7}) is {"host/loss": 0.7}.
+    """Return values by tag from values by name: under("host", {"loss": 0.7}) is {"host/loss": 0.7}.
 
     Raises:
         UnknownTagError: the table has no such row.
@@ -285,7 +285,7 @@ def under(group: str, values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def measured(metrics: Mapping[str, Value]) -> dict[str, float]:
-    """What was measured, as floats. None and NaN mean "not measured" and are left out: they must never read as 0.
+    """Return measured values as floats, without None and NaN: what was not measured must never read as 0.
 
     Raises:
         UnknownTagError: the table has no such row, whether it was measured or not.

@@ -1,4 +1,4 @@
-"""What a controller did in an episode, decision by decision, each under a name that stays the same."""
+"""The decision log: a record of every decision of a controller in an episode."""
 
 # N hosts
 
@@ -11,10 +11,10 @@ from esper.env.actions import RELEVANT, VALUES, EnvSpec, Head, Op
 
 
 class DecisionLog:
-    """Takes transitions in order, and makes a record of every decision but those to wait.
+    """Turns transitions into records of all decisions except waiting.
 
-    A decision is called `update/host/step`, as counted in the run: it has the same name in every replay. A seed has the name of
-    the decision that germinated it, which every later decision about it carries, so that its life can be followed.
+    The id of a decision is `update/host/step`, the same in every replay. The id of a seed is that of the decision that germinated
+    it; every later decision about the seed carries it.
     """
 
     def __init__(self, layout: EnvSpec, update: int) -> None:
@@ -27,12 +27,12 @@ class DecisionLog:
         self._seeds: dict[tuple[int, int], str] = {}
         self._step = 0
         self.records: list[dict[str, Any]] = []
-        """So far: `id`, `seed`, `op` and its arguments by name, was it `refused` because it was not legal, `accuracy` of the host
-        before it [pp], `contribution` of the seed as last measured [pp], where it was, the `reward` of the step [points],
-        `probability` of the whole action and the critic's `value` [points], where the controller has them."""
+        """Records so far: `id`, `seed`, `op` and its arguments by name, `refused` (true if illegal), `accuracy` of the host
+        before the step [pp], `contribution` of the seed if measured [pp], `reward` of the step [points], and, if available,
+        `probability` of the whole action and the critic's `value` [points]."""
 
     def add(self, step: Transition) -> None:
-        """One step of all hosts."""
+        """Add one step of all hosts."""
         for host in np.flatnonzero(step.decision.action[:, Head.OP] != Op.WAIT).tolist():
             self.records.append(self._record(host, step))
         self._step += 1

@@ -1,4 +1,4 @@
-"""Stopping a run between two steps, so that nothing that was learned is lost."""
+"""Clean interruption of a run between two steps."""
 
 import signal
 import threading

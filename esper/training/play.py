@@ -22,12 +22,12 @@ def play(
     record: Callable[[Transition], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EpisodeRecord:
-    """Run the episode that the environment stands at the start of, to its end.
+    """Run one episode from the environment's present start to its end.
 
     Each host draws its actions from a random stream of its own, so that they do not depend on the number of hosts.
 
     Args:
-        greedy: take the most probable actions instead of sampling.
+        greedy: if true, take the most probable actions instead of sampling.
         record: called with every transition.
         progress: called with the steps done and T, before the first step too.
     """

@@ -29,7 +29,7 @@ register()
 
 def newborn(slots: list[int], *, free: bool = False) -> Observation:
     observation = see(0, legal={Op.GERMINATE: slots})
-    observation.legal_values[:, 1] = False  # the second blueprint is not offered
+    observation.legal_values[:, 1] = False  # the second blueprint is not available
     if free:
         observation.legal_values[:, 3:] = True
     return observation
@@ -121,9 +121,9 @@ def test_a_schedule_is_known_by_seed_and_number_alone() -> None:
 @pytest.mark.parametrize(
     ("plain", "words"),
     [
-        ({"slot": 3}, r"slot=3 in the best schedule is not a slot of this host: it has 0 to 2"),
-        ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not offered"),
-        ({"at": 10}, r"at=10 in the best schedule never comes in steps=10"),
+        ({"slot": 3}, r"slot=3 in the best schedule is not a slot of this host: choose from 0 to 2"),
+        ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available"),
+        ({"at": 10}, r"at=10 in the best schedule is after the end of the episode, steps=10"),
     ],
 )
 def test_a_schedule_that_other_hosts_cannot_have_is_refused(plain: dict[str, int | str], words: str) -> None:

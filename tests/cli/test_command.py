@@ -77,7 +77,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["agent=schedule", "agent.slot=3"], "agent.slot=3 is not a slot"),
         (
             ["agent=schedule", "agent.slot=0", "slots.where=[r0c1]"],
-            "agent.slot=0 is not in use: there are 1 ",
+            "agent.slot=0 is not in use: choose from 1 ",
         ),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
         (

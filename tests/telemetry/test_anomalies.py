@@ -269,7 +269,7 @@ def test_a_resumed_watch_says_what_one_that_never_stopped_says(story: tuple[Kind
     ],
 )
 def test_every_rule_of_the_config_fires(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"telemetry\.anomalies\.{name} must be .*, got {value}: .* is a good start"):
+    with pytest.raises(ValueError, match=rf"telemetry\.anomalies\.{name} must be .*, got {value}: the default is"):
         AnomaliesConfig(**{name: value})
 
 

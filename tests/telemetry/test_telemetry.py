@@ -40,7 +40,7 @@ def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0)
 
 @pytest.mark.parametrize("name", ["every", "detail_every"])
 def test_every_below_one_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"telemetry\.{name} must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=rf"telemetry\.{name} must be at least 1, got 0"):
         TelemetryConfig(**{name: 0})
 
 

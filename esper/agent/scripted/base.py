@@ -1,4 +1,4 @@
-"""Controllers that do not learn: never acting, and acting by chance; and what such controllers are made of."""
+"""Building blocks of controllers without learning, and two baselines: `wait` and `random`."""
 
 # N hosts, S slots, O operations, H heads, W values of one head
 
@@ -13,14 +13,15 @@ from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Observation, Op, segments
+from esper.ranges import check_ranges
 
 UniformArray = npt.NDArray[np.float64]
 
 
 def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: IntArray, **chosen: IntArray) -> IntArray:
-    """Whole actions `[N, H]` from operations and slots, in which heads without effect are 0.
+    """Return complete actions `[N, H]`; heads without effect are 0.
 
-    A parameter that is not given has the value that it is held at by default, and where that is not legal the first legal one.
+    A parameter that is not given takes its default value, or the first legal one where the default is illegal.
 
     Args:
         chosen: values `[N]` of parameter heads, by the head's name in lower case.
@@ -29,20 +30,20 @@ def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: Int
     action_NH[:, Head.OP], action_NH[:, Head.SLOT] = op_N, slot_N
     for head, place in segments(spec.head_sizes).items():
         legal_NW = observation.legal_values[:, place]
-        usual = PINNED.get(head, 0)
-        usual_N: IntArray = np.where(legal_NW[:, usual], usual, legal_NW.argmax(axis=1))
-        action_NH[:, head] = chosen.get(head.name.lower(), usual_N)
+        default = PINNED.get(head, 0)
+        default_N: IntArray = np.where(legal_NW[:, default], default, legal_NW.argmax(axis=1))
+        action_NH[:, head] = chosen.get(head.name.lower(), default_N)
     return action_NH * RELEVANT[op_N]
 
 
 def most_urgent(
     observation: Observation, wanted: Mapping[Op, tuple[BoolArray, npt.NDArray[np.floating[Any]]]]
 ) -> tuple[IntArray, IntArray]:
-    """The operation of each host `[N]`, and its slot `[N]`: the first op that is wanted and legal somewhere, else WAIT.
+    """Return operation and slot of each host `[N]`: the first op that is wanted and legal somewhere, else WAIT.
 
     Args:
-        wanted: for each op, most urgent first, where it is wanted `[N, S]`, and how urgent it is there `[N, S]`; among equals the
-            first slot is taken.
+        wanted: for each op, most urgent first, where it is wanted `[N, S]`, and its urgency there `[N, S]`; ties go to the first
+            slot.
     """
     hosts = len(observation.legal_slots)
     op_N, slot_N = np.full(hosts, Op.WAIT, dtype=np.int64), np.zeros(hosts, dtype=np.int64)
@@ -55,44 +56,49 @@ def most_urgent(
 
 
 def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
-    """`[N]`: host epochs behind each host."""
+    """Return the number of completed host epochs of each host `[N]`."""
     left_N = observation.features[:, spec.feature_names.index("time_left")]
     return np.rint((1 - left_N) * spec.num_steps).astype(np.int64)
 
 
 def draw(weight_NW: npt.NDArray[np.float64], uniform_N: UniformArray) -> IntArray:
-    """Draws one value a row by inversion, in proportion to the weights, never one of weight 0.
+    """Draw one value per row by inversion, in proportion to the weights, never one of weight 0.
 
-    Where a row has no weight at all the result is without meaning.
+    A row whose weights are all 0 gives a meaningless value.
     """
     cdf_NW = weight_NW.cumsum(axis=1)
     return np.minimum((cdf_NW <= uniform_N[:, None] * cdf_NW[:, -1:]).sum(axis=1), weight_NW.shape[1] - 1)
 
 
 class Scripted:
-    """A controller without memory."""
+    """A controller without learning. A subclass defines `choose`, or `decide` if it has a state."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
 
     def start(self, num_hosts: int) -> State:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def act(
         self, observation: Observation, state: State, *, is_init: BoolArray, uniform: UniformArray, greedy: bool = False
     ) -> Decision:
         """See `Controller`."""
-        return Decision(action=self.choose(observation, uniform), state=state)
+        action_NH, state = self.decide(observation, state, uniform)
+        return Decision(action=action_NH, state=state)
+
+    def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
+        """Return actions `[N, H]` and the next state."""
+        return self.choose(observation, uniform_NH), state
 
     def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
-        """Actions `[N, H]`."""
-        raise TypeError(f"{type(self).__name__} does not say what it does: define choose(observation, uniform_NH)")
+        """Return actions `[N, H]`."""
+        raise TypeError(f"{type(self).__name__} does not define choose(observation, uniform_NH)")
 
 
 @dataclass(kw_only=True, slots=True)
 class WaitConfig(AgentConfig):
-    """Never does anything: what the hosts reach by themselves."""
+    """Never acts: the baseline of hosts without growth."""
 
     standalone: ClassVar[bool] = True
 
@@ -109,16 +115,15 @@ class Wait(Scripted):
 
 @dataclass(kw_only=True, slots=True)
 class RandomConfig(AgentConfig):
-    """Draws among the legal operations, then among the legal slots and values, all alike but for waiting."""
+    """Draws a legal operation, then its slot and values, uniformly except for the weight of waiting."""
 
     standalone: ClassVar[bool] = True
     wait_weight: float = 1.0
-    """Weight of waiting, where every other legal operation has 1; at least 0. Higher acts more rarely; 0 acts whenever it may."""
+    """Weight of waiting relative to any other legal operation, at least 0. Higher: acts less often; 0: whenever possible."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        if not 0 <= self.wait_weight < float("inf"):
-            raise ValueError(f"agent.wait_weight must be finite and at least 0, got {self.wait_weight}: 1 is like any other")
+        check_ranges("agent", self, {"[0, inf)": ["wait_weight"]})
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Random":
         return Random(self, spec)
@@ -146,10 +151,10 @@ class Random(Scripted):
 
 
 def features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
-    """`[N]`: a host feature by name."""
+    """Return a host feature by name `[N]`."""
     return observation.features[:, spec.feature_names.index(name)]
 
 
 def slot_features(observation: Observation, spec: EnvSpec, name: str) -> FloatArray:
-    """`[N, S]`: a slot feature by name."""
+    """Return a slot feature by name `[N, S]`."""
     return observation.slots[:, :, spec.slot_feature_names.index(name)]

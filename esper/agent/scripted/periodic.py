@@ -1,4 +1,4 @@
-"""A controller that grows by the clock alone."""
+"""A baseline that grows at fixed intervals."""
 
 # N hosts, S slots, K blueprints, H heads
 
@@ -13,26 +13,24 @@ from esper.agent.base import AgentConfig, IntArray, check_offered, check_time
 from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
 from esper.buffer.base import Buffer
 from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
 class PeriodicConfig(AgentConfig):
-    """Plants a seed in the next free slot every so many host epochs; seeds are moved on and kept as soon as that is legal."""
+    """Plants a seed in the next free slot at fixed intervals; seeds advance and are kept as soon as that is legal."""
 
     standalone: ClassVar[bool] = True
     first: int = 0
-    """Plants its first seed after this many host epochs, at least 0."""
+    """Time of the first planting, at least 0 [host epochs]."""
     every: int = 5
-    """Host epochs from one planting to the next, at least 1; one that finds no free slot is left out. Higher plants fewer."""
+    """Interval between plantings, at least 1 [host epochs]; skipped if no slot is free. Higher: fewer seeds."""
     blueprint: str | None = None
-    """What it plants, one of the blueprints that are offered; null takes them in turns."""
+    """Name of the blueprint to plant; null rotates through all that are available."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        if self.first < 0:
-            raise ValueError(f"agent.first must be at least 0, got {self.first}: it counts host epochs from the start")
-        if self.every < 1:
-            raise ValueError(f"agent.every must be at least 1, got {self.every}: 1 plants in every host epoch")
+        check_ranges("agent", self, {"[0, inf]": ["first"], "[1, inf]": ["every"]})
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         check_time(f"agent.first={self.first}", self.first, steps)
@@ -40,11 +38,6 @@ class PeriodicConfig(AgentConfig):
             check_offered(f"agent.blueprint={self.blueprint}", self.blueprint, blueprints)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Periodic":
-        """The controller.
-
-        Raises:
-            ValueError: there is no such blueprint, or the first time never comes.
-        """
         self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps, hosts=spec.num_hosts)
         return Periodic(self, spec)
 

@@ -1,4 +1,4 @@
-"""The static control: what another controller had kept at the end is there from the start."""
+"""The static control: hosts grow another controller's final topology from the start."""
 
 # N hosts, S slots, K blueprints, H heads, W values of the style head
 
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, IntArray, check_offered
-from esper.agent.scripted.base import compose, most_urgent
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent
 from esper.buffer.base import Buffer
-from esper.buffer.transition import Decision, State
+from esper.buffer.transition import State
 from esper.env.actions import STYLES, EnvSpec, Head, Observation, Op, segments
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import EMPTY
@@ -25,7 +24,7 @@ Topology = list[dict[str, str]]
 
 
 def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Topology]:
-    """What each host has kept.
+    """Return the seeds that each host kept.
 
     Args:
         kept_NS: blueprint of the fossil in each slot, `EMPTY` where there is none.
@@ -46,24 +45,24 @@ def topologies(kept_NS: IntArray, blend_NS: IntArray, spec: EnvSpec) -> list[Top
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What a file tells."""
+    """Content of a topology file."""
 
     topologies: list[Topology]
-    """Of each host."""
+    """Topology of each host."""
     seed: int | None
-    """Root seed of the hosts that grew them; None where the file does not say."""
+    """Root seed of the hosts that grew them; None if not recorded."""
     episode: int | None
-    """Episode of these hosts; None where the file does not say."""
+    """Episode of these hosts; None if not recorded."""
 
 
 def read(path: str, of: str) -> Record:
-    """The topologies in a file that `esper.evaluate` wrote, or that was written by hand in its form.
+    """Return the topologies in a file that `esper.evaluate` wrote.
 
     Args:
-        of: whose they are: the name of a controller of that evaluation.
+        of: name of a controller in that evaluation.
 
     Raises:
-        ValueError: there is no such file, controller or form.
+        ValueError: the file cannot be read, has another form, or lacks the controller.
     """
     if not path:
         raise ValueError("agent.topology is not set: name the JSON file that python -m esper.evaluate wrote")
@@ -81,7 +80,7 @@ def read(path: str, of: str) -> Record:
 
 
 def _checked(seeds: list[dict[str, str]]) -> Topology:
-    """The seeds of one host, if each is what it should be."""
+    """Return the seeds of one host after checking their form."""
     topology = [{key: seed[key] for key in ("slot", "blueprint", "blend")} for seed in seeds]
     for seed in topology:
         Blend[seed["blend"].upper()]
@@ -90,20 +89,20 @@ def _checked(seeds: list[dict[str, str]]) -> Topology:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig(AgentConfig):
-    """Grows in each host, from the first step on, the seeds that it had kept at the end under another controller. An evaluation
-    has the same hosts for the same seed and episode; in training hosts are others, and take the topologies in their order."""
+    """Grows in each host, from the first step on, the seeds that it kept at the end under another controller. An evaluation with
+    the same seed and episode has the same hosts; in training, other hosts take the topologies in their order."""
 
     topology: str = ""
-    """JSON file that `python -m esper.evaluate` wrote; its first host is the first here, and so on."""
+    """JSON file that `python -m esper.evaluate` wrote; hosts are matched by their order."""
     of: str = "policy"
-    """Whose topologies: the name of a controller in that evaluation."""
+    """Name of the controller in that evaluation whose topologies to grow."""
 
     def check_evaluation(self, *, seed: int, episode: int) -> None:
         record = read(self.topology, self.of)
         for key, recorded, here in (("seed", record.seed, seed), ("episode", record.episode, episode)):
             if recorded not in (None, here):
                 raise ValueError(
-                    f"agent.topology={self.topology} belongs to hosts of {key}={recorded}, and these are of {key}={here}: "
+                    f"agent.topology={self.topology} was recorded on hosts of {key}={recorded}, but these have {key}={here}: "
                     f"{'evaluate with' if key == 'episode' else 'train with'} {key}={recorded}"
                 )
 
@@ -111,40 +110,35 @@ class ReplayConfig(AgentConfig):
         known = read(self.topology, self.of).topologies
         where = f"agent.topology={self.topology}"
         if len(known) < hosts:
-            raise ValueError(f"{where} tells of {len(known)} hosts, and here are {hosts}: set hosts to at most {len(known)}")
+            raise ValueError(f"{where} has {len(known)} hosts, but the run has {hosts}: set hosts to at most {len(known)}")
         largest = max((len(topology) for topology in known[:hosts]), default=0)
         if 0 < cap < largest:
-            raise ValueError(f"{where} has {largest} seeds in a host, and slots.max_seeds={cap}: set slots.max_seeds={largest}")
+            raise ValueError(f"{where} has {largest} seeds in a host, but slots.max_seeds={cap}: set slots.max_seeds={largest}")
         open_slots = [name for name, used in zip(slots, in_use, strict=True) if used]
         for seed in (seed for topology in known[:hosts] for seed in topology):
             if seed["slot"] not in open_slots:
-                raise ValueError(f"{where} has slot {seed['slot']}, which is not in use here: there are {', '.join(open_slots)}")
+                raise ValueError(f"{where} has slot {seed['slot']}, which is not in use: choose from {', '.join(open_slots)}")
             check_offered(f"{where} has blueprint {seed['blueprint']}, which", seed["blueprint"], blueprints)
             if not _styles(seed["blend"], self.heads.pinned.get(Head.STYLE)):
                 raise ValueError(
-                    f"{where} has a seed with blend {seed['blend']}, and agent.heads.style={self.heads.style} allows none: set "
+                    f"{where} has a seed with blend {seed['blend']}, which agent.heads.style={self.heads.style} excludes: set "
                     "agent.heads.style=free"
                 )
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Replay":
-        """The controller.
-
-        Raises:
-            ValueError: the file is not there, or its topologies cannot be grown in these hosts.
-        """
         everywhere = np.ones(spec.num_slots, dtype=np.bool_)
         self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
         return Replay(read(self.topology, self.of).topologies, spec)
 
 
 def _styles(blend: str, held: int | None) -> list[int]:
-    """Values of the style head with this blend, of those that the config allows."""
+    """Return the values of the style head that have this blend and are allowed."""
     meant = [style for style, (kind, _) in enumerate(STYLES.values()) if kind.name.lower() == blend]
     return [style for style in meant if held in (None, style)]
 
 
-class Replay:
-    """Germinates what each host's topology has, advances it and keeps it, each as soon as that is legal; again if it is lost."""
+class Replay(Scripted):
+    """Germinates, advances and keeps the seeds of each host's topology as soon as that is legal, again if one is lost."""
 
     def __init__(self, known: Sequence[Topology], spec: EnvSpec) -> None:
         """
@@ -161,19 +155,10 @@ class Replay:
                 self.may_NSW[host, slot, _styles(seed["blend"], None)] = True
 
     def start(self, num_hosts: int) -> State:
-        """Which host is which `[N]`."""
+        """Return the index of each host `[N]`."""
         return {"host": torch.arange(num_hosts)}
 
-    def act(
-        self,
-        observation: Observation,
-        state: State,
-        *,
-        is_init: BoolArray,
-        uniform: npt.NDArray[np.float64],
-        greedy: bool = False,
-    ) -> Decision:
-        """See `Controller`."""
+    def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
         host_N, places = state["host"].numpy(), segments(self.spec.head_sizes)
         kept_NS = self.kept_NS[host_N]
         style_NSW = self.may_NSW[host_N] & observation.legal_values[:, None, places[Head.STYLE]]
@@ -186,4 +171,4 @@ class Replay:
         )
         row_N = np.arange(len(slot_N))
         blueprint_N, style_N = kept_NS[row_N, slot_N], style_NSW[row_N, slot_N].argmax(axis=1)
-        return Decision(action=compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N, style=style_N), state=state)
+        return compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N, style=style_N), state

@@ -50,7 +50,7 @@ def test_it_plants_where_the_potential_is_largest() -> None:
     assert planted(decide(see())) == [Op.GERMINATE, 1, 0]
     assert planted(decide(see(legal={Op.GERMINATE: [0, 2]}), threshold=0.002)) == [Op.GERMINATE, 2, 0]
     barred = see()
-    barred.legal_values[:, 0] = False  # the first blueprint is not offered
+    barred.legal_values[:, 0] = False  # the first blueprint is not available
     assert planted(decide(barred)) == [Op.GERMINATE, 1, 1]
 
 

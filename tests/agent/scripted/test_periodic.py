@@ -50,8 +50,8 @@ def test_seeds_are_kept_and_moved_on_as_soon_as_they_may_and_planting_comes_firs
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (PeriodicConfig(blueprint="norm"), r"agent\.blueprint=norm is not offered: choose one of blueprint0"),
-        (PeriodicConfig(first=10), r"agent\.first=10 never comes in steps=10"),
+        (PeriodicConfig(blueprint="norm"), r"agent\.blueprint=norm is not available: choose one of blueprint0"),
+        (PeriodicConfig(first=10), r"agent\.first=10 is after the end of the episode, steps=10"),
     ],
 )
 def test_what_cannot_be_is_refused(config: PeriodicConfig, words: str) -> None:

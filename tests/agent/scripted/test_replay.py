@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from esper.agent.scripted.base import RandomConfig
 from esper.agent.scripted.replay import EMPTY, Replay, ReplayConfig, Topology, read, topologies
+from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import register
 from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Observation, Op, parameters_legal
-from esper.env.episode import Episode, Transition, play
+from esper.env.episode import Episode
 from esper.governor.base import Cause, Verdict
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
+from esper.training.play import play
 from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, see
 from tests.agent.toy_worlds import random_observation
@@ -119,13 +121,13 @@ def test_a_record_says_whose_hosts_it_is_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "more", "words"),
     [
-        (FOUR[:3], {}, r"tells of 3 hosts, and here are 4: set hosts to at most 3"),
-        ([[{"slot": "r9c9", "blueprint": "blueprint0", "blend": "add"}]] * 4, {}, r"has slot r9c9, which is not in use here"),
-        ([[{"slot": "slot0", "blueprint": "norm", "blend": "add"}]] * 4, {}, r"has blueprint norm, which is not offered"),
+        (FOUR[:3], {}, r"has 3 hosts, but the run has 4: set hosts to at most 3"),
+        ([[{"slot": "r9c9", "blueprint": "blueprint0", "blend": "add"}]] * 4, {}, r"has slot r9c9, which is not in use"),
+        ([[{"slot": "slot0", "blueprint": "norm", "blend": "add"}]] * 4, {}, r"has blueprint norm, which is not available"),
         (
             [[seed(0, 0, "gate")]] * 4,
             {},
-            r"blend gate, and agent\.heads\.style=linear_add allows none: set agent\.heads\.style=free",
+            r"blend gate, which agent\.heads\.style=linear_add excludes: set agent\.heads\.style=free",
         ),
         ([[seed(0, 0, "times")]] * 4, {}, r"holds no topologies"),
         ([[{"slot": "slot0"}]] * 4, {}, r"holds no topologies"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.scripted.schedule import OPS, ActionConfig, ScheduleConfig, Written
+from esper.agent.scripted.schedule import OPS, ActionConfig, ActionList, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import register
@@ -42,12 +42,12 @@ def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> N
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (ScheduleConfig(slot=3, blueprint="blueprint0"), r"agent\.slot=3 is not a slot of this host: it has 0 to 2"),
-        (ScheduleConfig(blueprint="attention"), r"agent\.blueprint=attention is not offered: choose one of blueprint0"),
-        (ScheduleConfig(blueprint="blueprint0", at=10), r"agent\.at=10 never comes in steps=10"),
+        (ScheduleConfig(slot=3, blueprint="blueprint0"), r"agent\.slot=3 is not a slot of this host: choose from 0 to 2"),
+        (ScheduleConfig(blueprint="attention"), r"agent\.blueprint=attention is not available: choose one of blueprint0"),
+        (ScheduleConfig(blueprint="blueprint0", at=10), r"agent\.at=10 is after the end of the episode, steps=10"),
         (ScheduleConfig(actions=[ActionConfig(op="prune", slot=3)]), r"slot=3 in agent\.actions is not a slot of this host"),
-        (ScheduleConfig(actions=[ActionConfig(op="prune", at=10)]), r"at=10 in agent\.actions never comes in steps=10"),
-        (ScheduleConfig(actions=[ActionConfig(blueprint="norm")]), r"blueprint=norm in agent\.actions is not offered"),
+        (ScheduleConfig(actions=[ActionConfig(op="prune", at=10)]), r"at=10 in agent\.actions is after the end of the episode"),
+        (ScheduleConfig(actions=[ActionConfig(blueprint="norm")]), r"blueprint=norm in agent\.actions is not available"),
     ],
 )
 def test_a_schedule_that_cannot_be_kept_is_refused(config: ScheduleConfig, words: str) -> None:
@@ -58,7 +58,7 @@ def test_a_schedule_that_cannot_be_kept_is_refused(config: ScheduleConfig, words
 def test_a_slot_that_is_not_in_use_is_named_beside_those_that_are() -> None:
     in_use = np.array([False, True, True])
     for config in (ScheduleConfig(slot=0), ScheduleConfig(actions=[ActionConfig(op="prune")])):
-        with pytest.raises(ValueError, match=r"slot=0.* is not in use: there are 1 \(a\), 2 \(b\)$"):
+        with pytest.raises(ValueError, match=r"slot=0.* is not in use: choose from 1 \(a\), 2 \(b\)$"):
             config.check_hosts(slots=["c", "a", "b"], in_use=in_use, cap=0, blueprints=[], hosts=2)
 
 
@@ -102,7 +102,7 @@ def test_seeds_advance_whenever_nothing_written_is_due_unless_that_is_done_by_ha
 
 
 def test_an_empty_list_waits() -> None:
-    controller = Written([], SPEC)
+    controller = ActionList([], SPEC)
     legal = see(3, legal={Op.GERMINATE: [0, 1], Op.PRUNE: [2]})
     decision = controller.act(legal, controller.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, len(Head))))
     assert not decision.action.any()
@@ -156,7 +156,7 @@ def test_the_list_is_played_by_the_letter(actions: list[ActionConfig], by_hand: 
         observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
         observation.legal_values[:, :3] = rng.random((4, 3)) < 0.7
         observation.legal_values[:, 3:] = True
-    controller = Written(actions, SPEC, by_hand=by_hand)
+    controller = ActionList(actions, SPEC, by_hand=by_hand)
     state, done = controller.start(4), []
     for observation in seen:
         decision = controller.act(observation, state, is_init=np.zeros(4, np.bool_), uniform=np.zeros((4, len(Head))))
@@ -207,7 +207,7 @@ def test_an_action_comes_back_from_its_plain_form() -> None:
     [
         (lambda: ScheduleConfig(at=-1), r"agent\.at must be at least 0, got -1"),
         (lambda: ScheduleConfig(slot=-1), r"agent\.slot must be at least 0, got -1"),
-        (lambda: ActionConfig(op="set_alpha_target"), r"op=set_alpha_target without alpha_target: say which"),
+        (lambda: ActionConfig(op="set_alpha_target"), r"op=set_alpha_target without alpha_target: add it"),
         (lambda: ActionConfig(op="prune", slot=-1), r"agent\.actions has slot=-1"),
         (lambda: ActionConfig(op="fossilize", blueprint="norm"), r"blueprint=norm, which has no effect with op=fossilize"),
     ],

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.base import AgentConfig, seen_as_one
+from esper.agent.base import AgentConfig, feature_scale
 from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
@@ -179,9 +179,9 @@ def test_points_are_what_the_table_of_features_means_by_them(config: AgentConfig
 
 
 def test_a_scale_that_differs_from_run_to_run_is_none() -> None:
-    assert seen_as_one("contribution") == 50.0
+    assert feature_scale("contribution") == 50.0
     with pytest.raises(AssertionError, match="the scale of loss differs from run to run"):
-        seen_as_one("loss")
+        feature_scale("loss")
 
 
 def test_what_was_never_measured_is_neither_kept_nor_pruned() -> None:
