@@ -27,7 +27,6 @@ from esper.training.trainer import build_env
 OUT = Path(__file__).parent / "host.png"
 OVERRIDES = ["slots=all", "seed=0", "devices=[cpu]"]
 STAGES = {
-    Stage.GERMINATED: "#d4d4d4",
     Stage.TRAINING: "#f4cf73",
     Stage.BLENDING: "#9cc9e8",
     Stage.HOLDING: "#c5a3d9",
@@ -60,14 +59,14 @@ def draw_slot(axes: Axes, run: Recording, slot: int) -> None:
     for epoch, step in enumerate(run.steps):
         if colour := STAGES.get(Stage(int(step.after.stage[0, slot]))):
             axes.axvspan(epoch, epoch + 1, color=colour, linewidth=0)
-    alpha = [0.0, *(float(step.after.alpha[0, slot]) for step in run.steps)]
-    axes.plot(alpha, color="black", linewidth=1.5, clip_on=False, zorder=3)
+    alpha = [float(step.after.alpha[0, slot]) for step in run.steps]
+    axes.stairs(alpha, baseline=None, color="black", linewidth=1.5, clip_on=False, zorder=3)
     for epoch, (action, step) in enumerate(zip(run.action_TH, run.steps, strict=True)):
         op = Op(int(step.op_N[0]))
         if op in MARKERS and action[Head.SLOT] == slot:
             axes.plot(epoch, 1.3, MARKERS[op], color="black", markersize=6, clip_on=False)
             if op is Op.GERMINATE:
-                axes.text(epoch + 0.4, 1.3, run.blueprints[action[Head.BLUEPRINT]], fontsize=9, va="center")
+                axes.text(epoch - 0.3, 1.3, run.blueprints[action[Head.BLUEPRINT]], fontsize=9, va="center", ha="right")
     axes.set(ylim=(0, 1.6), yticks=[0, 1])
     axes.set_ylabel(f"slot {slot + 1}\nalpha")
 
