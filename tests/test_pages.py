@@ -14,10 +14,30 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 ONLY_WHERE_SOMETHING_IS_WRONG = "events.jsonl"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()) if "://" not in link]
-    assert not [link for link in links if not (page.parent / link).exists()]
+LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "multirun/README.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_figure_of_the_readme_is_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "host.png"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(ROOT / "docs" / "host_figure.py"), "--quick", "--out", str(out)], env=env, check=True)
+    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_readme_leads_to_every_page() -> None:
