@@ -182,9 +182,10 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path: Path, monkey
         return whole_collect(trainer, *given)
 
     whole_collect = Trainer.collect
-    with monkeypatch.context() as patch, pytest.raises(HalfWay):
+    with monkeypatch.context() as patch:
         patch.setattr(Trainer, "collect", collect_three)
-        run(tmp_path / "stopped", "updates=6")
+        with pytest.raises(HalfWay):
+            run(tmp_path / "stopped", "updates=6")
     assert len(read_records(tmp_path / "stopped" / "metrics.jsonl")) == 3
     resumed_records, resumed_state = run(tmp_path / "stopped", "updates=6")
     assert resumed_records == records
