@@ -31,7 +31,7 @@ def plugins(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def imported(plugins: str) -> None:
+def imported(own_parts: None, plugins: str) -> None:
     """The parts in this process."""
     load_plugins(plugins.removeprefix("plugins=[").removesuffix("]").split(","))
 
