@@ -182,7 +182,9 @@ def test_a_policy_with_numbers_for_each_slot_stays_where_they_are(named) -> None
 @pytest.mark.parametrize("other", [lambda names: names[::-1], lambda names: names[:1], lambda names: [*names, "attention"]])
 def test_a_policy_needs_its_blueprints_in_their_order(alike, other) -> None:
     names = other(list(check([]).blueprint))
-    with pytest.raises(ConfigError, match=r"with the blueprints .*, and here they are .*offer the same blueprints in the same order"):
+    with pytest.raises(
+        ConfigError, match=r"with the blueprints .*, and here they are .*offer the same blueprints in the same order"
+    ):
         Evaluation.load(str(alike), hosts=2, overrides=[f"blueprint=[{','.join(names)}]"]).run(["policy"])
 
 

@@ -1,4 +1,4 @@
-"""A package from outside the tree: a task, a host, a blueprint, a reward, a governor and a writer, which Esper knows only as plugins."""
+"""A package from outside the tree, which Esper knows only as a plugin: a task, a host, a blueprint, a reward and more."""
 
 import csv
 from dataclasses import dataclass
@@ -49,9 +49,6 @@ class SwishConfig(BlueprintConfig):
         return nn.Sequential(
             nn.Conv2d(slot.channels, self.width, 1), nn.SiLU(), born_as_zero(nn.Conv2d(self.width, slot.channels, 1))
         )
-
-    def num_parameters(self, slot: SlotSpec) -> int:
-        return 2 * slot.channels * self.width + self.width + slot.channels
 
 
 ONES = Term(
