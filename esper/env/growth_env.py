@@ -85,10 +85,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium declares it so)
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "render_modes": [],
-    }
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012  (as in Gymnasium)
 
     def __init__(
         self,
