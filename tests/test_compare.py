@@ -211,7 +211,7 @@ def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
         (["baselines=[shaped]"], "baselines=shaped is not known"),
         (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),
         (["against=again"], "against=again is not an arm"),
-        (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is judged as it was trained"),
+        (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is evaluated as it was trained"),
         (["task=mnist6k"], "did you mean mnist5k?"),
         (["policy_seed=3"], "policy_seed=3 cannot be changed in an evaluation, since it has no effect"),
         (["slots=all", "agent.hidden=3"], "agent.hidden=3 cannot be changed in an evaluation"),

@@ -154,7 +154,7 @@ def test_a_cap_below_what_was_kept_is_refused(tmp_path: Path) -> None:
     known = {"slots": SPEC.slot_names, "in_use": np.ones(3, np.bool_), "blueprints": SPEC.blueprint_names, "hosts": 4}
     config.check_hosts(cap=2, **known)
     config.check_hosts(cap=0, **known)
-    with pytest.raises(ValueError, match=r"has 2 seeds in a host, and slots\.max_seeds=1: set slots\.max_seeds=2"):
+    with pytest.raises(ValueError, match=r"has 2 seeds in a host, but slots\.max_seeds=1: set slots\.max_seeds=2"):
         config.check_hosts(cap=1, **known)
 
 
