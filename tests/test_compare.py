@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -14,12 +13,12 @@ import pytest
 
 from esper import compare as C
 from esper.cli.overrides import check
-from esper.config import GROUPS, ConfigError, register
+from esper.config import ConfigError, register
 from esper.lab.design import design
 from esper.lab.evaluation import Choice, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
-from esper.reward.modes import MinimalConfig
+from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 
 TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
@@ -163,18 +162,30 @@ def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path
         assert score(run, 3) != score(run, 3, ["steps=3"])
 
 
+PLUGIN = """
+from dataclasses import dataclass
+
+import esper
+from esper.reward.modes import SparseConfig
+
+
 @dataclass(kw_only=True, slots=True)
-class FreeConfig(MinimalConfig):
-    """A reward that somebody added to the table."""
+class FreeConfig(SparseConfig):
+    \"\"\"A reward from outside.\"\"\"
 
 
-def test_workers_know_what_was_added_to_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(GROUPS["reward"], "free", FreeConfig)
-    register()
+esper.register("reward", "free", FreeConfig)
+"""
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_workers_import_the_plugins_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "free_reward.py"
+    plugin.write_text(PLUGIN)
+    load_plugins([str(plugin)])
     for seed in (1, 2):
-        Trainer(check([*TINY, "reward=free", f"seed={seed}"]), tmp_path / f"{seed}").run()
+        overrides = [*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]
+        Trainer(check(overrides), tmp_path / f"{seed}").run()
     C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
     assert "scored 2 of 2" in capsys.readouterr().out
     for run in find_runs([tmp_path]):
@@ -245,7 +256,7 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "workers=0"], "workers must be 1 or more"),
         ([".", "figures=gif"], "choose from png, pdf, svg"),
         ([".", "figures=pdf", "plots=false"], "remove one of the two"),
-        ([".", "host=3"], "there is no key host"),
+        ([".", "hostt=3"], "there is no key hostt"),
         ([".", "rivals=[wait]"], "rivals is now called baselines"),
         ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
     ],

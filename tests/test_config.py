@@ -42,7 +42,7 @@ BAD: list[tuple[str, str]] = [
     ("updates=0", "updates must be 1 or more"),
     ("hosts=0", "hosts must be 1 or more"),
     ("steps=-3", "steps must be 1 or more"),
-    ("agent=wait buffer.forfeit=prefix", "has no effect: this agent learns from no buffer"),
+    ("agent=wait buffer.forfeit=prefix", "has no effect, since this agent learns from no buffer"),
     ("buffer=window", "buffer=window needs agent.baseline=critic"),
     ("buffer=window buffer.rollouts=1", "buffer.rollouts must be at least 2"),
     ("env=sandbox env.light_accuracy=0.2", "env.light_accuracy"),
@@ -154,7 +154,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=schedule agent.actions=[{op:prune,tempo:slow}]", "tempo=slow, which has no effect with op=prune"),
     ("agent=schedule agent.actions=[{blueprint:norm,tempo:quick}]", "tempo=quick, which is not known: choose one of fast"),
     ("agent=schedule agent.actions=[{op:advance}]", "agent.by_hand=true"),
-    ("agent=schedule agent.actions=[{blueprint:norm,tempo:slow}]", "agent.heads.tempo=fast holds it"),
+    ("agent=schedule agent.actions=[{blueprint:norm,tempo:slow}]", "agent.heads.tempo=fast fixes it"),
     ("agent=schedule agent.actions=[{op:set_alpha_target,alpha_target:full}]", "set agent.heads.alpha_target=free"),
     ("agent=schedule agent.actions=[{blueprint:attention}]", "blueprint=attention in agent.actions is not available"),
     (
@@ -175,7 +175,7 @@ BAD: list[tuple[str, str]] = [
     ("reward=escrow reward.window=0", "reward.window"),
     ("reward=escrow reward.most=0", "reward.most"),
     ("reward.per_host=5", "reward.per_host must give numbers of hosts by mode, as in '{shaped:16,sparse:16}', got 5"),
-    ("reward.per_host={shaped:16,spars:16}", "reward.per_host knows no mode spars: choose out of shaped, simplified, basic"),
+    ("reward.per_host={shaped:16,spars:16}", "reward.per_host has an unknown mode spars: choose out of shaped"),
     ("reward.per_host={shaped:32,sparse:0}", "reward.per_host must give each mode at least 1 host, got sparse"),
     ("reward=basic reward.per_host={shaped:16,sparse:16}", "reward.per_host has no hosts for reward=basic"),
     ("reward.per_host={shaped:8,sparse:8}", "reward.per_host pays shaped:8 + sparse:8 = 16 hosts, and hosts=32: make them equal"),
@@ -200,6 +200,7 @@ BAD: list[tuple[str, str]] = [
     ("telemetry.writers=[{jsonl:{path:x}}]", "telemetry.writers=jsonl does not take {'path': 'x'}"),
     ("telemetry.detail_every=0", "telemetry.detail_every"),
     ("telemetry.anomalies.ratio=1", "telemetry.anomalies.ratio must be above 1, got 1.0: the default is 20.0"),
+    ("telemetry.anomalies.gradient_below=200", "telemetry.anomalies.gradient_below must be below gradient_above=100.0"),
 ]
 
 # Words that do not compose, and what the sentence must say.

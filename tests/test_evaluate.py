@@ -110,7 +110,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
     assert [len(host) for host in seeds] == [grown, grown]
     if words[0] == "agent=schedule":
         assert seeds[0] == [{"slot": evaluation.env.layout.slot_names[2], "blueprint": "norm", "blend": "add"}]
-    with pytest.raises(ConfigError, match="policy_greedy needs a policy that learns"):
+    with pytest.raises(ConfigError, match="policy_greedy needs a policy that samples"):
         Evaluation.load(str(folder), hosts=2).run(["policy", "policy_greedy"])
 
 
@@ -129,7 +129,7 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
     second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
     assert second["policy"] == first["replay"]
     for more, said in (
-        ({"episode": 1}, "holds topologies of hosts with episode=0.*evaluate with episode=0"),
+        ({"episode": 1}, "was recorded on hosts of episode=0.*evaluate with episode=0"),
         ({"hosts": 4}, "hosts to at most 3"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -144,7 +144,7 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
     [
         (["checkpoint=x", "controllers=[replay]"], r"write controllers=\[policy,replay\]"),
         ([], "checkpoint is not set"),
-        (["checkpoint=x", "host=3"], "there is no key host: .*did you mean hosts"),
+        (["checkpoint=x", "hostss=3"], "there is no key hostss: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),
         (["checkpoint=x", "hosts=many"], "hosts|many"),
         (["checkpoint=x", "hosts=1"], "hosts must be at least 2, got 1"),

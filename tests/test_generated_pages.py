@@ -9,7 +9,7 @@ from docs import generate
 from esper.cli.overrides import check
 from esper.config import SWEEPS, register
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
-from esper.lab.evaluation import EvaluateConfig
+from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
 from esper.training.config_io import flat, to_plain
@@ -78,8 +78,8 @@ def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
 
 def test_defaults_within_a_config_are_those_of_the_option() -> None:
     section = CONFIG.split("### `task=tinystories`")[1].split("\n### ")[0]
-    assert "| `task.host.width` | `384` |" in section
-    assert "| `task.host` | below |" in section
+    assert "| `task.host_optimiser.learning_rate` | `0.3` |" in section
+    assert "| `task.host_optimiser` | below |" in section
 
 
 def test_named_values_and_elements_of_lists_are_listed() -> None:

@@ -31,7 +31,6 @@ DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 LONG = {
-    "env/growth_env.py": "one environment: its config, Gymnasium's interface, and the parts of a step",
     "agent/ppo/ppo.py": "one algorithm: its config, how it acts and how it learns",
 }
 """Files that may be longer than `MAX_LINES`, and why."""

@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 
 import esper
 from esper.lifecycle.stages import Op
+from esper.lifecycle.stages import empty as lifecycle_empty
+from tests.reward.reward_steps import signals_of
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -114,7 +116,7 @@ def test_the_readme_says_what_the_checks_run() -> None:
 
 def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example is run as if it stood at the end of esper/reward/modes.py."""
-    from esper.reward import modes, terms
+    from esper.reward import modes
 
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     names = dict(vars(modes))
@@ -122,10 +124,12 @@ def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     names["MODES"] = modes.MODES
     exec(compile(code, "README.md", "exec"), names)
     assert modes.MODES["frugal"] is names["FrugalConfig"]
-    monkeypatch.setattr(terms, "terminal", lambda signals: np.array([50.0, 0.0], np.float32))
-    monkeypatch.setattr(terms, "operations", lambda signals, op: np.array([0.0, float(op == Op.GERMINATE)], np.float32))
+    empty = lifecycle_empty(2, 1)
+    signals = signals_of(
+        empty, empty, op_N=np.array([Op.WAIT, Op.GERMINATE]), committed_accuracy_N=np.array([50.0, 0.0], np.float32), steps_left=0
+    )
     reward = names["FrugalConfig"](price=2.0).build(gamma=0.9)
-    total_N, components = reward(None)
+    total_N, components = reward(signals)
     assert total_N.tolist() == [50.0, -2.0]
     assert tuple(components) == reward.names == ("germinate", "terminal")
 

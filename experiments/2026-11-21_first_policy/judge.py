@@ -13,17 +13,18 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from esper.training.episode import Episode, play
 
 from esper.agent.ppo.ppo import PPO
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import Checkpoints
 from esper.config import register
+from esper.env.episode import Episode
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
+from esper.training.play import play
 from esper.training.trainer import build_env, find_checkpoint
 
 FIXED = "conv_heavy in r0c0"

@@ -17,7 +17,7 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
-from esper.training.episode import play
+from esper.training.play import play
 from esper.training.trainer import build_env
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from esper.measure.sensor import PotentialSensor
-from esper.training.episode import play
 from scipy.stats import spearmanr
 
 import esper.env.shard_pool as crew_room
@@ -27,6 +26,7 @@ from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
 from esper.seeds.slot_gradients import Evidence
 from esper.task.instances import Split
+from esper.training.play import play
 from esper.training.trainer import build_env
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from esper.training.episode import play
 
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
@@ -20,6 +19,7 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
+from esper.training.play import play
 from esper.training.trainer import build_env
 
 BOTH = ("conv_light", "conv_heavy")

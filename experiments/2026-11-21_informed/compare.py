@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from esper.training.episode import play
 
 from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
@@ -22,6 +21,7 @@ from esper.config import register
 from esper.env.growth_env import GrowthEnv
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
+from esper.training.play import play
 from esper.training.trainer import build_env
 
 NAMES = ("conv_light", "depthwise", "conv_heavy")

@@ -19,8 +19,9 @@ from esper.agent.scripted.base import WaitConfig
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.cli.overrides import check
 from esper.config import register
+from esper.env.episode import Episode
 from esper.task.instances import Split
-from esper.training.episode import Episode, play
+from esper.training.play import play
 from esper.training.trainer import build_env
 
 

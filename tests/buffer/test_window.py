@@ -213,6 +213,6 @@ def test_what_does_not_fit_the_window_is_refused(overrides: list[str], sentence:
 
 
 def test_a_window_without_a_learner_is_refused() -> None:
-    with pytest.raises(ConfigError, match="buffer=window has no effect: this agent learns from no buffer"):
+    with pytest.raises(ConfigError, match="buffer=window has no effect, since this agent learns from no buffer"):
         check(["buffer=window", "agent=wait"])
     check(["buffer=rollout", "agent=wait"])

@@ -83,7 +83,7 @@ def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("agent=wait", "agent=wait cannot be changed .*judged as it was trained: .* in controllers"),
+        ("agent=wait", "agent=wait cannot be changed .*evaluated as it was trained: .* in controllers"),
         ("agent.hidden=8", "agent.hidden=8 cannot be changed"),
         ("updates=3", "updates=3 cannot be changed .*no effect"),
         ("telemetry=quiet", "no effect"),

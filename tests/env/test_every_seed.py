@@ -1,5 +1,7 @@
 """Every blueprint lives in hosts of its layout, from planting to the end, and noop never is."""
 
+from copy import copy
+
 import numpy as np
 import pytest
 import torch
@@ -22,9 +24,10 @@ WORDS = 7
 
 def with_hosts(task, layout):
     """The task with other hosts, and with made-up tokens where these want them."""
-    copy = type("SmallTask", (type(task),), {"make_host": lambda self, instance: MAKERS[layout]()})(task.config)
-    copy.data = task.data if layout != "sequences" else tokens()
-    return copy
+    other = copy(task)
+    other.make_host = lambda instance: MAKERS[layout]()
+    other.data = task.data if layout != "sequences" else tokens()
+    return other
 
 
 def tokens():
@@ -85,5 +88,5 @@ def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task
 
 def test_a_blueprint_that_suits_not_every_slot_is_refused_when_the_environment_is_built(small_task):
     task = with_hosts(small_task, "sequences")
-    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of SmallTask: it grows in images"):
+    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of Images: it grows in images"):
         env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from esper.training.episode import play
 
 from esper.agent.scripted.base import WaitConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.reward.modes import ShapedConfig
 from esper.reward.table import SHAPING
+from esper.training.play import play
 
 HOSTS, SICK, AT = 3, 1, 2
 
