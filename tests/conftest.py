@@ -16,6 +16,7 @@ from tests.env_fixtures import gamma, make_env, one_core, plan_actions, random_a
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
+os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence
 
 
 @pytest.fixture
