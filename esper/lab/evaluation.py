@@ -245,7 +245,10 @@ def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
         }
         for key, values, base in (("return", outcome.return_N, wait.return_N), ("accuracy", outcome.accuracy_N, wait.accuracy_N)):
             for label, sample in ((key, values), (f"{key}_over_wait", values - base)):
-                interval = mean_interval(sample)
-                row[label] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+                if np.isfinite(sample).all():
+                    interval = mean_interval(sample)
+                    row[label] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+                else:  # the environment does not measure it
+                    row[label] = dict.fromkeys(("mean", "low", "high"), float("nan"))
         rows.append(row)
     return rows
