@@ -1,0 +1,80 @@
+"""Folders of runs and sweeps: a name of their own, and one process at a time that writes there."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+
+from esper.checkpoint import disk
+from esper.config import ConfigError
+
+LOCK = ".lock"
+"""File in a folder on which the process that writes there holds a lock. The system releases it when the process ends, however
+it ends."""
+
+_new: dict[str, Path] = {}
+"""Folder that this process has chosen under each parent."""
+
+
+def new_folder(parent: str) -> str:
+    """Return a new folder under a parent, named by date and time; the same one at every call of a process.
+
+    It is the resolver `new_folder` of `hydra.run.dir` and `hydra.sweep.dir`. `create` creates the folder.
+    """
+    if parent not in _new:
+        _new[parent] = Path(parent, f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    return str(_new[parent])
+
+
+def register_resolver() -> None:
+    """Make `new_folder` known to OmegaConf. The cache hands the name to the processes of a launcher."""
+    OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
+
+
+def create(folder: Path) -> None:
+    """Create a folder that `new_folder` chose, under another name if it exists: two processes never share one.
+
+    Other folders are the choice of the user and are left alone.
+
+    Raises:
+        DiskError: it cannot be created.
+    """
+    parent = next((parent for parent, chosen in _new.items() if chosen == folder), None)
+    if parent is None:
+        return
+    with disk(f"create {folder}"):
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            try:
+                _new[parent].mkdir()
+                return
+            except FileExistsError:
+                number += 1
+                _new[parent] = Path(parent, f"{folder.name}_{number}")
+
+
+@contextmanager
+def only_writer(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder, creating the folder if it is missing. A process may enter several times.
+
+    Raises:
+        ConfigError: another process holds the lock.
+        DiskError: the folder cannot be written to.
+    """
+    with disk(f"write into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ConfigError(
+                f"another process is writing into {folder}: wait until it ends, or choose another folder"
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
