@@ -11,7 +11,7 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints
+from esper.checkpoint import Checkpoints, load
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
@@ -194,7 +194,7 @@ class Trainer:
             self.env.prepare()
             self.checkpoints.save(self.state_dict(), self.update)
             return
-        state = self.checkpoints.load(newest)
+        state = load(newest)
         if differs := difference(from_plain(state["config"]), self.config):
             raise ConfigError(
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
