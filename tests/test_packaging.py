@@ -138,9 +138,7 @@ def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_on_the_pages_compose(page: str) -> None:
     from esper.cli.command import spelled_out
     from esper.cli.overrides import check, check_sweep
-    from esper.config import register
 
-    register()
     for block in bash_blocks(page):
         for line in block.splitlines():
             if line.startswith("python -m esper.train") and "--help" not in line:

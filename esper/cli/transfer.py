@@ -13,7 +13,7 @@ from hashlib import sha256
 from esper.cli.help import as_typed
 from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
-from esper.config import ALIASES, Config, ConfigError, register
+from esper.config import ALIASES, Config, ConfigError
 from esper.training.config_io import flat, to_plain
 
 WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
@@ -73,7 +73,6 @@ def moved(saved: Config, overrides: list[str]) -> Config:
             raise ConfigError(f"{override} cannot be changed in an evaluation, since {_REFUSED[key]}")
         if override[:1] in "+~" or key == "hydra":
             raise ConfigError(f"{override} cannot be given to an evaluation: write key=value, as in task=mnist5k or steps=40")
-    register()
     judged = copy(saved)
     judged.agent = saved.agent.acting()
     config = check_over(judged, overrides)

@@ -1,10 +1,10 @@
 """Commands as people type them: in a process of their own where the process matters, in this one where it does not."""
 
 import os
+import re
 import subprocess
 import sys
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from esper import config as C
 from esper.cli import command as cli
-from esper.cli.overrides import check_folder
 from esper.lab.design import design
 from esper.task.data import TaskError
 
@@ -82,18 +81,18 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
         (
             ["slots=all", "host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
-            "measures 2^9 settings",
+            r"measures 2\^9 settings",
         ),
         (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab is several runs: put -m in front"),
         (["arms=reward: shaped,sparse"], "arms belongs to a sweep: put -m sweep=ab in front"),
         (["-m", "tune=agent.gamma: 0..1"], "tune belongs to a sweep: put -m sweep=tune in front"),
         (
             ["-m", "sweep=ab", "arms=reward: shaped,sparse", "block=2"],
-            "sweep=ab has arms, blocks, root, aa_control, preregistration; did you mean blocks?",
+            "no key block: the config has .*; did you mean blocks?",
         ),
-        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "again is now called aa_control"),
-        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "plan=x"], "plan is now called preregistration"),
-        (["-m", "sweep=tune", "tune=agent.hidden: 16|32", "judge_hosts=8"], "judge_hosts is now called score_hosts"),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "no key again any more: write aa_control"),
+        (["-m", "sweep=ab", "arms=reward: shaped,sparse", "plan=x"], "no key plan any more: write preregistration"),
+        (["-m", "sweep=tune", "tune=agent.hidden: 16|32", "judge_hosts=8"], "no key judge_hosts any more: write score_hosts"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
         (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same overrides"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
@@ -109,7 +108,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(say, tmp_path: Path, words: list[str], word: str) -> None:
     code, err, reached = say(*words)
     assert code == 2
-    assert word in err
+    assert re.search(word, err)
     assert len(err.splitlines()) == 1
     assert err.startswith("esper: ")
     assert not reached
@@ -135,18 +134,6 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(say, tmp_path: Path,
 def test_what_can_be_done_reaches_hydra_with_nothing_written_before(say, tmp_path: Path, words: list[str]) -> None:
     assert say(*words) == (0, "", True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_another_run_writes_to_meanwhile_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_run(dir: Path) -> nullcontext[None]:
-        (dir / "its file").touch()
-        return nullcontext()
-
-    C.register()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esper.cli.overrides.TemporaryFile", other_run)
-    check_folder(["hydra.run.dir=runs/one"])
-    assert (tmp_path / "runs" / "one" / "its file").exists()
 
 
 def test_a_folder_of_ones_own_experiments(say, tmp_path: Path) -> None:
@@ -202,7 +189,6 @@ def test_main_gets_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from esper.cli.overrides import check, hydra_at_conf
 
-    C.register()
     with hydra_at_conf():
         cfg = compose("config", overrides=["reward=sparse", "hosts=4"])
     assert isinstance(cfg, DictConfig)

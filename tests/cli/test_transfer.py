@@ -9,13 +9,11 @@ import pytest
 
 from esper.cli.overrides import check, check_over
 from esper.cli.transfer import Transfer, changes, is_of_world, moved
-from esper.config import Config, ConfigError, register
+from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation
 from esper.training.config_io import from_plain, to_plain
 from esper.training.trainer import Trainer
-
-register()
 
 TINY = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "reward.rent=0.7"]
 FIVE = ["host.surfaces=[pre,post]"]

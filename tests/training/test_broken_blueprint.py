@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import register
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
 from esper.telemetry.jsonl import read_records
@@ -19,7 +18,6 @@ from esper.training.trainer import Trainer, find_checkpoint
 ROOT = Path(__file__).parents[2]
 WORDS = ["hosts=2", "steps=6", "updates=3", "agent=random", "agent.wait_weight=0.2", "telemetry=quiet", "blueprint=[norm]"]
 WORDS += ["task.batch_size=32", "task.epoch_samples=64", "devices=[cpu]"]
-register()
 
 
 def untimed(folder):

@@ -8,7 +8,6 @@ import pytest
 
 from esper.checkpoint import load
 from esper.cli.overrides import check
-from esper.config import register
 from esper.evaluate import _short, main
 from esper.lab.evaluation import Evaluation
 from esper.measure.latency import Latency
@@ -16,7 +15,6 @@ from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 from tests.training.test_trainer import config, newest, same, untimed
 
-register()
 WAIT = ["hosts=2", "steps=3", "agent=wait", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=40"]
 TIMED = "reward.rent_unit=latency"
 

@@ -13,7 +13,7 @@ from esper.agent.scripted.base import RandomConfig
 from esper.buffer.transition import Decision, Transition
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, register
+from esper.config import CHECKPOINTS
 from esper.env.actions import Head, Op
 from esper.task.instances import Split
 from esper.training.decision_log import DecisionLog
@@ -21,9 +21,6 @@ from esper.training.play import play
 from esper.training.trainer import Trainer, build_env
 
 TINY = ["hosts=4", "steps=14", "task.epoch_samples=128", "task.valid_samples=50", "telemetry=quiet", "telemetry.decisions=true"]
-
-
-register()
 
 
 @pytest.fixture(scope="module")

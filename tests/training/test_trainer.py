@@ -17,7 +17,7 @@ import torch
 from esper.agent.ppo.ppo import PPO
 from esper.checkpoint import DiskError, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_events, read_records
@@ -28,7 +28,6 @@ from esper.training.trainer import Trainer, build_env, find_checkpoint
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-register()
 SICK, FALLS = 2, 3
 """The host that falls ill, and in which step."""
 
