@@ -16,6 +16,7 @@ from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
+from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
@@ -116,10 +117,8 @@ class Trainer:
         config, (name, shared) = self.config, self._shown_as
         with stop_signals() as asked, closing(self.env):
             self.restore()
-            telemetry = config.telemetry.build(
-                self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared
-            )
-            with telemetry:
+            about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
+            with closing(config.telemetry.build(about)) as telemetry:
                 telemetry.start(self.title(), self.hparams())
                 telemetry.costs(self.env.costs_table())
                 while self.update < config.updates:
