@@ -334,10 +334,8 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
         key = str(getattr(error, "full_key", None) or error.key)
         options = f": choose one of {', '.join(GROUPS[key])}" if key in GROUPS else ""
         raise ConfigError(f"{key} is not set{options}") from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:  # by house rule a ValueError of a __post_init__ is for the user
         raise ConfigError(" ".join(str(error).split())) from error
-    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for the user
-        raise ConfigError(str(error)) from error
     config = cast(Config, config)
     config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
     return config

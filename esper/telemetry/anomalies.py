@@ -1,7 +1,7 @@
 """Anomalies in learning: pure rules on the statistics of an update, and a watch that remembers them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,15 +217,11 @@ def of_rewards(audit: Audit, config: AnomaliesConfig) -> Found:
     yield from _rule("goodhart", "reward", audit.goodhart, config.goodhart, meaning, remedy, below=True)
 
 
-RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
-    *(of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints),
-)
-
-
 def find(stats: UpdateStats, config: AnomaliesConfig, audit: Audit | None = None) -> list[Anomaly]:
     """Return the anomalies of one update, and those of its episode's rewards if they were audited."""
     hacked = of_rewards(audit, config) if audit else ()
-    return [*(anomaly for rule in RULES for anomaly in rule(stats, config)), *hacked]
+    rules = (of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints)
+    return [*(anomaly for rule in rules for anomaly in rule(stats, config)), *hacked]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

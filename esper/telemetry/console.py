@@ -123,10 +123,9 @@ class LiveConsole(Writer):
     """A progress bar and a table, redrawn in place at most 4 times per second by a thread of rich."""
 
     def __init__(self, console: RichConsole, run: RunInfo) -> None:
-        resume_update, total_updates = run.resume_update, run.total_updates
         self._console = console
         self._lead = f"{run.name}: " if run.name else ""
-        self._done = resume_update
+        self._done, self._total = run.resume_update, run.total_updates
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
@@ -145,12 +144,8 @@ class LiveConsole(Writer):
             expand=True,
         )
         self._task = self._progress.add_task(
-            f"update {min(resume_update + 1, total_updates)}/{total_updates}",
-            total=total_updates,
-            completed=resume_update,
-            phase="starting",
+            f"update {min(self._done + 1, self._total)}/{self._total}", total=self._total, completed=self._done, phase="starting"
         )
-        self._total = total_updates
         self._live = Live(self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
@@ -200,10 +195,7 @@ class LiveConsole(Writer):
         return Group(Text(self._title, style="bold", no_wrap=True, overflow="ellipsis"), self._progress, both)
 
     def _numbers(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(style="cyan", no_wrap=True)
+        table = _grid("cyan")
         for tag, label in SHOWN.items():
             value = quantity(tag, self._latest[tag]) if tag in self._latest else "-"
             table.add_row(label, value, spark(self._trends[tag]))
@@ -211,13 +203,18 @@ class LiveConsole(Writer):
         return table
 
     def _stages(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(style="green", no_wrap=True)
+        table = _grid("green")
         slots = sum(self._latest.get(tag, 0.0) for tag in STAGES.values()) or 1.0
         for stage, tag in STAGES.items():
             value = self._latest.get(tag)
-            bar = "" if value is None else "■" * round(10 * value / slots)
-            table.add_row(stage, "-" if value is None else number(value), bar)
+            table.add_row(stage, "-" if value is None else number(value), "■" * round(10 * (value or 0.0) / slots))
         return table
+
+
+def _grid(style: str) -> Table:
+    """Return a table with columns for names, numbers and graphics."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style=style, no_wrap=True)
+    return table

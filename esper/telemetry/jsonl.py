@@ -39,7 +39,7 @@ class Lines:
         with disk(f"write metrics to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                os.truncate(path, sum(size for update, size in _sizes(path) if update <= resume_update))
+                os.truncate(path, sum(len(line) for line, record in _records(path) if record["update"] <= resume_update))
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
         """Write records; if they do not fit on the disk, none of them is left behind.
@@ -84,12 +84,6 @@ class JsonlWriter(Writer):
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool = False) -> None:
         self._events.append(update, {"event": "anomaly", **asdict(anomaly)})
-
-
-def _sizes(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield update and size in bytes of each complete record."""
-    for line, record in _records(path):
-        yield int(record["update"]), len(line)
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.interrupt import Stopped, stop_signals
 from esper.training.play import play
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """The outcome of a run."""
-
-    folder: Path
-    updates: int
-    last: EpisodeRecord | None
-    """Record of the last episode; None if this process played none."""
 
 
 def build_env(
@@ -107,7 +96,7 @@ class Trainer:
         self._last: EpisodeRecord | None = None
         self._log = DecisionLog(self.env.layout, 0)
 
-    def run(self) -> Summary:
+    def run(self) -> None:
         """Train hosts under the controller, and let it learn after each episode.
 
         Raises:
@@ -129,7 +118,6 @@ class Trainer:
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
                     self.checkpoints.save(self.state_dict(), self.update)
                 telemetry.finish(self.rows())
-        return Summary(folder=self.folder, updates=self.update, last=self._last)
 
     def collect(self, telemetry: Telemetry, asked: threading.Event) -> EpisodeRecord:
         """Run one episode of all hosts under the current controller.
@@ -208,17 +196,17 @@ class Trainer:
     # ---- text for people
 
     def title(self) -> str:
-        """Return one line on what runs."""
+        """Return one line on the run."""
         config, choices = self.config, to_plain(self.config)["choices"]
-        world, reward = choices["env"], ""
+        setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
-            world, reward = choices["task"], f"reward {choices['reward']}, "
+            setting, reward = choices["task"], f"reward {choices['reward']}, "
         updates = f"{config.updates} update{'s' * (config.updates != 1)}"
         size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
-        return f"{choices['agent']} on {world}: {size}, {reward}seed {config.seed}"
+        return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
-        """Return what distinguishes this run from others."""
+        """Return the values that tell this run from others."""
         choices = to_plain(self.config)["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config
