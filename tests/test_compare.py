@@ -282,7 +282,7 @@ def test_a_disk_that_refuses_the_report_is_one_sentence(
         if run.finished:
             score(run, 2)  # what is kept already is not written again
     capsys.readouterr()
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:
         C.main([str(experiment), "hosts=2", "plots=false"])
     assert ended.value.code == 2
