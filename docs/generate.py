@@ -298,7 +298,7 @@ def sweeps() -> Iterator[str]:
 def other_commands() -> Iterator[str]:
     """Yield the keys of the evaluation and the comparison."""
     yield from section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
-    yield f"Agents without training: {ticked(standalone_agents())}. Keys of the run that may be overridden: {ticked(TRANSFERABLE)}."
+    yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
     yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (

@@ -470,9 +470,7 @@ def test_every_rule_has_a_line_that_breaks_it() -> None:
 @pytest.mark.parametrize("node", CLASSES, ids=lambda node: node.__name__)
 def test_every_config_and_field_has_a_docstring(node: type) -> None:
     assert inspect.getdoc(node)
-    assert not (node.__doc__ or "").startswith(f"{node.__name__}("), (
-        "write a docstring: the one of dataclass lists the fields only"
-    )
+    assert not (node.__doc__ or "").startswith(f"{node.__name__}("), "the docstring made by dataclass only lists the fields"
     assert "__slots__" in vars(node), "without slots, a misspelt key sets a stray attribute"
     missing = [field.name for field in dataclasses.fields(node) if field.name not in help_page.field_docs(node)]
     assert not missing, f"no docstring under {', '.join(missing)}"
