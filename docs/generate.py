@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from esper.cli.help import as_typed, field_docs, yaml_names
-from esper.cli.transfer import WORLD
+from esper.cli.transfer import TRANSFERABLE
 from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
@@ -298,7 +298,7 @@ def sweeps() -> Iterator[str]:
 def other_commands() -> Iterator[str]:
     """Yield the keys of the evaluation and the comparison."""
     yield from section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
-    yield f"Agents without training: {ticked(standalone_agents())}. Keys of the run that may be overridden: {ticked(WORLD)}."
+    yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
     yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (

@@ -22,7 +22,7 @@ from rich.table import Table
 from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
-from esper.cli.transfer import WORLD, is_of_world
+from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.training.trainer import find_checkpoint
@@ -69,7 +69,7 @@ def parse(arguments: list[str]) -> EvaluateConfig:
     Raises:
         ConfigError: an argument does not fit.
     """
-    return read_overrides(EvaluateConfig, arguments, also=WORLD)
+    return read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
 
 
 def title(evaluation: Evaluation) -> str:
@@ -127,9 +127,9 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         arguments = load_parts(arguments)
-        asked = parse([argument for argument in arguments if not is_of_world(argument)])
+        asked = parse([argument for argument in arguments if not is_run_override(argument)])
         path = find_checkpoint(asked.checkpoint, "checkpoint")
-        overrides = [argument for argument in arguments if is_of_world(argument)]
+        overrides = [argument for argument in arguments if is_run_override(argument)]
         evaluation = Evaluation.load(str(path), hosts=asked.hosts, episode=asked.episode, overrides=overrides)
         outcomes = evaluation.run(asked.controllers)
         if asked.schedules:

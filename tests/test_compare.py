@@ -13,7 +13,7 @@ import pytest
 
 from esper import compare as C
 from esper.cli.overrides import check
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.lab.design import design
 from esper.lab.evaluation import Choice, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
@@ -27,7 +27,6 @@ TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=qu
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and a control, two blocks, trained for a moment; one run is missing."""
-    register()
     folder = tmp_path_factory.mktemp("experiment")
     (folder / "preregistration.md").write_text("Which <reward>?\n")
     planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, preregistration=str(folder / "preregistration.md"))
@@ -257,7 +256,7 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "figures=gif"], "choose from png, pdf, svg"),
         ([".", "figures=pdf", "plots=false"], "remove one of the two"),
         ([".", "hostt=3"], "there is no key hostt"),
-        ([".", "rivals=[wait]"], "rivals is now called baselines"),
+        ([".", "rivals=[wait]"], "there is no key rivals any more: write baselines"),
         ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
     ],
 )
@@ -283,7 +282,7 @@ def test_a_disk_that_refuses_the_report_is_one_sentence(
         if run.finished:
             score(run, 2)  # what is kept already is not written again
     capsys.readouterr()
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:
         C.main([str(experiment), "hosts=2", "plots=false"])
     assert ended.value.code == 2

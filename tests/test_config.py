@@ -1,4 +1,4 @@
-"""The table of groups, the YAML files and the rules: every one of them composes, and every rule fires."""
+"""The table of groups, the YAML files and the rules: every option composes, and every rule fires."""
 
 import ast
 import dataclasses
@@ -36,7 +36,7 @@ NEEDED = {
 }
 """Overrides that an option needs."""
 
-# Words that break a rule, and what the sentence must name. Every rule of every config has a line here.
+# Overrides that break a rule, and part of the sentence. Every rule of every config has a line here.
 BAD: list[tuple[str, str]] = [
     ("seed=-1", "seed must be 0 or more"),
     ("updates=0", "updates must be 1 or more"),
@@ -203,7 +203,7 @@ BAD: list[tuple[str, str]] = [
     ("telemetry.anomalies.gradient_below=200", "telemetry.anomalies.gradient_below must be below gradient_above=100.0"),
 ]
 
-# Words that do not compose, and what the sentence must say.
+# Overrides that do not compose, and a pattern of the sentence.
 MALFORMED: list[tuple[str, str]] = [
     ("+seed_root=1", "no key seed_root"),
     ("+reward.coefficient=1", "no key reward.coefficient"),
@@ -231,7 +231,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("slots=[r0c0]", r"to name slots, write 'slots.where=\[r0c0\]'"),
     ("slots=r0c1", r"write 'slots.where=\[r0c1\]'"),
     ("slots=[pre,post]", "slots takes one option"),
-    ("telemetry.console=false", r"no key telemetry.console any more: write telemetry.writers="),
+    ("telemetry.console=false", r"no key telemetry.console any more: write telemetry.writers"),
     ("choices.reward=sparse", "no key choices"),
     ("+choices.reward=sparse", "no key choices"),
     ("telemetry.writers=5", "telemetry.writers must be a list, each any value, got 5"),
@@ -252,14 +252,9 @@ MALFORMED: list[tuple[str, str]] = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    C.register()
-
-
 @cache
 def refusal(words: str) -> C.ConfigError:
-    """The error that these words end in."""
+    """Return the error of these overrides."""
     with pytest.raises(C.ConfigError) as raised:
         check(words.split())
     return raised.value
@@ -275,7 +270,7 @@ def test_every_option_composes_and_is_its_type(group: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", help_page.yaml_names("task"))
-def test_every_preset_of_a_task_is_a_task_with_another_host(name: str) -> None:
+def test_every_preset_of_a_task_has_another_host(name: str) -> None:
     config = check([f"task={name}"])
     base = check([f"task={C.table_name('task', type(config.task))}"])
     assert config.task == base.task
@@ -283,7 +278,7 @@ def test_every_preset_of_a_task_is_a_task_with_another_host(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", help_page.yaml_names("host"))
-def test_every_preset_of_a_host_differs_from_its_kind_and_builds(name: str) -> None:
+def test_every_preset_of_a_host_differs_from_its_default_and_builds(name: str) -> None:
     kind = name.partition("_")[0]
     task = "task=tinystories" if kind == "transformer" else "task=cifar10_baseline"
     host = check([task, f"host={name}"]).host
@@ -313,12 +308,12 @@ def test_a_sweep_over_tasks_gives_each_its_host() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("task.host.kernel=1", "task.host.kernel has moved: write host.kernel"),
-        ("task=python_text task.host.width=8", "task.host.width has moved: write host.width"),
-        ("+task.host.kernel=1", "task.host has moved: write host"),
+        ("task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
+        ("task=python_text task.host.width=8", "there is no key task.host.width any more: write host.width"),
+        ("+task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
     ],
 )
-def test_a_key_of_earlier_versions_is_refused_with_its_new_name(words: str, sentence: str) -> None:
+def test_a_former_key_is_refused_with_its_new_name(words: str, sentence: str) -> None:
     assert str(refusal(words)) == sentence
     if not words.startswith("+"):
         with pytest.raises(C.ConfigError, match=sentence):
@@ -344,7 +339,7 @@ def test_every_experiment_changes_something(name: str) -> None:
     assert check([f"experiment={name}"]) != check([])
 
 
-def test_the_command_line_has_the_last_word_over_an_experiment() -> None:
+def test_the_command_line_overrides_an_experiment() -> None:
     assert getattr(check(["experiment=healthy"]).task, "instances", None) == "healthy"
     assert getattr(check(["experiment=healthy", "task.instances=lesioned"]).task, "instances", None) == "lesioned"
 
@@ -395,7 +390,7 @@ def test_one_bad_arm_refuses_the_sweep(words: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "word"), MALFORMED)
-def test_what_does_not_compose_gets_a_sentence(words: str, word: str) -> None:
+def test_a_malformed_command_is_one_sentence(words: str, word: str) -> None:
     sentence = str(refusal(words))
     assert re.search(word, sentence)
     assert "\n" not in sentence
@@ -407,7 +402,7 @@ def test_every_rule_fires(words: str, word: str) -> None:
     assert "\n" not in str(refusal(words))
 
 
-def test_gates_that_outlast_the_episode_are_doubted() -> None:
+def test_gates_that_outlast_the_episode_warn() -> None:
     with pytest.warns(UserWarning, match=r"no seed can be fossilized: with these gates that takes 22 host epochs.* steps=21"):
         check(["gates=strict", "steps=21"])
     with warnings.catch_warnings():
@@ -457,7 +452,7 @@ def rules() -> set[tuple[str, int, int]]:
     }
 
 
-def test_no_rule_is_without_a_line_that_breaks_it() -> None:
+def test_every_rule_has_a_line_that_breaks_it() -> None:
     fired: set[tuple[str, int]] = set()
     for words, _ in BAD:
         broken = refusal(words).__cause__
@@ -473,10 +468,10 @@ def test_no_rule_is_without_a_line_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("node", CLASSES, ids=lambda node: node.__name__)
-def test_every_config_says_what_it_is(node: type) -> None:
+def test_every_config_and_field_has_a_docstring(node: type) -> None:
     assert inspect.getdoc(node)
-    assert not (node.__doc__ or "").startswith(f"{node.__name__}("), "the docstring that dataclass makes says nothing"
-    assert "__slots__" in vars(node), "without slots a misspelt `+key=1` would be taken in silence"
+    assert not (node.__doc__ or "").startswith(f"{node.__name__}("), "the docstring made by dataclass only lists the fields"
+    assert "__slots__" in vars(node), "without slots, a misspelt key sets a stray attribute"
     missing = [field.name for field in dataclasses.fields(node) if field.name not in help_page.field_docs(node)]
     assert not missing, f"no docstring under {', '.join(missing)}"
 
@@ -500,7 +495,7 @@ def test_yaml_holds_choices_and_the_schema_comes_first() -> None:
     assert set(root) == {"defaults", "hydra"}
 
 
-def test_help_shows_every_group_and_the_keys_that_matter() -> None:
+def test_help_shows_every_group_and_the_main_keys() -> None:
     text = help_page.help_text("About.", check([]))
     for group, options in help_page.groups().items():
         assert f"\n  {group}" in text

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.trainer import Trainer, find_checkpoint
-
-register()
 
 
 @pytest.fixture(scope="module")

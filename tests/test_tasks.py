@@ -10,7 +10,6 @@ import pytest
 
 from esper.cli.help import groups
 from esper.cli.overrides import check
-from esper.config import register
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
 from esper.telemetry.jsonl import read_records
@@ -21,7 +20,6 @@ TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 TASKS = groups()["task"]
 CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
-register()
 
 
 def trained(folder, *words):

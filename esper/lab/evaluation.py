@@ -17,7 +17,7 @@ from esper.agent.base import Controller, Learner
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load
-from esper.cli.transfer import changes, moved
+from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
@@ -124,7 +124,7 @@ class Evaluation:
             ConfigError: an override or the agent does not fit these hosts.
         """
         torch.set_num_threads(1)
-        self.config = moved(config, list(overrides)) if overrides else config
+        self.config = transferred(config, list(overrides)) if overrides else config
         self.transfer = changes(config, self.config, list(overrides))
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:

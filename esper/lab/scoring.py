@@ -16,7 +16,7 @@ from joblib import Parallel, delayed
 from esper.checkpoint import load, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.evaluation import POLICIES, REPLAY, Choice, Evaluation
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
@@ -97,7 +97,6 @@ def score_all(
 
 def _score_in_worker(scoring: Scoring, run: Run, cores: int) -> Scores:
     """Score a run in a new process, which imports the plugins that the run recorded."""
-    register()
     warn_plainly()
     limit_cores(cores)
     return scoring.scores(run)

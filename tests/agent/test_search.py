@@ -13,7 +13,7 @@ from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandom, BestOfRandomConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import Config, register
+from esper.config import Config
 from esper.env.actions import HeadsConfig, Observation, Op
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
@@ -24,7 +24,6 @@ from tests.agent.staged import SPEC, see
 
 HOSTS = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
 TINY = [*HOSTS, "agent=best_of_random", "agent.most=1", "agent.latest=1"]
-register()
 
 
 def newborn(slots: list[int], *, free: bool = False) -> Observation:

@@ -15,14 +15,12 @@ from esper.buffer.transition import Transition
 from esper.buffer.window import WindowBuffer, WindowConfig
 from esper.checkpoint import Checkpoints, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.env.actions import Head
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 from tests.agent.small_policy import SPEC, make
 from tests.agent.toy_worlds import random_observation, random_rollout
-
-register()
 
 
 def transition(agent: PPO, rng: np.random.Generator, step: int) -> Transition:

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import VectorEnv
 
 from esper.cli.overrides import check
-from esper.config import Config, ConfigError, register
+from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.base import Environment
 from esper.env.sandbox import SandboxEnv
@@ -17,7 +17,6 @@ from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, build_env
 
-register()
 SMALL = ["env=sandbox", "hosts=32", "steps=5", "telemetry=quiet"]
 
 

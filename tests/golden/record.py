@@ -39,12 +39,11 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def of_run(folder: Path) -> dict[str, Any]:
     """What a run came to: agent and watch of its newest checkpoint, and its metrics, decisions and costs."""
-    from esper.checkpoint import Checkpoints
+    from esper.checkpoint import Checkpoints, load
 
-    checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.latest()
+    newest = Checkpoints(folder / "checkpoints").latest()
     assert newest is not None, folder
-    state = checkpoints.load(newest)
+    state = load(newest)
     found = dict(numbers({name: state[name] for name in ("update", "agent", "watch")}))
     for name in ("metrics.jsonl", "decisions.jsonl", "events.jsonl"):
         if (folder / name).exists():

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import register
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 
@@ -38,7 +37,6 @@ def first_update(overrides: str, folder: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_update_is_the_one_that_was_committed(name: str, tmp_path: Path) -> None:
-    register()
     expected, found = json.loads(FILE.read_text())[name], first_update(CASES[name], tmp_path)
     assert found.keys() == expected.keys()
     for tag, value in found.items():
@@ -46,7 +44,6 @@ def test_the_first_update_is_the_one_that_was_committed(name: str, tmp_path: Pat
 
 
 if __name__ == "__main__":
-    register()
     with tempfile.TemporaryDirectory() as place:
         numbers = {name: first_update(overrides, Path(place, name)) for name, overrides in CASES.items()}
     FILE.write_text(json.dumps(numbers, indent=1) + "\n")

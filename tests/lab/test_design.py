@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.checkpoint import Checkpoints
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.lab.design import AA_CONTROL, Cell, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
@@ -113,7 +113,6 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
 def test_the_preregistration_is_kept_and_cannot_change(tmp_path: Path) -> None:
     path = tmp_path / "plan, of 2: that's it.md"
     path.write_bytes("Which reward?\r\nBy accuracy — margin 1.\n".encode())
-    register()
     (word,) = spelled_out(["sweep=ab", f"preregistration={path}"])[1:]
     assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", word])
     planned = design(REWARDS, blocks=1, root=0, preregistration=str(path))
@@ -184,7 +183,6 @@ def test_a_cell_whose_checkpoints_are_damaged_is_named(tmp_path: Path) -> None:
 
 
 def test_every_arm_is_checked_before_anything_runs() -> None:
-    register()
     words = ["sweep=ab", "hydra.sweeper.arms='agent.hidden: 16,32'", "hydra.sweeper.blocks=3", "hosts=4"]
     jobs = check_sweep(words)
     assert [job.agent.hidden for job in jobs] == [16, 32, 16]  # pyright: ignore[reportAttributeAccessIssue]

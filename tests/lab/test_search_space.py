@@ -4,7 +4,7 @@ import pytest
 
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.lab.search_space import BASELINE, SearchParam, SearchSpace, search_space
 
 ASKED = {"trials": 2, "blocks": 2, "root": 0, "outcome": "accuracy", "score_hosts": 4, "at_once": 1}
@@ -70,7 +70,6 @@ def test_what_is_no_tuning_is_refused(tune: str | None, more: dict, sentence: st
 
 
 def test_every_end_is_checked_before_anything_runs() -> None:
-    register()
     words = spelled_out(["sweep=tune", "tune=agent.hidden: 32|64, agent.learning_rate: 1e-4..1e-2 log", "blocks=2", "hosts=4"])
     jobs = check_sweep(words)
     agents = [(job.agent.hidden, job.agent.learning_rate) for job in jobs]  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,7 +14,7 @@ import pytest
 
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
 
@@ -96,7 +96,6 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path: Path) -> None:
 
 
 def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
-    register()
     made = run(tuning(tmp_path, trials=12, common=["sweep=tune", "task.instances=healthy"]))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])
     assert command[:2] == ["esper.train", "-m"]

@@ -16,7 +16,6 @@ from esper.agent.scripted.base import RandomConfig
 from esper.agent.scripted.replay import EMPTY, Replay, ReplayConfig, Topology, read, topologies
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import register
 from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Observation, Op, parameters_legal
 from esper.env.episode import Episode
 from esper.governor.base import Cause, Verdict
@@ -29,7 +28,6 @@ from tests.agent.staged import SPEC, see
 from tests.agent.toy_worlds import random_observation
 
 FREE = HeadsConfig(style="free")
-register()
 
 
 def seed(slot: int, blueprint: int, blend: str = "add") -> dict[str, str]:

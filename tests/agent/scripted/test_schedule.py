@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from esper.agent.scripted.schedule import OPS, ActionConfig, ActionList, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import register
 from esper.env.actions import PARAMETER_HEADS, PINNED, STYLES, TEMPOS, Head, HeadsConfig, Op
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
@@ -167,7 +166,6 @@ def test_the_list_is_played_by_the_letter(actions: list[ActionConfig], by_hand: 
 
 
 def test_in_a_run_seeds_are_planted_kept_and_removed_as_written() -> None:
-    register()
     actions = (
         "{op:germinate,slot:1,blueprint:conv_light}",
         "{at:1,op:germinate,slot:0,blueprint:norm}",
