@@ -350,7 +350,7 @@ def test_the_command_line_has_the_last_word_over_an_experiment() -> None:
 
 
 ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
-TUNE = ["hydra.sweeper.tune='agent.hidden: 16|32'"]
+TUNE = ["agent.hidden=16,32"]
 
 
 @pytest.mark.parametrize("name", help_page.yaml_names("sweep"))

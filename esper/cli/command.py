@@ -54,7 +54,7 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration", "tune"):
+        if key in ("arms", "preregistration"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 
@@ -79,6 +79,8 @@ def _check_sweep_keys(overrides: list[str], *, many: bool) -> None:
     known = next((known for name, known in kinds.items() if chosen is not None and chosen.startswith(name)), [])
     own = [field.name for field in fields(Config)]
     for key in keys:
+        if key == "tune":
+            raise ConfigError("there is no key tune any more: sweep over the keys to tune, as in agent.hidden=32,64,128")
         if RENAMED.get(key) in known:
             raise ConfigError(f"{key} is now called {RENAMED[key]}")
         hint = did_you_mean(key, [*known, *own])

@@ -121,7 +121,8 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
             sweeper = sweep.hydra.sweeper
             params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
         except _COMPOSING as error:
-            raise ConfigError(_first_fault(loader, next(_jobs(loader, overrides)), config_name, error)) from error
+            plain = [override for override in overrides if not _parsed(loader, override).is_sweep_override()]
+            raise ConfigError(_first_fault(loader, plain, config_name, error)) from error
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))

@@ -163,16 +163,14 @@ def design(
     table = _arms(arms)
     if blocks < 1:
         raise ConfigError(f"blocks must be 1 or more, got {blocks}: a verdict takes at least 10")
-    for override in [*common, *(override for overrides in table.values() for override in overrides)]:
-        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
-            raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
+    refuse_seeds([*common, *(override for overrides in table.values() for override in overrides)])
     if aa_control:
         if AA_CONTROL in table:
             raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
         table[AA_CONTROL] = list(next(iter(table.values())))
     if len(table) < 2:
         raise ConfigError("one arm is no comparison: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true")
-    drawn = stream(root, "blocks").choice(2**31, size=2 * blocks, replace=False).tolist()
+    drawn = draw_seeds(root, 2 * blocks)
     names = list(table)
     return Design(
         arms=table,
@@ -182,6 +180,18 @@ def design(
         common=list(common),
         preregistration=None if preregistration is None else _read_preregistration(preregistration),
     )
+
+
+def draw_seeds(root: int, count: int) -> list[int]:
+    """Return distinct seeds for the blocks of an experiment."""
+    return stream(root, "blocks").choice(2**31, size=count, replace=False).tolist()
+
+
+def refuse_seeds(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if an override sets a seed, which blocks draw from root."""
+    for override in overrides:
+        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
+            raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 
 def fingerprint(text: str) -> str:
