@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> None:
         )
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
-        hosts = {name: {"instance": one.instance, **one.values(), "kept": one.kept} for name, one in outcomes.items()}
+        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}
         write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
 

@@ -121,7 +121,7 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         evaluation = Evaluation.load(str(run.folder), hosts=4)
         _, oracle = evaluation.grow_schedules(Choice(**chosen))
         evaluation.env.close()
-        assert reached["oracle", run.block] == pytest.approx(oracle.return_N.mean())
+        assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
 
 
 def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path
         outcomes = there.run(["policy"])
         there.env.close()
         for arm, name in (("shaped", "policy"), ("wait", "wait")):
-            assert values["return", arm, run.block] == pytest.approx(outcomes[name].return_N.mean())
+            assert values["return", arm, run.block] == pytest.approx(outcomes[name].values["return"].mean())
         assert values["learning", "shaped", run.block] is None  # of training, and of no other world
         assert score(run, 3) != score(run, 3, ["steps=3"])
 

@@ -8,7 +8,7 @@ import pytest
 from esper.cli.overrides import check
 from esper.config import ConfigError, register
 from esper.evaluate import main, parse
-from esper.lab.evaluation import Evaluation, HostOutcomes, summarise
+from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.trainer import Trainer, find_checkpoint
 
@@ -29,10 +29,10 @@ def test_every_controller_grows_the_same_fresh_hosts(folder):
     assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     assert len({tuple(outcome.instance) for outcome in outcomes.values()}) == 1
     again = evaluation.grow(evaluation.controller("wait"))
-    assert np.array_equal(again.accuracy_N, outcomes["wait"].accuracy_N)
+    assert np.array_equal(again.values["accuracy"], outcomes["wait"].values["accuracy"])
     assert evaluation.env.split is Split.HELD_OUT
     other = Evaluation.load(str(folder), hosts=3, episode=1)
-    assert not np.array_equal(other.grow(other.controller("wait")).return_N, again.return_N)
+    assert not np.array_equal(other.grow(other.controller("wait")).values["return"], again.values["return"])
 
 
 def test_the_policy_is_the_one_that_was_trained(folder):
@@ -51,16 +51,8 @@ def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
 def test_differences_are_paired_host_by_host():
     def outcome(values):
         values = np.array(values, dtype=np.float32)
-        return HostOutcomes(
-            return_N=values,
-            accuracy_N=2 * values,
-            validation_N=2 * values,
-            params_N=values,
-            flops_N=3 * values,
-            training_flops_N=4 * values,
-            instance=["o"] * 3,
-            kept=[[]] * 3,
-        )
+        scale = dict.fromkeys(HELD_OUT, 1) | {"accuracy": 2}
+        return HostOutcomes(values={name: scale[name] * values for name in HELD_OUT}, instance=["o"] * 3, kept=[[]] * 3)
 
     rows = summarise({"wait": outcome([1, 20, 300]), "better": outcome([2, 21, 301])})
     difference = rows[1]["return_over_wait"]

@@ -21,16 +21,8 @@ from esper.lab.design import AA_CONTROL, fingerprint
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
 
-HEAD = (
-    *("first - second", "n", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)"),
-    *("p", "p by ranks", "p within", "verdict"),
-)
+HEAD = ("first - second", "blocks", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)", "p", "p within", "verdict")
 """Columns of the tables of differences. p and p within are Holm-corrected."""
-COLUMNS = (
-    *("outcome", "first", "second", "paired", "blocks", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "improvement"),
-    *("improvement_low", "improvement_high", "p", "p_rank", "p_equivalence", "p_holm", "p_equivalence_holm", "needed", "verdict"),
-)
-"""Columns of differences.csv."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <!doctype html>
 <html lang="en">
@@ -75,7 +67,7 @@ PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 def differences(found: Comparison) -> pd.DataFrame:
-    """Return one row per outcome and pair of arms, with the columns `COLUMNS`; the verdict of an A/A control is `control`."""
+    """Return one row per outcome and pair of arms, the columns of differences.csv; the verdict of an A/A control is `control`."""
     rows: list[dict[str, Any]] = []
     for name, results in found.results.items():
         for result in results:
@@ -84,7 +76,7 @@ def differences(found: Comparison) -> pd.DataFrame:
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
-    return flat.reindex(columns=COLUMNS).astype({"needed": "Int64"})
+    return flat.astype({"needed": "Int64"})
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:
@@ -116,11 +108,11 @@ def _cells(row: Any) -> list[str]:
     p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
     return [
         f"{row.first} - {row.second}",
-        str(row.blocks) if row.paired else f"{row.blocks}, unpaired",
+        str(row.blocks),
         _interval(row.mean, row.low, row.high),
         _interval(row.iqm, row.iqm_low, row.iqm_high),
         f"{row.improvement:.2f}",
-        *(f"{value:.3g}" for value in (p, row.p_rank, p_within)),
+        *(f"{value:.3g}" for value in (p, p_within)),
         row.verdict,
     ]
 
@@ -158,14 +150,7 @@ def summary(found: Comparison) -> dict[str, Any]:
         "overrides": list(found.overrides),
         "faults": found.faults,
         "runs": [
-            {
-                "arm": run.arm,
-                "block": run.block,
-                "stratum": run.stratum,
-                "folder": str(run.folder),
-                "seed": run.seed,
-                "status": run.status,
-            }
+            {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
         ],
         "outcomes": _records(found.outcomes),

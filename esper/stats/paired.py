@@ -17,7 +17,7 @@ from scipy import stats
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import DescrStatsW
 
-from esper.stats.intervals import Interval
+from esper.stats.intervals import UNKNOWN, Interval
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
@@ -26,8 +26,6 @@ MIN_BLOCKS = 10
 """Fewest blocks that allow a verdict: with five, a nominal 95 % bootstrap interval covers the truth in 85 of 100 experiments."""
 TRIM: Any = 0.25
 """Share that an interquartile mean leaves out at each end."""
-UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
-"""Interval of a quantity that was not measured."""
 
 
 def iqm_interval(values: npt.ArrayLike) -> Interval:
@@ -169,8 +167,6 @@ class Difference:
     """P(a run of the first arm has a higher outcome than one of the second), ties count half, in [0, 1]."""
     p: float = 1.0
     """p value of no difference: paired permutation test."""
-    p_rank: float = 1.0
-    """p value of no difference by ranks: Wilcoxon's signed-rank test."""
     p_equivalence: float = 1.0
     """p value of a difference of at least the margin."""
     spread: float = float("nan")
@@ -201,7 +197,6 @@ def paired_difference(
     if len(differences) < 2:
         return Difference(first=names[0], second=names[1], blocks=len(differences))
     test = sign_flip(differences, generator)
-    rank: Any = stats.wilcoxon(differences) if differences.any() else None
     return Difference(
         first=names[0],
         second=names[1],
@@ -210,7 +205,6 @@ def paired_difference(
         iqm=iqm_interval(differences),
         improvement=improvement_interval(one, other, generator, strata=strata),
         p=test.p,
-        p_rank=1.0 if rank is None else float(rank.pvalue),
         p_equivalence=equivalence(differences, margin),
         spread=likely_spread(differences),
     )

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError, TuneConfig, register
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
+from esper.train import main as train_command
 
 pytest.importorskip("optuna", reason="optuna is not installed")
 
-ROOT = Path(__file__).parents[2]
 CONFIG = {"trials": 4, "blocks": 2, "outcome": "accuracy", "score_hosts": 4}
 SWEPT = ["agent.learning_rate=tag(log, interval(1e-5, 1e-1))", "agent.hidden=32,64", "agent.epochs=int(interval(1, 8))"]
 
@@ -132,24 +131,21 @@ def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.Monke
         tuning(tmp_path)
 
 
-def test_a_tuning_runs_and_resumes(tmp_path: Path) -> None:
+def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=500", "telemetry=quiet", "agent.minibatches=1", "score_hosts=2"]
-    words = ["sweep=tune", "task.host_optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))", "trials=2", "blocks=2", "root=5"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    overrides = [
+        "sweep=tune",
+        "task.host_optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))",
+        "trials=2",
+        "blocks=2",
+        "root=5",
+    ]
+    monkeypatch.chdir(tmp_path)
 
     def train() -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "esper.train", "-m", *words, *tiny, "hydra.sweep.dir=here"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        monkeypatch.setattr(sys, "argv", ["esper.train", "-m", *overrides, *tiny, "hydra.sweep.dir=here"])
+        cli.run(train_command)
+        return capsys.readouterr().out
 
     shown, here = train(), tmp_path / "here"
     assert "here: trial 1 of 2, 0 of 4 runs done" in shown

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from esper.stats import paired
+from esper.stats.intervals import UNKNOWN
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "2026-11-21_calibration" / "calibration.py"
 spec = spec_from_file_location("calibration", SCRIPT)
@@ -19,7 +20,9 @@ spec.loader.exec_module(calibration)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer sign patterns, and no bootstrap, on which no verdict depends."""
     monkeypatch.setattr(paired, "RESAMPLES", 999)
+    monkeypatch.setattr(paired, "improvement_interval", lambda *_, **__: UNKNOWN)
 
 
 @pytest.mark.usefixtures("quick")

@@ -281,7 +281,7 @@ def test_other_learners_go_on_bit_for_bit_too_and_are_judged(words, tmp_path):
     assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
     evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)
     outcomes = evaluation.run(["policy", "policy_greedy"])
-    assert all(np.isfinite(outcome.return_N).all() for outcome in outcomes.values())
+    assert all(np.isfinite(outcome.values["return"]).all() for outcome in outcomes.values())
     evaluation.env.close()
 
 
