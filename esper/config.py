@@ -200,8 +200,14 @@ class TuneConfig:
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
 """Prefix of a sweep's name -> its keys, typed beside those of the runs, as in blocks=12."""
 
-RENAMED = {"again": "aa_control", "plan": "preregistration", "judge_hosts": "score_hosts", "rivals": "baselines"}
-"""Former name of a key of sweeps, esper.compare or esper.evaluate -> its name."""
+RENAMED = {
+    "again": "aa_control",
+    "plan": "preregistration",
+    "judge_hosts": "score_hosts",
+    "rivals": "baselines",
+    "catastrophes": "rollbacks",
+}
+"""Former name of a key of sweeps, esper.compare or esper.evaluate, or of an outcome -> its name."""
 
 
 GROUPS: dict[str, dict[str, type]] = {

@@ -59,8 +59,6 @@ class EvaluateConfig:
             raise ValueError(
                 f"controllers={unknown[0]} is not known: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
-        if REPLAY in self.controllers and "policy" not in self.controllers:
-            raise ValueError("controllers=[replay] grows the topologies that policy kept: write controllers=[policy,replay]")
 
 
 def parse(arguments: list[str]) -> EvaluateConfig:

@@ -49,7 +49,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
     assert cells["accuracy", "sparse", 1] is None
     page = (experiment / "report.html").read_text()
-    assert page.count("data:image/png") == 4
+    assert page.count("data:image/png") == 3
     assert "sparse, block 1: never started" in page
     assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
@@ -89,7 +89,7 @@ def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="cannot be read"):
         score(run, 2)
     (copy / "design.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged: remove it, and repeat"):
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: remove it and repeat"):
         find_runs([copy])
 
 
@@ -102,7 +102,7 @@ def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) 
 
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
-    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle", "plots=false"])
+    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle"])
     capsys.readouterr()
     numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
     reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
@@ -129,7 +129,7 @@ def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, cap
     for workers in (1, 2):
         folder = tmp_path / f"by_{workers}"
         shutil.copytree(experiment / "shaped", folder, ignore=shutil.ignore_patterns("*_hosts.json"))
-        C.main([str(folder), "hosts=3", "baselines=[wait,oracle]", "plots=false", f"workers={workers}"])
+        C.main([str(folder), "hosts=3", "baselines=[wait,oracle]", f"workers={workers}"])
         said = capsys.readouterr().out
         assert (f"scored 2 of 2: {folder}" in said) == (workers == 2)
         assert ("scoring first, to choose the schedules" in said) == (workers == 2)
@@ -186,12 +186,12 @@ def test_workers_import_the_plugins_of_a_run(tmp_path: Path, capsys: pytest.Capt
     for seed in (1, 2):
         overrides = [*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]
         Trainer(check(overrides), tmp_path / f"{seed}").run()
-    C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
+    C.main([str(tmp_path), "hosts=2", "workers=2"])
     assert "scored 2 of 2" in capsys.readouterr().out
     for run in find_runs([tmp_path]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
-        C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
+        C.main([str(tmp_path), "hosts=2", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
@@ -255,7 +255,6 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be 1 or more"),
         ([".", "figures=gif"], "choose from png, pdf, svg"),
-        ([".", "figures=pdf", "plots=false"], "remove one of the two"),
         ([".", "hostt=3"], "there is no key hostt"),
         ([".", "rivals=[wait]"], "rivals is now called baselines"),
         ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
@@ -285,7 +284,7 @@ def test_a_disk_that_refuses_the_report_is_one_sentence(
     capsys.readouterr()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:
-        C.main([str(experiment), "hosts=2", "plots=false"])
+        C.main([str(experiment), "hosts=2"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("esper: ")

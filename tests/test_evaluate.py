@@ -108,7 +108,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
 
 def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_from_its_file(tmp_path):
     folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
-    main([f"checkpoint={folder}", "hosts=3", "controllers=[replay,policy]"])
+    main([f"checkpoint={folder}", "hosts=3", "controllers=[replay]"])
     out = folder / "evaluation_000001_episode0.json"
     first = json.loads(out.read_text())["hosts"]
     assert list(first) == ["policy", "wait", "replay"]
@@ -134,7 +134,6 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["checkpoint=x", "controllers=[replay]"], r"write controllers=\[policy,replay\]"),
         ([], "checkpoint is not set"),
         (["checkpoint=x", "hostss=3"], "there is no key hostss: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),

@@ -124,17 +124,15 @@ class Design:
         """
         path = folder / FILE
         try:
-            plain = json.loads(path.read_text())
-            if "again" in plain["arms"] or "plan" in plain:
-                raise ConfigError(
-                    f"{path} was written by an earlier version: rename arm again to {AA_CONTROL}, in it and as a folder, and key "
-                    "plan to preregistration"
-                )
-            return Design(**plain)
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"{path} is damaged: remove it, and repeat the command that made it") from error
+            found = Design(**json.loads(path.read_text()))
+            if "again" in found.arms:
+                raise ValueError
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename arm again "
+                f"to {AA_CONTROL}, in it and as a folder, and key plan to preregistration"
+            ) from error
+        return found
 
 
 def design(

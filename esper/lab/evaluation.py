@@ -159,7 +159,8 @@ class Evaluation:
     def names(self, controllers: Sequence[str] = ()) -> list[str]:
         """Return the controllers to evaluate: these, or all but replay by default, and always `wait`."""
         policies = POLICIES if self.config.agent.greedy else POLICIES[:1]
-        return list(dict.fromkeys([*(controllers or (*policies, *standalone_agents())), "wait"]))
+        needed = ("policy", "wait") if REPLAY in controllers else ("wait",)
+        return list(dict.fromkeys([*(controllers or (*policies, *standalone_agents())), *needed]))
 
     def run(self, controllers: Sequence[str] = ()) -> dict[str, HostOutcomes]:
         """Return the outcomes of the controllers, and of `wait`, by name; see `names`.

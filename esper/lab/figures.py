@@ -6,21 +6,18 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib import color_sequences
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
-from esper.config import ConfigError
 from esper.lab.comparison import wide
 from esper.lab.runs import OutcomeSpec, Run, records_of
 from esper.stats.intervals import mean_interval
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.typing import ColorType
 
 CURVE = "host/committed_accuracy"
 FEW = 5
@@ -34,7 +31,7 @@ class Drawing:
     name: str
     """Stem of its file."""
     caption: str
-    figure: "Figure"
+    figure: Figure
 
     def image(self, kind: str) -> bytes:
         """Return the figure as a file of this format: png, pdf or svg."""
@@ -50,15 +47,7 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
         runs: its runs.
         outcomes: the table of `Comparison.outcomes`.
         spec: the outcome that decides.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib import color_sequences
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: install the extra compare, or set plots=false") from error
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
     colours = dict(zip(values_BA, cycle([*palette[::2], *palette[1::2]]), strict=False))
@@ -67,19 +56,17 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
         for name, caption in (
             ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
             ("slopes", f"{spec.name} by arm, one line per block: {spec.description}."),
-            ("profiles", f"Performance profiles: share of runs above each {spec.name}."),
             ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front."),
         )
     ]
-    learning, joined, shares, costs = (one.figure for one in drawings)
+    learning, joined, costs = (one.figure for one in drawings)
     learning_curves(learning.subplots(), [run for run in runs if run.finished], colours)
     slopes(joined.subplots(), values_BA, spec, colours)
-    profiles(shares.subplots(), values_BA, spec, colours)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours)
     return drawings
 
 
-def learning_curves(axes: "Axes", runs: Sequence[Run], colours: "Mapping[str, ColorType]") -> None:
+def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, ColorType]) -> None:
     """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached."""
     for arm, colour in colours.items():
         found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
@@ -95,7 +82,7 @@ def learning_curves(axes: "Axes", runs: Sequence[Run], colours: "Mapping[str, Co
     _legend(axes)
 
 
-def slopes(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: "Mapping[str, ColorType]") -> None:
+def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapping[str, ColorType]) -> None:
     """Draw one line per block across all arms, and the means of the arms."""
     arms = list(values_BA)
     axes.plot(range(len(arms)), values_BA.to_numpy().T, color="#999999", linewidth=0.8, marker=".")
@@ -106,24 +93,12 @@ def slopes(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: "M
     axes.set_ylabel(f"{spec.name} [{spec.unit}]")
 
 
-def _legend(axes: "Axes") -> None:
+def _legend(axes: Axes) -> None:
     """Put the legend beside the axes, where it hides no data."""
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def profiles(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: "Mapping[str, ColorType]") -> None:
-    """Draw performance profiles: the share of runs above each value (Dolan, More 2002)."""
-    for arm, column in values_BA.items():
-        values = column.dropna().sort_values()
-        if len(values):
-            steps = [values.iloc[0], *values]
-            axes.step(steps, np.linspace(1, 0, len(steps)), where="post", color=colours[str(arm)], label=arm)
-    axes.set_xlabel(f"{spec.name} [{spec.unit}]")
-    axes.set_ylabel("share of runs above")
-    _legend(axes)
-
-
-def front(axes: "Axes", parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: "Mapping[str, ColorType]") -> None:
+def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType]) -> None:
     """Draw accuracy against parameters, with the Pareto front of all runs."""
     for arm, colour in colours.items():
         axes.scatter(parameters_BA[arm], accuracy_BA[arm], color=colour, label=arm, s=18)

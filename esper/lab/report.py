@@ -23,47 +23,7 @@ from esper.lab.runs import OUTCOMES
 
 HEAD = ("first - second", "blocks", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)", "p", "p within", "verdict")
 """Columns of the tables of differences. p and p within are Holm-corrected."""
-PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{{ title }}</title>
-<style>
-  body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-  table { border-collapse: collapse; margin: 1rem 0; }
-  td, th { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-  td:first-child, th:first-child { text-align: left; } .verdict { font-size: 1.2rem; } .void { color: #b00020; }
-  pre { white-space: pre-wrap; background: #f6f6f6; padding: .7rem; }
-  img { max-width: 100%; } figure { margin: 1.5rem 0; } figcaption { color: #555; } caption { text-align: left; color: #555; }
-</style>
-<h1>{{ title }}</h1>
-{% for line in sentences %}
-<p class="verdict{{ ' void' if line.startswith('void') }}">{{ line }}</p>
-{% endfor %}
-{% for table in tables %}
-<table><caption>{{ table.caption }}</caption>
-<tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr>
-{% for row in table.rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-{% endfor %}
-{% for figure in figures %}
-<figure>
-<img alt="{{ figure.caption }}" src="data:image/png;base64,{{ figure.image }}">
-<figcaption>{{ figure.caption }}</figcaption>
-</figure>
-{% endfor %}
-{% if preregistration %}
-<h2>Preregistration</h2>
-<pre>{{ preregistration }}</pre>
-<p>SHA-256: {{ sha256 }}</p>
-{% else %}
-<p>No preregistration (preregistration=FILE): the outcome may have been chosen after seeing the results.</p>
-{% endif %}
-<p>{{ command }}</p>
-</html>
-""")
+PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 def differences(found: Comparison) -> pd.DataFrame:
@@ -129,10 +89,8 @@ def show(found: Comparison, console: Console) -> None:
     """Print the means, the differences in the outcome that decides, and the sentences."""
     for one in tables(found)[:2]:
         table = Table(title=escape(one["caption"]), title_justify="left")
-        widest = max((len(row[0]) for row in one["rows"]), default=0)
-        for index, heading in enumerate(one["head"]):
-            least = None if index else min(widest, 30)  # fold numbers rather than names
-            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", min_width=least)
+        for index, heading in enumerate(one["head"]):  # fold numbers rather than names
+            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=not index)
         for row in one["rows"]:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -178,7 +136,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings = draw(found.runs, found.outcomes, found.outcome) if found.config.plots else []
+    drawings = draw(found.runs, found.outcomes, found.outcome)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
@@ -196,7 +154,8 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
     text = found.preregistration
-    return PAGE.render(
+    page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
+    return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
         sentences=found.sentences(),
         tables=tables(found),

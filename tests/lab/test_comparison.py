@@ -78,10 +78,8 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     noise = np.random.default_rng(0).standard_normal((3, 12))
     noise[1, 4], noise[2] = np.nan, np.nan
     lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
-    assert lines[:2] == [
-        f"no verdict on c and {arm}: they share 0 of at least 10 blocks; run them on the same seeds, as sweep=ab does"
-        for arm in "ab"
-    ]
+    remedy = "they share 0 of at least 10 blocks; run them on the same seeds, as sweep=ab does"
+    assert lines[:2] == [f"no verdict on c and {arm}: {remedy}" for arm in "ab"]
     assert lines[2] == "b has no accuracy in block 4: remove it, or choose another outcome"
     assert lines[3].startswith("c has no accuracy in blocks 0, 1, 2")
 

@@ -44,7 +44,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(S, "faults", lambda _: [])
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
-    return S.compare([], CompareConfig(baselines=["wait"], final=True, plots=False))
+    return S.compare([], CompareConfig(baselines=["wait"], final=True))
 
 
 def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
@@ -90,7 +90,7 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
 def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, kind: str, magic: bytes) -> None:
     wanted = replace(found, runs=[], config=CompareConfig(figures=kind))
     paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
-    assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "profiles", "front"))}
+    assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "front"))}
     assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
 
 
