@@ -129,8 +129,8 @@ class Design:
                 raise ValueError
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename arm again "
-                f"to {AA_CONTROL}, in it and as a folder, and key plan to preregistration"
+                f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename in it "
+                f"key plan to preregistration and arm again to {AA_CONTROL}, with its folder"
             ) from error
         return found
 

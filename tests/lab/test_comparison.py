@@ -12,6 +12,7 @@ from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
+from esper.stats import paired
 
 
 def compared(
@@ -25,6 +26,7 @@ def compared(
     ]
     for run in runs[len(runs) - missing :]:
         run.updates = 2
+    monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: list(faults))
     zeros = dict.fromkeys(OUTCOMES, 0.0)

@@ -141,7 +141,9 @@ def test_designs_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     for old, new in (("again", AA_CONTROL), ("plan", "preregistration")):
         text = file.read_text()
         file.write_text(text.replace(f'"{new}"', f'"{old}"'))
-        with pytest.raises(ConfigError, match=r"rename arm again to aa_control, .* and key plan to preregistration"):
+        with pytest.raises(
+            ConfigError, match=r"of an earlier version: .* key plan to preregistration and arm again to aa_control"
+        ):
             Design.load(tmp_path)
         file.write_text(text)
 

@@ -16,6 +16,7 @@ from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
+from esper.stats import paired
 
 ARMS = ("a", "b", AA_CONTROL)
 FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
@@ -40,6 +41,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
         for arm in ARMS
         for block in range(12)
     ]
+    monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: [])
     monkeypatch.setattr(J, "score", scored)
