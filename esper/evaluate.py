@@ -74,11 +74,7 @@ def title(evaluation: Evaluation) -> str:
     """Return the title of the table; for a transfer, it names both settings."""
     config, agent = evaluation.config, evaluation.config.choice("agent")
     line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {evaluation.updates} updates"
-    if not evaluation.transfer.title:
-        return line
-    slots = f"{int(evaluation.env.chosen_S.sum())} of {evaluation.env.layout.num_slots} slots in use"
-    trained = evaluation.agent_state.get("names", {}).get("slots")
-    return f"{line}\n{evaluation.transfer.title}: {slots}{f', trained with {len(trained)}' if trained else ''}"
+    return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
 def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:

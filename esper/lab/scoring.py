@@ -67,8 +67,8 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
-    if set(scoring.baselines) & set(SEARCHED) and not scoring.choice_file().exists():
-        first = next(run for run in runs if run.arm == scoring.arm)
+    choose = bool(set(scoring.baselines) & set(SEARCHED)) and not scoring.choice_file().exists()
+    if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
         log(f"choosing the schedules of all runs: {first.folder}")
         scoring.scores(first)
     cores = max(1, available_cores() // workers) if workers > 1 else None

@@ -172,9 +172,7 @@ class Tuning:
         lines = [f"gain in {self.outcome.name} over the baseline, mean of {blocks} blocks with 95 % interval:"]
         lines += [f"  {self.line(number)}" for number in ran[:SHOWN]]
         best = self.best()
-        if best is None:
-            return [*lines, f"  no trial could be run: see {FILE} for the reasons"]
-        if best.gain.mean <= 0:
+        if best is None or best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]
         common = [override for override in self.space.common if not override.startswith("sweep=")]
         arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
