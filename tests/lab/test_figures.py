@@ -27,8 +27,8 @@ def test_labels_do_not_overlap(count: int) -> None:
     slopes(axes, cells, OUTCOMES["accuracy"], dict.fromkeys(arms, (0.1, 0.5, 0.7)))
     canvas.draw()
     boxes = [label.get_window_extent(canvas.get_renderer()) for label in axes.get_xticklabels()]
-    apart = min(second.x0 - first.x1 for first, second in pairwise(boxes))
-    assert apart > 0 or all(label.get_rotation() == 30 for label in axes.get_xticklabels())
+    gap = min(second.x0 - first.x1 for first, second in pairwise(boxes))
+    assert gap > 0 or all(label.get_rotation() == 30 for label in axes.get_xticklabels())
 
 
 def test_learning_curves_have_bands_for_few_arms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,19 +72,23 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
     for row in rows:
         if row["second"] == AA_CONTROL:
-            apart, verdict = found.controls[row["outcome"]], "control"
+            difference, verdict = found.controls[row["outcome"]], "control"
         else:
             (one,) = [
                 one
                 for one in found.results[row["outcome"]]
                 if (one.difference.first, one.difference.second) == (row["first"], row["second"])
             ]
-            apart, verdict = one.difference, one.verdict.value
+            difference, verdict = one.difference, one.verdict.value
             assert float(row["p_holm"]) == one.p_holm
             assert row["needed"] == ("" if one.needed is None else str(one.needed))
-        for column, interval in (("low", apart.mean), ("iqm_low", apart.iqm), ("improvement_low", apart.improvement)):
+        for column, interval in (
+            ("low", difference.mean),
+            ("iqm_low", difference.iqm),
+            ("improvement_low", difference.improvement),
+        ):
             assert float(row[column] or "nan") == pytest.approx(interval.low, nan_ok=True)
-        assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (apart.blocks, apart.p, verdict)
+        assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (difference.blocks, difference.p, verdict)
     assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
 
 

@@ -66,37 +66,37 @@ def test_iqm_interval_has_nominal_coverage(count: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(arrays(np.float64, st.integers(3, 12), elements=NUMBERS))
-def test_exact_p_values_match_scipy(apart: np.ndarray) -> None:
+def test_exact_p_values_match_scipy(differences: np.ndarray) -> None:
     theirs = stats.permutation_test(
-        (apart, np.zeros_like(apart)),
+        (differences, np.zeros_like(differences)),
         lambda one, other, axis: np.mean(one - other, axis=axis),
         permutation_type="samples",
         n_resamples=10_000,
     )
-    assert sign_flip(apart, generator()).p == pytest.approx(theirs.pvalue, abs=1e-12)
+    assert sign_flip(differences, generator()).p == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
 def test_sign_flips_of_many_blocks_agree_with_the_t_test() -> None:
-    apart = generator(3).standard_normal(40) + 0.3
-    test = sign_flip(apart, generator())
-    assert test.p == pytest.approx(stats.ttest_1samp(apart, 0).pvalue, abs=0.01)
-    low, high = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    differences = generator(3).standard_normal(40) + 0.3
+    test = sign_flip(differences, generator())
+    assert test.p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.01)
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert (test.interval.low, test.interval.high) == pytest.approx((low, high), abs=0.02)
 
 
 @settings(max_examples=40, deadline=None)
 @given(arrays(np.float64, st.integers(7, 16), elements=NUMBERS), st.floats(-20, 20))
-def test_the_interval_holds_what_the_test_does_not_reject(apart: np.ndarray, theta: float) -> None:
-    interval = sign_flip(apart, generator(1)).interval
+def test_the_interval_holds_what_the_test_does_not_reject(differences: np.ndarray, theta: float) -> None:
+    interval = sign_flip(differences, generator(1)).interval
     assert interval.low <= interval.mean <= interval.high
-    if min(abs(theta - interval.low), abs(theta - interval.high)) > 1e-6 and np.ptp(apart) > 0:
-        rejected = sign_flip(apart - theta, generator(1)).p <= 0.05
+    if min(abs(theta - interval.low), abs(theta - interval.high)) > 1e-6 and np.ptp(differences) > 0:
+        rejected = sign_flip(differences - theta, generator(1)).p <= 0.05
         assert rejected == (not interval.low < theta < interval.high)
 
 
 def test_the_interval_shifts_and_scales_with_its_data() -> None:
-    apart = generator(5).exponential(size=12)
-    one, other = sign_flip(apart, generator()).interval, sign_flip(-3 * apart + 2, generator()).interval
+    differences = generator(5).exponential(size=12)
+    one, other = sign_flip(differences, generator()).interval, sign_flip(-3 * differences + 2, generator()).interval
     assert (other.low, other.high) == pytest.approx((2 - 3 * one.high, 2 - 3 * one.low))
 
 
@@ -104,20 +104,20 @@ def test_differences_without_variance() -> None:
     found = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
     assert (found.p, found.p_equivalence, found.spread) == (1, 0, 0)
     assert (found.mean.low, found.mean.high, found.iqm.low, found.improvement.mean) == (0, 0, 0, 0.5)
-    apart = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
-    assert apart.p == 2 / 2**12
-    assert apart.p_equivalence == 1
-    assert apart.mean.low == apart.mean.high == 2
+    differences = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
+    assert differences.p == 2 / 2**12
+    assert differences.p_equivalence == 1
+    assert differences.mean.low == differences.mean.high == 2
 
 
 def test_equivalence_matches_two_one_sided_t_tests() -> None:
-    apart = generator(2).standard_normal(15) * 0.3
+    differences = generator(2).standard_normal(15) * 0.3
     sides = [
-        stats.ttest_1samp(apart, -0.4, alternative="greater").pvalue,
-        stats.ttest_1samp(apart, 0.4, alternative="less").pvalue,
+        stats.ttest_1samp(differences, -0.4, alternative="greater").pvalue,
+        stats.ttest_1samp(differences, 0.4, alternative="less").pvalue,
     ]
-    assert equivalence(apart, 0.4) == pytest.approx(max(sides))
-    assert equivalence(apart, 0.1) > 0.05
+    assert equivalence(differences, 0.4) == pytest.approx(max(sides))
+    assert equivalence(differences, 0.1) > 0.05
 
 
 @pytest.mark.parametrize(("effect", "blocks"), [(1.0, 10), (0.5, 34), (0.25, 128)])

@@ -27,13 +27,13 @@ def verdicts(results: list[PairResult]) -> list[Conclusion]:
 
 def test_the_three_verdicts() -> None:
     found = compare_arms(table("plain", "good", "same", "noisy"), margin=0.5)
-    words = {(one.difference.first, one.difference.second): one for one in found}
-    assert words["plain", "good"].verdict is Conclusion.better
-    assert words["plain", "good"].winner == "good"
-    assert str(words["plain", "good"]) == "good is better than plain"
-    assert words["plain", "same"].verdict is Conclusion.equivalent
-    assert words["plain", "noisy"].verdict is Conclusion.undecided
-    assert f"takes {words['plain', 'noisy'].needed} blocks" in str(words["plain", "noisy"])
+    by_pair = {(one.difference.first, one.difference.second): one for one in found}
+    assert by_pair["plain", "good"].verdict is Conclusion.better
+    assert by_pair["plain", "good"].winner == "good"
+    assert str(by_pair["plain", "good"]) == "good is better than plain"
+    assert by_pair["plain", "same"].verdict is Conclusion.equivalent
+    assert by_pair["plain", "noisy"].verdict is Conclusion.undecided
+    assert f"takes {by_pair['plain', 'noisy'].needed} blocks" in str(by_pair["plain", "noisy"])
 
 
 def test_lower_can_be_better() -> None:
