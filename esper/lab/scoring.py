@@ -84,10 +84,11 @@ def score_all(
 
 
 def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
-    """Score a run, perhaps in a new process, which imports the plugins that the run recorded."""
-    register()
-    warn_plainly()
-    limit_cores(cores)
+    """Score a run; with a number of cores, in a new process, which imports the plugins that the run recorded."""
+    if cores is not None:
+        register()
+        warn_plainly()
+        limit_cores(cores)
     return scoring.scores(run)
 
 

@@ -46,6 +46,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(S, "faults", lambda _: [])
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [])
     return S.compare([], CompareConfig(baselines=["wait"], final=True))
 
 
@@ -94,7 +95,7 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_figures_are_written_in_the_format(found: S.Comparison, tmp_path: Path, kind: str, magic: bytes) -> None:
-    wanted = replace(found, runs=[], config=CompareConfig(figures=kind))
+    wanted = replace(found, config=CompareConfig(figures=kind))
     paths = {path.name: path for path in write(wanted, tmp_path, "python -m esper.compare x")}
     assert set(paths) == {*FILES, *(f"{name}.{kind}" for name in ("learning", "slopes", "front"))}
     assert all(paths[name].read_bytes().startswith(magic) for name in set(paths) - {*FILES})
