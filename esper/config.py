@@ -179,11 +179,9 @@ TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """A tuning against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
+    """A tuning of the keys swept over against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
 
     _target_: str = TUNE_SWEEPER
-    tune: Any = None
-    """Ranges or choices of keys, as in 'agent.learning_rate: 1e-4..1e-2 log, agent.hidden: 32|64|128'."""
     trials: int = 20
     """Sets of values to try, at least 1. Higher: a better result, longer tuning."""
     blocks: int = 3
@@ -258,8 +256,10 @@ FORMER = {
     "plan": "preregistration",
     "judge_hosts": "score_hosts",
     "rivals": "baselines",
+    "catastrophes": "rollbacks",
+    "tune": "the keys to tune, as in agent.hidden=32,64,128",
 }
-"""Former key of any command -> the key."""
+"""Former key of any command, or outcome -> its name."""
 
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"

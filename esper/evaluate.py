@@ -59,8 +59,6 @@ class EvaluateConfig:
             raise ValueError(
                 f"controllers={unknown[0]} is not known: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
-        if REPLAY in self.controllers and "policy" not in self.controllers:
-            raise ValueError("controllers=[replay] grows the topologies that policy kept: write controllers=[policy,replay]")
 
 
 def parse(arguments: list[str]) -> EvaluateConfig:
@@ -76,11 +74,7 @@ def title(evaluation: Evaluation) -> str:
     """Return the title of the table; for a transfer, it names both settings."""
     config, agent = evaluation.config, evaluation.config.choice("agent")
     line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {evaluation.updates} updates"
-    if not evaluation.transfer.title:
-        return line
-    slots = f"{int(evaluation.env.chosen_S.sum())} of {evaluation.env.layout.num_slots} slots in use"
-    trained = evaluation.agent_state.get("names", {}).get("slots")
-    return f"{line}\n{evaluation.transfer.title}: {slots}{f', trained with {len(trained)}' if trained else ''}"
+    return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
 def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
@@ -143,7 +137,7 @@ def main(arguments: list[str]) -> None:
         )
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
-        hosts = {name: {"instance": one.instance, **one.values(), "kept": one.kept} for name, one in outcomes.items()}
+        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}
         write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
 

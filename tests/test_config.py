@@ -345,7 +345,7 @@ def test_the_command_line_overrides_an_experiment() -> None:
 
 
 ARMS = ["hydra.sweeper.arms='reward: shaped,sparse'"]
-TUNE = ["hydra.sweeper.tune='agent.hidden: 16|32'"]
+TUNE = ["agent.hidden=16,32"]
 
 
 @pytest.mark.parametrize("name", help_page.yaml_names("sweep"))

@@ -59,7 +59,7 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration", "tune"):
+        if key in ("arms", "preregistration"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 

@@ -162,7 +162,6 @@ def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -
     main([f"checkpoint={alike}", "hosts=2", "controllers=[policy]", *FIVE, "slots=every_block"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "transfer from slots=one_seed host.surfaces=[pre] to slots=every_block" in shown
-    assert "5 of 5 slots in use, trained with 3" in shown
     (path,) = alike.glob("evaluation_*surfaces*.json")
     kept = json.loads(path.read_text())
     assert "slots=every_block" in kept["transfer"]["target"]

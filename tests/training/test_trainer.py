@@ -287,7 +287,7 @@ def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path
     assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
     evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)
     outcomes = evaluation.run(["policy", "policy_greedy"])
-    assert all(np.isfinite(outcome.return_N).all() for outcome in outcomes.values())
+    assert all(np.isfinite(outcome.values["return"]).all() for outcome in outcomes.values())
     evaluation.env.close()
 
 
