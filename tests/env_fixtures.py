@@ -1,6 +1,7 @@
 """A small population for the tests of this folder: few hosts, few digits, and controllers that only use what is legal."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
+from esper.lifecycle.stages import SlotState
 from esper.reward.modes import RewardConfig, ShapedConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -24,6 +26,24 @@ from esper.task.digits import DigitsConfig
 
 BLUEPRINTS: dict[str, BlueprintConfig] = {"norm": NormConfig(), "conv_light": ConvLightConfig()}
 GAMMA = 0.9
+
+
+@dataclass(kw_only=True)
+class View:
+    """A `HostView` with any values."""
+
+    time: int
+    num_steps: int
+    accuracy_NH: npt.NDArray[np.float32]
+    loss_N: npt.NDArray[np.float32]
+    chance_loss: float
+    state: SlotState
+    potential_NSK: npt.NDArray[np.float32]
+    params_NS: npt.NDArray[np.int64]
+    host_params: int
+    max_seeds: int
+    op_N: npt.NDArray[np.int64]
+    refused_N: npt.NDArray[np.bool_]
 
 
 @pytest.fixture(scope="session")

@@ -119,11 +119,9 @@ class Seed:
 class Reference:
     """One host with its seeds, written from the definitions: no stacking, ordinary optimisers, ordinary clipping."""
 
-    def __init__(
-        self, host: nn.Module, host_sgd: SGDConfig, seed_sgd: SGDConfig, incubation: Incubation, fossils: Fossils
-    ) -> None:
+    def __init__(self, host: nn.Module, host_sgd: SGDConfig, seed_sgd: SGDConfig, incubation: Incubation) -> None:
         self.host, self.host_sgd, self.seed_sgd = copy.deepcopy(host), host_sgd, seed_sgd
-        self.closed, self.fossils = incubation is Incubation.closed_loop, fossils
+        self.closed = incubation is Incubation.closed_loop
         self.seeds: dict[int, Seed] = {}
         self.host_optimiser = self._optimiser(self.host, host_sgd)
         self.seed_optimisers: dict[int, torch.optim.SGD] = {}
@@ -187,7 +185,7 @@ class Reference:
         self.host_optimiser.step()
         for slot, seed in self.seeds.items():
             nn.utils.clip_grad_norm_(seed.module.parameters(), self._sgd(seed).max_norm)
-            if seed.learns and not (seed.fossil and self.fossils is Fossils.frozen):
+            if seed.learns:
                 self.seed_optimisers[slot].step()
         return loss
 
@@ -226,9 +224,9 @@ class Grown:
         self.blueprints = tuple(blueprints) or usual
         hosts = hosts or [make_host(layout, member) for member in range(members)]
         self.network = GrowingNetwork(
-            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, fossils=fossils
+            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation
         )
-        self.references = [Reference(host, host_sgd, seed_sgd, incubation, fossils) for host in hosts]
+        self.references = [Reference(host, host_sgd, seed_sgd, incubation) for host in hosts]
         shape = (members, 3)
         self.blueprint, self.alpha = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
         self.blend = np.zeros(shape, dtype=np.int64)
@@ -240,6 +238,7 @@ class Grown:
                     continue
                 blueprint, blend = turn % len(self.blueprints), blends[(member + 2 * slot) % len(blends)]
                 alpha, behind, learns, fossil = STAGES[(member * 3 + slot) % len(STAGES)]
+                learns &= not (fossil and fossils is Fossils.frozen)
                 is_open = not behind and member % 3 < 2
                 bank = self.network.bank(slot, blueprint, blend is Blend.GATE)
                 bank.plant(member, generator)

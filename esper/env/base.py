@@ -1,4 +1,4 @@
-"""The interface of an environment: Gymnasium's `VectorEnv`, and what the trainer asks besides."""
+"""The base of environments: Gymnasium's `VectorEnv`, and what the trainer needs besides."""
 
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 
@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, legal_values, parameters_legal
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -58,62 +61,82 @@ class EpisodeRecord(Protocol):
         ...
 
 
-class Environment(Protocol):
-    """A vectorised environment of N hosts, as the trainer, `play` and the decision log use it."""
+class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+    """N hosts in lockstep, as the trainer, `play` and the decision log use them.
 
+    An environment from outside the package may derive from this class, or offer the same methods and attributes.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012  (as in Gymnasium)
     layout: EnvSpec
     """Sizes and names of observations and actions."""
     root: int
     """Root seed of all random streams."""
     split: Split
     """Hosts to train the controller on, or held-out hosts."""
-    episode: int
+    episode: int = -1
     """Number of the current episode; -1 before the first reset."""
-    num_envs: int
-    """N."""
     chosen_S: npt.NDArray[np.bool_]
     """Slots in use."""
     num_steps: int
     """T."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Start an episode; `options={"episode": e}` asks for one by number."""
-        ...
-
-    def step(self, actions: npt.NDArray[np.int64]) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
-        """Act, and return observation, reward, terminated, truncated and info.
-
-        `info["rolled_back"]` and `info["signals"]` become parts of the transition; both may be missing.
-        """
-        ...
+    def __init__(self, layout: EnvSpec, *, seed: int, split: Split, heads: HeadsConfig, slots: SlotsConfig) -> None:
+        self.layout, self.root, self.split = layout, seed, split
+        self.num_envs, self.num_steps = layout.num_hosts, layout.num_steps
+        self._legal_values = legal_values(layout.num_hosts, len(layout.blueprint_names), heads, slots)
+        self.single_action_space = spaces.MultiDiscrete(np.array(layout.head_sizes, dtype=np.int64))
+        self.single_observation_space = observation_space(layout)
+        self.action_space = batch_space(self.single_action_space, layout.num_hosts)
+        self.observation_space = batch_space(self.single_observation_space, layout.num_hosts)
 
     def observation(self) -> dict[str, Array]:
         """Return the current observation, by the names of `Observation`."""
-        ...
+        raise NotImplementedError
+
+    def legal_slots(self) -> npt.NDArray[np.bool_]:
+        """Return which operations are legal on which slots now `[N, O, S]`."""
+        raise NotImplementedError
 
     def record(self) -> EpisodeRecord:
         """Return an empty record of the episode that starts now."""
-        ...
+        raise NotImplementedError
 
     def prepare(self, state: dict[str, Any] | None = None) -> None:
         """Measure what a run measures once, or restore what `state_dict` returned."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs of the environment between two episodes."""
-        ...
+        return {}
 
     def hparams(self) -> dict[str, Hparam]:
         """Return what distinguishes the data from that of other runs."""
-        ...
+        return {}
 
     def costs_table(self) -> dict[str, Any]:
         """Return the costs of hosts and seeds, for `costs.json`; empty if there are none."""
-        ...
+        return {}
 
-    def close(self) -> None:
-        """Release threads and memory."""
-        ...
+    # ---- for environments that derive from this class
+
+    def begin(self, seed: int | list[int] | None, options: dict[str, Any] | None) -> None:
+        """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number."""
+        if isinstance(seed, list):
+            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
+        if seed is not None:
+            self.root, self.episode = int(seed), -1
+        wanted = (options or {}).get("episode")
+        self.episode = self.episode + 1 if wanted is None else int(wanted)
+
+    def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`."""
+        if self.episode < 0:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        action_NH = np.array(actions, dtype=np.int64)
+        allowed_N = self.legal_slots()[np.arange(self.num_envs), action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
+        allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
+        action_NH[:, Head.OP] = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
+        return action_NH, ~allowed_N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

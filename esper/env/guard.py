@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from esper.env.observation import HostView
 from esper.env.shard_pool import ShardPool
 from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import LIVE, Op, SlotState
+from esper.lifecycle.stages import LIVE, Op
 from esper.reward.signals import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
@@ -33,16 +34,11 @@ OF_HEALTH = ("loss_NW", "best_loss_N")
 """Fields of `Health` that a rollback restores."""
 
 
-class Guarded(Protocol):
+class Guarded(HostView, Protocol):
     """The part of an environment that the guard reads and changes."""
 
     pool: ShardPool
     slots: SlotsConfig
-    state: SlotState
-    op_N: npt.NDArray[np.int64]
-    accuracy_NH: FloatArray
-    potential_NSK: FloatArray
-    loss_N: FloatArray
 
 
 class Guard:

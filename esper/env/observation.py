@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,10 @@ LOG_UNIT = 10.0
 """Scale of the logarithm of a potential, which makes it of order one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostView:
-    """What is known about N hosts when they are observed."""
+class HostView(Protocol):
+    """What the features of N hosts are computed from: the part of an environment that they read."""
 
-    step: int
+    time: int
     """Host epochs so far."""
     num_steps: int
     accuracy_NH: FloatArray
@@ -47,7 +46,6 @@ class HostView:
     state: SlotState
     potential_NSK: FloatArray
     """Growth potential of each blueprint, NaN where unknown [nats per unit of learning rate]."""
-    params_NS: npt.NDArray[np.int64]
     host_params: int
     max_seeds: int
     """Seeds a host may hold: the number of slots where there is no cap."""
@@ -55,6 +53,9 @@ class HostView:
     """Operation carried out in the last step; WAIT at the start."""
     refused_N: npt.NDArray[np.bool_]
     """Hosts whose last action was refused."""
+
+    @property
+    def params_NS(self) -> npt.NDArray[np.int64]: ...
 
 
 class RunScale(StrEnum):
@@ -193,7 +194,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
     Feature(
         "time_left",
         "time left in the episode",
-        lambda v: np.full(len(v.loss_N), v.num_steps - v.step),
+        lambda v: np.full(len(v.loss_N), v.num_steps - v.time),
         unit="host epochs",
         scale=RunScale.num_steps,
     ),

@@ -12,15 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, legal_values, parameters_legal
-from esper.env.base import Array, EnvConfig, EnvParts, Hparam, observation_space
+from esper.env.actions import Head, HeadsConfig, Op
+from esper.env.base import Array, EnvConfig, Environment, EnvParts
 from esper.env.sandbox_optimum import optimal_value
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
@@ -54,26 +50,28 @@ class SandboxConfig(EnvConfig):
             raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 carries no information")
         check_ranges("env", self, {"[0, inf)": ["keep_bonus", "rent_scale"]})
 
-    def rules(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> SandboxRules:
+    def rules(self, *, slots: SlotsConfig, steps: int) -> SandboxRules:
         """Return the rules for this config."""
-        plain = SandboxRules()
-        return SandboxRules(
-            num_steps=steps,
-            light_accuracy=self.light_accuracy,
-            keep_bonus=self.keep_bonus,
-            rent_K=tuple(self.rent_scale * rent for rent in plain.rent_K),
-            slots=slots,
-            gates=gates,
-            heads=heads,
-        )
+        rent_K = tuple(self.rent_scale * rent for rent in SandboxRules().rent_K)
+        light, bonus = self.light_accuracy, self.keep_bonus
+        return SandboxRules(num_steps=steps, light_accuracy=light, keep_bonus=bonus, rent_K=rent_K, slots=slots)
 
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
-        self.rules(slots=slots, gates=gates, heads=heads, steps=steps).check()
+        if slots.prune_below is not None:
+            raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
+        if slots.max_seeds != 1:
+            raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {slots.max_seeds}: choose slots=one_seed")
+        if gates != GatesConfig():
+            raise ValueError("env=sandbox needs gates=permissive: legality must not depend on the hidden kind")
+        if slots.where:
+            raise ValueError(f"env=sandbox uses all of its slots: leave slots.where={slots.where} out")
+        if heads.pinned != HeadsConfig().pinned:
+            raise ValueError("env=sandbox fixes every head at its default: leave agent.heads out")
         if steps > LONGEST:
             raise ValueError(f"steps={steps} is too long for the optimum of env=sandbox: set steps to at most {LONGEST}")
 
     def build(self, parts: EnvParts) -> "SandboxEnv":
-        rules = self.rules(slots=parts.slots, gates=parts.gates, heads=parts.heads, steps=parts.num_steps)
+        rules = self.rules(slots=parts.slots, steps=parts.num_steps)
         return SandboxEnv(rules, num_hosts=parts.num_hosts, seed=parts.seed, split=parts.split, num_twins=parts.num_twins)
 
 
@@ -125,13 +123,8 @@ class SandboxEpisode:
         return [("return", f"{metrics['policy/return']:.3f} points per host in the last update, {share}")]
 
 
-class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+class SandboxEnv(Environment):
     """N hosts in lockstep. The last step of an episode returns the first observation of the next, as in `GrowthEnv`."""
-
-    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium declares it so)
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "render_modes": [],
-    }
 
     def __init__(
         self,
@@ -149,16 +142,9 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             num_twins: number of consecutive hosts of one kind and with the same lights.
             optimum: expected return of the best controller; computed if not given.
         """
-        self.rules, self.root, self.split, self.num_twins, self.episode = rules, seed, split, num_twins, -1
-        self.num_envs, self.num_steps = num_hosts, rules.num_steps
-        self.layout: EnvSpec = rules.layout(num_hosts)
-        self._optimum = optimum
+        super().__init__(rules.layout(num_hosts), seed=seed, split=split, heads=HeadsConfig(), slots=rules.slots)
+        self.rules, self.num_twins, self._optimum = rules, num_twins, optimum
         self.chosen_S = np.ones(self.layout.num_slots, dtype=np.bool_)
-        self._legal_values = legal_values(num_hosts, len(rules.rent_K), rules.heads, rules.slots)
-        self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
-        self.single_observation_space = observation_space(self.layout)
-        self.action_space = batch_space(self.single_action_space, num_hosts)
-        self.observation_space = batch_space(self.single_observation_space, num_hosts)
 
     @property
     def optimum(self) -> float:
@@ -173,12 +159,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Draw new hosts; root seed, split, episode and host (or group of twins) determine each."""
-        if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one per host")
-        if seed is not None:
-            self.root, self.episode = int(seed), -1
-        wanted = (options or {}).get("episode")
-        self.episode = self.episode + 1 if wanted is None else int(wanted)
+        self.begin(seed, options)
         rules = self.rules
         split = () if self.split is Split.TRAINING else (self.split,)
         names = ((*split, self.episode, host // self.num_twins) for host in range(self.num_envs))
@@ -193,14 +174,9 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
         """Act, grow, pay, observe. An illegal action has no effect."""
-        if self.episode < 0:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
-        action_NH, host_N, rules = np.asarray(actions, dtype=np.int64), np.arange(self.num_envs), self.rules
-        allowed_N = rules.legal(self.state)[host_N, action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
-        allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
-        self.op_N = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
-        before = self.state
-        self.state = rules.grow(before, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1))
+        action_NH, _ = self.permitted(actions)
+        before, rules, host_N = self.state, self.rules, np.arange(self.num_envs)
+        self.op_N, self.state = action_NH[:, Head.OP], rules.grow(before, action_NH)
         worth_NS = rules.worth_of(self.state)[host_N, :, self.kind_N]
         self.state = replace(self.state, contribution=np.where(self.state.measured, worth_NS, 0.0).astype(np.float32))
         self.time += 1
@@ -212,7 +188,10 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         observation = self.reset()[0] if last else self.observation()
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 
-    # ---- interface of the trainer
+    # ---- what the trainer needs besides
+
+    def legal_slots(self) -> npt.NDArray[np.bool_]:
+        return self.rules.legal(self.state)
 
     def observation(self) -> dict[str, Array]:
         """Return the current observation of every host, by the names of `Observation`."""
@@ -230,7 +209,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             "features": np.full((self.num_envs, 1), 1 - self.time / rules.num_steps, np.float32),
             "slots": np.stack(columns, axis=2).astype(np.float32),
             "blueprints": np.where(state.blueprint < 0, len(rules.rent_K), state.blueprint),
-            "legal_slots": rules.legal(state).astype(np.int8),
+            "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),
         }
 
@@ -246,11 +225,3 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def state_dict(self) -> dict[str, Any]:
         """Return the optimum, so that a resumed run need not compute it again."""
         return {"optimum": self.optimum}
-
-    def hparams(self) -> dict[str, Hparam]:
-        """Return nothing: the rules are in the config."""
-        return {}
-
-    def costs_table(self) -> dict[str, Any]:
-        """Return nothing: seeds cost what the rules say."""
-        return {}

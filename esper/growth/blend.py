@@ -18,20 +18,6 @@ from torch import Tensor
 from esper.fusion.layout import add_members, per_member, take_members
 
 
-class _Isolate(torch.autograd.Function):
-    """Identity whose gradient passes only for the members marked `open`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, open_L: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(open_L)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (open_L,) = ctx.saved_tensors
-        return torch.where(per_member(open_L, grad), grad, 0.0), None
-
-
 class _Blend(torch.autograd.Function):
     """ADD for all live members; see `blend`."""
 
@@ -83,7 +69,14 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
         h: host features `[B, L*C, ...]`.
         open_L: bool `[L]`; True where the seed's gradient may reach the host.
     """
-    return _Isolate.apply(h, open_L)  # pyright: ignore[reportReturnType]
+    x = h.view_as(h)
+
+    def closed(grad: Tensor) -> Tensor:
+        return torch.where(per_member(open_L, grad), grad, 0.0)
+
+    if x.requires_grad:
+        x.register_hook(closed)
+    return x
 
 
 def blend(

@@ -10,6 +10,7 @@ from torch import nn
 from esper.fusion.layers import MaskedLinear, spread_mask
 from esper.fusion.layout import Layout
 from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,11 +31,7 @@ class MLPConfig(HostConfig):
     """Share of its inputs that a lesioned layer sees, in (0, 1). Lower hurts more."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"host.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.lesion_keeps < 1:
-            raise ValueError(f"host.lesion_keeps must be above 0 and below 1, got {self.lesion_keeps}")
+        check_ranges("host", self, {"[1, inf]": ["layers", "width"], "(0, 1)": ["lesion_keeps"]})
 
     def num_parts(self) -> int:
         return self.layers

@@ -18,7 +18,6 @@ from esper.env.observation import (
     HOST_FEATURES,
     SLOT_FEATURES,
     Feature,
-    HostView,
     RunScale,
     host_features,
     slot_features,
@@ -26,6 +25,7 @@ from esper.env.observation import (
 )
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
+from tests.env_fixtures import View
 
 Array = npt.NDArray[Any]
 N, S = 2, 3
@@ -34,7 +34,7 @@ TABLE = slot_table(NAMES)
 ALL = [*HOST_FEATURES, *TABLE]
 
 
-def seen(view: HostView) -> dict[str, Array]:
+def seen(view: View) -> dict[str, Array]:
     """Features by name."""
     hosts, slots = host_features(view), slot_features(view, NAMES)
     named = {feature.name: hosts[:, rank] for rank, feature in enumerate(HOST_FEATURES)}
@@ -54,7 +54,7 @@ def any_bool(*shape: int) -> st.SearchStrategy[Array]:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> HostView:
+def views(draw: st.DrawFn) -> View:
     """Anything that fits the types: NaN, infinities, and combinations that no lifecycle makes."""
     floats = [name for name, array in empty(N, S).arrays().items() if array.dtype == np.float32]
     state: dict[str, Array] = {name: draw(any_float(N, S)) for name in floats}
@@ -62,8 +62,8 @@ def views(draw: st.DrawFn) -> HostView:
     state |= {**ages, "stage": draw(any_int(0, len(Stage) - 1)), "blend": draw(any_int(0, len(Blend) - 1))}
     state |= {"blueprint": draw(any_int(-1, 1)), "ramp_curve": draw(any_int(0, 4))}
     state |= {name: draw(any_bool(N, S)) for name in ("dying", "measured", "fresh")}
-    return HostView(
-        step=draw(st.integers(0, 50)),
+    return View(
+        time=draw(st.integers(0, 50)),
         num_steps=draw(st.integers(1, 50)),
         accuracy_NH=draw(any_float(N, observation.HISTORY + 1)),
         loss_N=draw(any_float(N)),
@@ -80,7 +80,7 @@ def views(draw: st.DrawFn) -> HostView:
 
 @settings(max_examples=60, deadline=None)
 @given(views())
-def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: HostView) -> None:
+def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: View) -> None:
     named = seen(view)
     for feature in ALL:
         value = named[feature.name]
@@ -91,7 +91,7 @@ def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: Ho
         assert feature.unit or np.isin(value, (0, 1)).all(), feature.name
 
 
-def ordinary(seed: int = 0) -> HostView:
+def ordinary(seed: int = 0) -> View:
     """Hosts in the middle of growing, everything measured, nothing at the end of its range."""
     rng = np.random.default_rng(seed)
 
@@ -117,8 +117,8 @@ def ordinary(seed: int = 0) -> HostView:
         measured=np.ones((N, S), np.bool_),
         gradient_ratio=draw(0.1, 9),
     )
-    return HostView(
-        step=7,
+    return View(
+        time=7,
         num_steps=20,
         accuracy_NH=draw(10, 90, N, observation.HISTORY + 1),
         loss_N=draw(0.1, 4, N),
@@ -137,13 +137,13 @@ def log10ths(potential: Array) -> Array:
     return np.log(1 + potential.astype(np.float64) / 1e-8) / 10
 
 
-def relative(v: HostView) -> Array:
+def relative(v: View) -> Array:
     logs = 10 * log10ths(v.potential_NSK.max(axis=2))
     return logs - logs.mean(axis=1, keepdims=True)
 
 
 BLENDING = Stage.BLENDING
-MEANT: dict[str, Callable[[HostView], Array]] = {
+MEANT: dict[str, Callable[[View], Array]] = {
     "time_left": lambda v: np.full(N, 13 / 20),
     "accuracy": lambda v: v.accuracy_NH[:, 0] / 100,
     "loss": lambda v: v.loss_N / 1.7,
@@ -187,7 +187,7 @@ def test_every_feature_is_what_it_is_meant_to_be(seed: int) -> None:
         np.testing.assert_allclose(value, np.asarray(MEANT[name](view), np.float64), rtol=2e-6, atol=2e-6, err_msg=name)
 
 
-def unmeasured(view: HostView) -> HostView:
+def unmeasured(view: View) -> View:
     """The same hosts and seeds, of which nothing was measured yet; numbers of an earlier seed may still lie about."""
     accuracy_NH = view.accuracy_NH.copy()
     accuracy_NH[:, 1:] = np.nan
@@ -196,7 +196,7 @@ def unmeasured(view: HostView) -> HostView:
     return replace(view, accuracy_NH=accuracy_NH, state=state, potential_NSK=np.full_like(view.potential_NSK, np.nan))
 
 
-def measured_as_nothing(view: HostView) -> HostView:
+def measured_as_nothing(view: View) -> View:
     """The same, where everything was measured and came out as 0."""
     names = ("contribution", "contribution_error", "gradient_ratio")
     state = replace(view.state, **{name: np.zeros((N, S), np.float32) for name in names})
@@ -204,11 +204,11 @@ def measured_as_nothing(view: HostView) -> HostView:
     return replace(view, accuracy_NH=accuracy_NH, state=state, potential_NSK=np.zeros_like(view.potential_NSK))
 
 
-def seedless(view: HostView) -> HostView:
+def seedless(view: View) -> View:
     return replace(view, state=replace(view.state, stage=np.full((N, S), Stage.DORMANT)))
 
 
-def idle(view: HostView) -> HostView:
+def idle(view: View) -> View:
     """Hosts that won nothing since their seeds entered their stages."""
     return replace(view, state=replace(view.state, accuracy_start=view.state.accuracy))
 
@@ -233,7 +233,7 @@ def test_run_scales_are_those_of_the_run(feature: Feature) -> None:
     assert isinstance(feature.scale, RunScale)
     view = ordinary()
     if feature.name in ("time_left", "seeds_left"):  # which count down from theirs
-        full = {"step": 0} if feature.name == "time_left" else {"state": empty(N, S)}
+        full = {"time": 0} if feature.name == "time_left" else {"state": empty(N, S)}
         assert (seen(replace(view, **full))[feature.name] == 1).all()
         return
     longer = replace(view, **{feature.scale.name: 2 * getattr(view, feature.scale.name)})

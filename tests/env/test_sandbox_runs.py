@@ -77,7 +77,7 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
         ("slots=three", "env=sandbox "),
         ("slots.where=[r0c0]", r"env=sandbox uses all of its slots: leave slots\.where=\['r0c0'\] out"),
         ("gates=strict", "env=sandbox needs gates=permissive"),
-        ("agent.heads.tempo=slow", r"leave agent\.heads\.tempo out"),
+        ("agent.heads.tempo=slow", r"leave agent\.heads out"),
         ("agent.heads.tempo=free", r"leave agent\.heads out"),
         ("steps=25", "steps=25 is too long for the optimum of env=sandbox: set steps to at most 24"),
         ("env.light_accuracy=0.3", r"env\.light_accuracy must be in \[1/3, 1\], got 0\.3"),

@@ -12,7 +12,7 @@ from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.env.shard_pool import ShardPool, _deal, return_memory
 from esper.fusion.layout import side_by_side
-from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.instances import Split
@@ -190,12 +190,11 @@ def test_a_report_has_the_norms_of_what_learnt(small_task, orders, incubation):
     assert report.seed_norm_MS[1, 2] > 0
 
 
-def test_incubation_and_fossils_reach_every_shard(small_task):
-    growth = {"incubation": Incubation.closed_loop, "fossils": Fossils.frozen}
-    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=1)}, 2, **growth)
+def test_incubation_and_seeds_reach_the_right_shard(small_task):
+    devices = {"cpu": DeviceConfig(members_per_shard=1)}
+    shard_pool = ShardPool(small_task, BLUEPRINTS, devices, 2, incubation=Incubation.closed_loop)
     shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
-    for shard in shard_pool.shards:
-        assert (shard.network.incubation, shard.network.fossils) == tuple(growth.values())
+    assert [shard.network.incubation for shard in shard_pool.shards] == [Incubation.closed_loop] * 2
     shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
     assert [list(shard.network.banks) for shard in shard_pool.shards] == [[], [(0, 1, True)]]
     shard_pool.clear(1, 0, 1)

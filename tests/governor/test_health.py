@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.governor.base import Cause
-from esper.governor.health import GROWTH, SPREAD, Health, median, newborn, usual
+from esper.governor.health import GROWTH, SPREAD, Health, newborn, usual
 from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
 from esper.lifecycle.stages import Op
 
@@ -111,15 +111,6 @@ def test_any_history_is_judged_as_the_slow_rules_say(config, data):
             kept = health.loss_NW[host][~np.isnan(health.loss_NW[host])]
             assert kept.tolist() == pytest.approx(one.losses[: -config.window - 1 : -1])
             assert health.best_loss_N[host] == pytest.approx(one.best)
-
-
-@given(st.lists(st.one_of(st.floats(-1e3, 1e3), st.just(NAN)), min_size=1, max_size=25))
-@example([NAN])
-@example([1.0, NAN, 3.0])
-def test_the_median_is_that_of_what_is_there(values):
-    there = [value for value in values if not math.isnan(value)]
-    found = median(np.array([values]))[0]
-    assert found == pytest.approx(statistics.median(there)) if there else math.isnan(found)
 
 
 def test_the_spread_is_that_of_a_normal_variable_and_an_outlier_hardly_moves_it():

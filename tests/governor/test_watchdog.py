@@ -61,9 +61,9 @@ def test_without_a_governor_the_sick_are_named_and_the_healthy_pass():
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("chance_multiple", 1.0, "above 1"),
-        ("chance_multiple", NAN, "above 1"),
-        ("best_multiple", 0.5, "above 1"),
+        ("chance_multiple", 1.0, "finite and above 1"),
+        ("chance_multiple", NAN, "finite and above 1"),
+        ("best_multiple", 0.5, "finite and above 1"),
         ("penalty", -1.0, "finite and at least 0"),
         ("penalty", float("nan"), "finite and at least 0"),
     ],

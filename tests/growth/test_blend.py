@@ -126,6 +126,7 @@ def by_hand(gate, x):
 @each_layout
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_gate_weighs_each_sample_of_each_member(float64, layout, members):
+    torch.manual_seed(0)
     branch = {Layout.IMAGES: lambda: nn.Conv2d(4, 4, 3, padding=1)}.get(layout, lambda: nn.Linear(4, 4))
     seeds = [Gated(branch(), 4) for _ in range(members)]
     xs = members_of(layout, members)

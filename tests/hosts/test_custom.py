@@ -93,9 +93,9 @@ def test_so_does_one_for_text(typed_at_a_shell) -> None:
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("my_host:MyHost", "host.path=my_host:MyHost: there is no module my_host: check the spelling, or add its folder"),
-        ("my_hosts:YourHost", "host.path=my_hosts:YourHost: my_hosts has no class YourHost derived from torch.nn.Module"),
-        ("my_hosts:text", "my_hosts has no class text derived from torch.nn.Module"),
+        ("my_host:MyHost", "host.path=my_host:MyHost: No module named 'my_host': check the spelling, or add its folder"),
+        ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
+        ("my_hosts:text", "host.path=my_hosts:text is not a class derived from torch.nn.Module"),
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
         ("my_hosts:NoSlots", "host.path=my_hosts:NoSlots: NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),

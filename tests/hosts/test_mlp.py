@@ -68,8 +68,8 @@ def test_a_lesion_must_be_named_for_every_layer():
     [
         ({"layers": 0}, r"host\.layers must be at least 1"),
         ({"width": 0}, r"host\.width must be at least 1"),
-        ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be above 0 and below 1"),
-        ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be above 0 and below 1"),
+        ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
+        ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
     ],
 )
 def test_each_rule_of_the_config_fires(fields, rule):

@@ -90,7 +90,7 @@ def test_options_of_any_grid(blocks, rows):
         ({"embargo": -1}, r"slots\.embargo must be at least 0, got -1"),
         ({"prune_after": -1}, r"slots\.prune_after must be at least 0, got -1"),
         ({"prune_after": 4}, r"slots\.prune_after=4 is below slots\.min_prune_age=5"),
-        ({"prune_below": float("nan")}, r"slots\.prune_below must be finite or null, got nan"),
+        ({"prune_below": float("nan")}, r"slots\.prune_below must be finite, got nan"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
