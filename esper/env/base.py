@@ -3,8 +3,8 @@
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -30,35 +30,52 @@ Array = npt.NDArray[Any]
 Hparam = bool | int | float | str
 
 
-class EpisodeRecord(Protocol):
-    """The record of one episode of N hosts, kept by `play`."""
+@dataclass(kw_only=True, slots=True)
+class EpisodeRecord:
+    """The record of one episode of N hosts, kept by `play`.
+
+    A record from outside the package may derive from this class, or offer the same methods and attributes.
+    """
 
     return_N: npt.NDArray[np.float32]
     """Undiscounted sum of rewards so far [points]."""
-    instance: list[str]
+    instance: list[str] = field(default_factory=list[str])
     """Kind of each host; known at the end."""
-    audit: Audit | None
+    audit: Audit | None = None
     """Reward-hacking checks; None before the end, and in an environment that has none."""
-    act_seconds: float
+    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
+    """Count of each operation carried out."""
+    fossilized: int = 0
+    """Number of seeds fossilized."""
+    act_seconds: float = 0.0
     """Time that the controller took [s]."""
-    seconds: float
+    seconds: float = 0.0
     """Time of the whole episode [s]."""
 
     def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Take in one step."""
-        ...
+        """Add one step, with the operation carried out, `info["op"]`, and the number of seeds fossilized, of each host."""
+        self.return_N += reward_N
+        self.ops += np.bincount(info["op"], minlength=len(Op))
+        self.fossilized += int(info["fossilized"].sum())
 
     def close(self, info: Mapping[str, Any]) -> None:
-        """Take in the info of the last step, after `add`."""
-        ...
+        """Add the info of the last step, after `add`."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by tag."""
-        ...
+        hosts, host_steps = len(self.return_N), int(self.ops.sum())
+        return {
+            "policy/return": float(self.return_N.mean()),
+            "host/seeds_germinated": float(self.ops[Op.GERMINATE] / hosts),
+            "host/seeds_fossilized": self.fossilized / hosts,
+            "time/rollout_seconds": self.seconds,
+            "time/act_seconds": self.act_seconds,
+            "time/host_epochs_per_second": host_steps / self.seconds,
+        } | {f"action/{op.name.lower()}": float(self.ops[op] / host_steps) for op in Op}
 
     def summary(self) -> list[tuple[str, str]]:
         """Return rows of name and text for the summary at the end of a run."""
-        ...
+        return [("return", f"{self.return_N.mean():.3f} points per host in the last update")]
 
 
 class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):

@@ -118,14 +118,15 @@ class GrowthEnv(Environment):
             incubation=slots.incubation,
             meter=self.meter,
         )
+        self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(blueprints)))
         layout = EnvSpec(
             num_hosts=num_hosts,
             num_steps=num_steps,
             slot_names=tuple(spec.name for spec in specs),
             blueprint_names=tuple(blueprints),
             seed_params=tuple(tuple(row) for row in self.costs.params.seed_KS.tolist()),
-            feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
-            slot_feature_names=tuple(feature.name for feature in obs.slot_table(tuple(blueprints))),
+            feature_names=self._tables[0].names,
+            slot_feature_names=self._tables[1].names,
         )
         super().__init__(layout, seed=seed, split=split, heads=self.heads, slots=slots)
         self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints.values()])
@@ -201,6 +202,7 @@ class GrowthEnv(Environment):
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
+        info |= {"op": signals.op_N, "fossilized": (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
@@ -337,8 +339,6 @@ class GrowthEnv(Environment):
     def _vetoed(self) -> npt.NDArray[np.bool_]:
         """Return the hosts for which the governor vetoes an operation that is otherwise legal `[N]`."""
         veto_NO = self.guard.health.veto_NO
-        if not veto_NO.any():
-            return np.zeros(self.num_envs, dtype=np.bool_)
         legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
         return np.asarray((legal_NOS & veto_NO[:, :, None]).any(axis=(1, 2)))
 
@@ -346,8 +346,8 @@ class GrowthEnv(Environment):
         """Return the observation of every host, by the names of `Observation`."""
         blueprints = np.where(self.state.blueprint < 0, len(self.layout.blueprint_names), self.state.blueprint)
         return {
-            "features": obs.host_features(self),
-            "slots": obs.slot_features(self, self.layout.blueprint_names),
+            "features": self._tables[0].values(self),
+            "slots": self._tables[1].values(self),
             "blueprints": blueprints,
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),

@@ -10,7 +10,6 @@ see the same numbers without state. "Never measured" differs from zero. The obse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +92,7 @@ class FeatureTable:
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self.features = tuple(features)
+        self.names = tuple(feature.name for feature in features)
         self.low_F, self.high_F, self.fill_F = (
             np.array([getattr(feature, key) for feature in features], np.float32) for key in ("low", "high", "fill")
         )
@@ -311,21 +311,3 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 def slot_table(blueprints: Sequence[str]) -> tuple[Feature, ...]:
     """Return the features of a slot for these blueprints: `SLOT_FEATURES`, and the potential of each blueprint."""
     return (*SLOT_FEATURES, *(_potential_of(name, rank) for rank, name in enumerate(blueprints)))
-
-
-_HOST_TABLE = FeatureTable(HOST_FEATURES)
-
-
-@cache
-def _slot_table(blueprints: tuple[str, ...]) -> FeatureTable:
-    return FeatureTable(slot_table(blueprints))
-
-
-def host_features(view: HostView) -> FloatArray:
-    """Return `[N, D]` in the order of `HOST_FEATURES`."""
-    return _HOST_TABLE.values(view)
-
-
-def slot_features(view: HostView, blueprints: Sequence[str]) -> FloatArray:
-    """Return `[N, S, F]` in the order of `slot_table`."""
-    return _slot_table(tuple(blueprints)).values(view)

@@ -8,22 +8,20 @@ rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes t
 
 # K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import Head, HeadsConfig, Op
-from esper.env.base import Array, EnvConfig, Environment, EnvParts
-from esper.env.sandbox_optimum import optimal_value
+from esper.env.actions import Head, HeadsConfig
+from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecord
+from esper.env.sandbox_optimum import Optimum
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.ranges import check_ranges
-from esper.reward.audit import Audit
 from esper.seeding import stream
 from esper.task.instances import Split
 
@@ -76,48 +74,18 @@ class SandboxConfig(EnvConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class SandboxEpisode:
+class SandboxEpisode(EpisodeRecord):
     """The record of an episode in the sandbox."""
 
-    return_N: npt.NDArray[np.float32]
-    instance: list[str]
-    """Kind of each host."""
     optimum: float
     """Expected return of the best controller."""
-    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
-    fossilized: int = 0
-    seconds: float = 0.0
-    act_seconds: float = 0.0
-    audit: Audit | None = None
-
-    def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Add one step."""
-        self.return_N += reward_N
-        self.ops += np.bincount(info["op"], minlength=len(Op))
-        self.fossilized += int(info["fossilized"].sum())
-
-    def close(self, info: Mapping[str, Any]) -> None:
-        """Do nothing: the sandbox measures nothing at the end."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics by tag."""
-        hosts, steps = len(self.return_N), int(self.ops.sum())
-        mean = float(self.return_N.mean())
-        values = {
-            "policy/return": mean,
-            "sandbox/optimum": self.optimum,
-            "sandbox/share_of_optimum": mean / self.optimum if self.optimum > 0 else float("nan"),
-            "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
-            "host/seeds_fossilized": self.fossilized / hosts,
-            "time/rollout_seconds": self.seconds,
-            "time/act_seconds": self.act_seconds,
-            "time/host_epochs_per_second": steps / self.seconds,
-        }
-        values |= {f"action/{op.name.lower()}": self.ops[op] / steps for op in Op}
-        return {tag: float(value) for tag, value in values.items()}
+        mean, optimum = float(self.return_N.mean()), self.optimum
+        share = mean / optimum if optimum > 0 else float("nan")
+        return EpisodeRecord.metrics(self) | {"sandbox/optimum": optimum, "sandbox/share_of_optimum": share}
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return rows of name and text for the summary at the end of a run."""
         metrics = self.metrics()
         share = f"{metrics['sandbox/share_of_optimum']:.1%} of the optimum, {self.optimum:.3f}"
         return [("return", f"{metrics['policy/return']:.3f} points per host in the last update, {share}")]
@@ -150,7 +118,7 @@ class SandboxEnv(Environment):
     def optimum(self) -> float:
         """Expected return of the best controller, computed when first asked for."""
         if self._optimum is None:
-            self._optimum = optimal_value(self.rules)
+            self._optimum = Optimum(self.rules).value
         return self._optimum
 
     # ---- Gymnasium's interface

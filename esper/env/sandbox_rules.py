@@ -49,8 +49,6 @@ class SandboxRules:
         """Return `[Q, S]`: probability that a slot lights up, by kind."""
         kinds, slots, _ = self.worth_QSK.shape
         best_QS = self.worth_QSK.max(axis=2)
-        if slots == 1:
-            return np.ones((kinds, 1))
         light_QS = np.full((kinds, slots), (1 - self.light_accuracy) / (slots - 1))
         light_QS[np.arange(kinds), best_QS.argmax(axis=1)] = self.light_accuracy
         return np.where(best_QS.any(axis=1, keepdims=True), light_QS, 1 / slots)

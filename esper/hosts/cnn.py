@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.layers import MaskedConv2d
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
 from esper.ranges import check_ranges
 
 SURFACES = ("pre", "post")
@@ -70,7 +70,6 @@ class CNNHost(Host):
     """A convolutional network from images `[B, in_channels, H, W]` to logits `[B, num_classes]`."""
 
     def __init__(self, config: CNNConfig, in_channels: int, num_classes: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.blocks, "blocks")
         widths = [config.base_channels * 2**block for block in range(config.blocks)]
         parts, segments, slots = list[nn.Module](), list[nn.Module](), list[SlotSpec]()
         for block, (before, width) in enumerate(zip([in_channels, *widths], widths, strict=False)):

@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.fusion.layers import MaskedLinear, spread_mask
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
 from esper.ranges import check_ranges
 
 
@@ -44,7 +44,6 @@ class MLPHost(Host):
     """An MLP from samples `[B, ...]` to logits `[B, num_classes]`."""
 
     def __init__(self, config: MLPConfig, inputs: int, num_classes: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.layers, "layers")
         segments: list[nn.Module] = []
         for layer in range(config.layers):
             before = config.width if layer else inputs

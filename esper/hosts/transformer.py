@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.fusion.layers import CausalAttention, Positions
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
 from esper.ranges import check_ranges
 
 SURFACES = ("attention", "mlp")
@@ -87,7 +87,6 @@ class TransformerHost(Host):
     """
 
     def __init__(self, config: TransformerConfig, vocab: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.layers, "layers")
         d, slots, segments = config.width, list[SlotSpec](), list[nn.Module]()
         table = nn.Embedding(vocab, d)
         parts: list[nn.Module] = [table, Positions(config.context, d)]

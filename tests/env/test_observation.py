@@ -18,9 +18,8 @@ from esper.env.observation import (
     HOST_FEATURES,
     SLOT_FEATURES,
     Feature,
+    FeatureTable,
     RunScale,
-    host_features,
-    slot_features,
     slot_table,
 )
 from esper.lifecycle.roles import Blend
@@ -36,7 +35,7 @@ ALL = [*HOST_FEATURES, *TABLE]
 
 def seen(view: View) -> dict[str, Array]:
     """Features by name."""
-    hosts, slots = host_features(view), slot_features(view, NAMES)
+    hosts, slots = FeatureTable(HOST_FEATURES).values(view), FeatureTable(TABLE).values(view)
     named = {feature.name: hosts[:, rank] for rank, feature in enumerate(HOST_FEATURES)}
     return named | {feature.name: slots[:, :, rank] for rank, feature in enumerate(TABLE)}
 

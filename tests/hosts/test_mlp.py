@@ -58,11 +58,6 @@ def test_a_fused_host_is_its_hosts(float64, members):
         assert torch.allclose(row, torch.cat([parameter.grad.flatten() for parameter in host.parameters()]), atol=1e-11)
 
 
-def test_a_lesion_must_be_named_for_every_layer():
-    with pytest.raises(ValueError, match="2 layers, got 1"):
-        MLPConfig().build((4,), 2, [False])
-
-
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [

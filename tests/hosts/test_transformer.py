@@ -132,11 +132,6 @@ def test_a_sequence_that_is_too_long_is_refused():
             module(torch.zeros(2, 10, dtype=torch.long))
 
 
-def test_a_lesion_must_be_named_for_every_layer():
-    with pytest.raises(ValueError, match="2 layers, got 3"):
-        SMALL.build((8,), 17, [False] * 3)
-
-
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
