@@ -56,13 +56,13 @@ def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
     return np.stack(listener.heard[-2:])
 
 
-def test_the_noise_of_a_host_depends_on_neither_the_others_nor_their_number() -> None:
+def test_action_noise_of_a_host_is_independent_of_the_number_of_hosts() -> None:
     few, many = heard(1), heard(3)
     np.testing.assert_array_equal(few, many[:, :1])
     assert len(np.unique(many)) == many.size, "and no two numbers of it are the same"
 
 
-def test_every_seed_and_every_episode_has_noise_of_its_own() -> None:
+def test_action_noise_differs_by_seed_and_episode() -> None:
     first = heard(1)
     assert not np.isin(heard(1, seed=1), first).any()
     assert not np.isin(heard(1, episodes=2), first).any()

@@ -56,7 +56,7 @@ def drawn(observation, rng):
 # ---- tables
 
 
-def test_the_values_of_the_specification():
+def test_action_values_match_the_specification():
     assert TEMPOS == {"fast": 3, "standard": 5, "slow": 8}
     assert ALPHA_TARGETS == {"half": 0.5, "seventy": 0.7, "full": 1.0}
     assert VALUES[Head.ALPHA_SPEED] == {"instant": 0, "fast": 3, "medium": 5, "slow": 8}
@@ -70,7 +70,7 @@ def test_the_values_of_the_specification():
 
 
 @pytest.mark.parametrize("head", VALUES)
-def test_a_head_is_held_at_the_value_that_is_named_or_free(head):
+def test_a_head_is_fixed_at_its_value_or_free(head):
     others = {"alpha_speed": "slow"} if head == Head.ALPHA_CURVE else {}
     for number, name in enumerate(VALUES[head]):
         with warnings.catch_warnings():
@@ -86,21 +86,21 @@ def test_a_head_is_held_at_the_value_that_is_named_or_free(head):
         HeadsConfig(**{head.name.lower(): "odd"})
 
 
-def test_by_default_nothing_but_the_blueprint_is_chosen():
+def test_by_default_only_the_blueprint_is_free():
     names = {head.name.lower(): list(VALUES[head])[number] for head, number in PINNED.items()}
     assert names == {
         "style": "linear_add", "tempo": "fast", "alpha_target": "full", "alpha_speed": "instant", "alpha_curve": "linear",
     }  # fmt: skip
 
 
-def test_without_incubation_there_is_no_tempo_to_choose():
+def test_without_incubation_tempo_is_fixed():
     slots = EveryBlockConfig(incubation=Incubation.none)
     assert columns(legal_values(1, 2, FREE, slots))[Head.TEMPO] == [0]
     assert columns(legal_values(1, 2, HeadsConfig(tempo="slow"), slots))[Head.TEMPO] == [2]
     assert len(columns(legal_values(1, 2, FREE, EveryBlockConfig()))[Head.TEMPO]) == 3
 
 
-def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_for_all_is_doubted():
+def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_warns():
     with pytest.raises(ValueError, match=r"agent\.heads\.alpha_curve=free has no effect while .*alpha_speed is instant"):
         HeadsConfig(alpha_curve="free")
     with pytest.warns(UserWarning, match=r"agent\.heads\.alpha_target=half keeps every seed below alpha 1"):
@@ -116,7 +116,7 @@ def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_for_all_is_doubt
     [(BY_ITSELF, {}), (["training"], {"prune_after": 9, "isolation": Isolation.until_kept, "fossils": Fossils.frozen})],
     ids=["by_itself", "by_hand"],
 )
-def test_with_all_heads_free_legal_actions_are_done_and_networks_stay_in_step(make_env, incubation, auto, others):
+def test_legal_actions_are_carried_out_with_all_heads_free(make_env, incubation, auto, others):
     slots = EveryBlockConfig(incubation=incubation, auto_advance=auto, min_prune_age=0, embargo=1, **others)
     env, rng = make_env(6, 14, slots=slots, heads=FREE), np.random.default_rng(3)
     observation, _ = env.reset(seed=1)
@@ -137,7 +137,7 @@ def rows_of(env, host):
     return {name: row[host].clone() for name, row in env.pool.shards[0].network.rows().items() if name.startswith("seed")}
 
 
-def test_a_seed_on_its_way_out_keeps_its_weights_and_leaves_nothing_behind(make_env):
+def test_a_dying_seed_stops_learning_and_is_cleared(make_env):
     slots = EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0)
     env = make_env(1, 20, slots=slots, heads=FREE)
     env.reset(seed=0)
@@ -159,7 +159,7 @@ def test_a_seed_on_its_way_out_keeps_its_weights_and_leaves_nothing_behind(make_
 
 
 @pytest.mark.parametrize("rule", [{"prune_after": 4}, {"prune_below": 99.0}])
-def test_a_seed_that_a_rule_removes_leaves_nothing_behind_and_makes_room(make_env, rule):
+def test_a_seed_removed_by_a_rule_is_cleared_and_frees_the_cap(make_env, rule):
     slots = EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0, embargo=0, max_seeds=1, **rule)
     env = make_env(2, 20, slots=slots)
     env.reset(seed=0)
@@ -175,7 +175,7 @@ def test_a_seed_that_a_rule_removes_leaves_nothing_behind_and_makes_room(make_en
     assert observation["legal_slots"][0, Op.GERMINATE].tolist() == [1, 1, 1]
 
 
-def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
+def test_the_gradient_ratio_is_measured_in_the_last_epoch(make_env, monkeypatch):
     env = make_env(2, 6, heads=FREE)
     env.reset(seed=0)
     reports = []
@@ -206,14 +206,14 @@ def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
         (StrictConfig(min_training=1, min_improvement=-100.0, min_gradient_ratio=0.0, max_gradient_norm=1e9), True),
     ],
 )
-def test_gates_read_what_the_environment_measures(make_env, gates, opens):
+def test_gates_use_measurements_of_the_environment(make_env, gates, opens):
     env = make_env(1, 6, gates=gates)
     env.reset(seed=0)
     observation, *_ = env.step(named(Op.GERMINATE, 1, 1)[None])
     assert observation["legal_slots"][0, Op.ADVANCE].tolist() == [0, int(opens), 0]
 
 
-def test_what_a_seed_must_contribute_is_asked_of_what_was_measured(make_env):
+def test_min_contribution_is_compared_with_the_measurement(make_env):
     def may_keep(gates):
         env = make_env(1, 9, slots=EveryBlockConfig(auto_advance=BY_ITSELF), gates=gates)
         env.reset(seed=1)
@@ -235,7 +235,7 @@ def test_what_a_seed_must_contribute_is_asked_of_what_was_measured(make_env):
 # ---- what is seen of it
 
 
-def test_the_observation_tells_ramps_and_blends(make_env):
+def test_the_observation_shows_ramps_and_blends(make_env):
     env = make_env(2, 12, slots=EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0), heads=FREE)
     env.reset(seed=0)
     wait = named(Op.WAIT)
@@ -262,7 +262,7 @@ def test_the_observation_tells_ramps_and_blends(make_env):
     assert not any(empty[name] for name in empty if name.startswith(("alpha", "blend", "dying", "time", "gradient", "improve")))
 
 
-def test_improvement_is_that_of_the_stage(make_env):
+def test_improvement_counts_from_the_start_of_the_stage(make_env):
     env = make_env(1, 6)
     env.reset(seed=0)
     first = env.accuracy_NH[0, 0]
@@ -314,7 +314,7 @@ def test_every_controller_works_with_all_heads_free(make_env, agent, incubation)
     assert episode.signals.after.within(*OCCUPIED).any() == (not isinstance(agent, WaitConfig))
 
 
-def test_an_episode_counts_what_became_of_seeds_and_not_who_decided_it(make_env):
+def test_the_record_counts_fates_of_seeds_not_operations(make_env):
     schedule = ScheduleConfig(slot=1, blueprint="conv_light")
     kept = make_env(3, 8, slots=EveryBlockConfig(auto_advance=[*BY_ITSELF, "fossilized"]))
     kept.reset(seed=0)

@@ -21,7 +21,7 @@ def known_latency(env, host=1e-5):
     return Latency(host=host, seed_KS=seed, gate_S=gate, seed_error_KS=zero, gate_error_S=zero[0], device="test")
 
 
-def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
+def test_signals_hold_costs_before_and_after_a_step(make_env, plan_actions):
     env = make_env(2, 4)
     env.reset(seed=1)
     *_, info = env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
@@ -37,7 +37,7 @@ def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
     assert signals.flops_before_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
 
 
-def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actions, monkeypatch):
+def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions, monkeypatch):
     env = make_env(2, 2, reward=TIMED)
     assert env.latency is None
     calls = []
@@ -57,7 +57,7 @@ def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actio
     assert signals.host_latency == 1e-5
 
 
-def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypatch):
+def test_restored_latency_is_not_measured_again(make_env, monkeypatch):
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured though known"))
     env = make_env(1, 2, reward=TIMED)
     env.time_inference(known_latency(env, host=3e-5))
@@ -66,7 +66,7 @@ def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypat
     assert env.costs.latency.host == 3e-5
 
 
-def test_a_real_measurement_of_the_hosts_of_a_run(make_env, monkeypatch):
+def test_latency_of_real_hosts_is_positive(make_env, monkeypatch):
     env = make_env(1, 2, reward=TIMED)
     env.reset(seed=1)
     assert 0 < env.latency.host < 1e-2
@@ -76,7 +76,7 @@ def test_a_real_measurement_of_the_hosts_of_a_run(make_env, monkeypatch):
 # ---- what an episode takes
 
 
-def test_an_episode_without_seeds_takes_three_forwards_an_epoch_and_one_a_measurement(make_env, plan_actions):
+def test_flops_of_an_episode_without_seeds(make_env, plan_actions):
     env, steps = make_env(2, 3), 3
     env.reset(seed=1)
     for _ in range(steps):
@@ -90,7 +90,7 @@ def test_an_episode_without_seeds_takes_three_forwards_an_epoch_and_one_a_measur
     assert env.meter.measuring_N.tolist() == [50 * host] * 2
 
 
-def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
+def test_flops_of_seeds_count_from_training_on(make_env, plan_actions):
     env = make_env(2, 9)
     env.reset(seed=1)
     flops, waits = env.costs.flops, plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
@@ -110,7 +110,7 @@ def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
     assert stages[-1] in BLENDED
 
 
-def test_the_table_is_by_name_and_the_unmeasured_is_missing(make_env):
+def test_the_cost_table_is_keyed_by_name_and_omits_unmeasured_costs(make_env):
     env = make_env(1, 2)
     table = env.costs.table(env.layout.blueprint_names, env.layout.slot_names)
     assert table["host"] == {"params": env.host_params, "flops": env.costs.flops.forward.host, "latency": None}

@@ -60,7 +60,7 @@ def env_of(task, blueprints, *, hosts, steps):
 
 
 @pytest.mark.parametrize("layout", MAKERS)
-def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task, layout):
+def test_seeds_of_every_blueprint_train_and_stay_finite(small_task, layout):
     blueprints = {name: kind() for name, kind in BLUEPRINTS.items() if layout in kind.layouts}
     names = list(blueprints)
     env = env_of(with_hosts(small_task, layout), blueprints, hosts=len(names), steps=5)
@@ -86,7 +86,7 @@ def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task
     env.close()
 
 
-def test_a_blueprint_that_suits_not_every_slot_is_refused_when_the_environment_is_built(small_task):
+def test_an_incompatible_blueprint_is_refused_at_construction(small_task):
     task = with_hosts(small_task, "sequences")
     with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of Images: it grows in images"):
         env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)

@@ -40,7 +40,7 @@ def wait(plan_actions):
     return plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
 
 
-def test_an_infinite_batch_variance_is_noticed(make_env, wait):
+def test_an_infinite_batch_variance_is_detected(make_env, wait):
     """In training it is not used and in validation it makes every feature 0, so that no loss shows it."""
     env = make_env(HOSTS, 4)
     env.reset(seed=0)
@@ -69,9 +69,7 @@ def forget(env):
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_collapse_to_chance_is_seen_once_there_is_something_to_forget(
-    make_env, small_task, plan_actions, wait, monkeypatch, at
-):
+def test_a_collapse_to_chance_is_detected_after_learning(make_env, small_task, plan_actions, wait, monkeypatch, at):
     monkeypatch.setattr(small_task, "batch_size", 8)
     governor = WatchdogConfig(good_share=0.98, chance_share=1e-3, penalty=7.0)
     env, calm = (make_env(HOSTS, 6, slots=FULL_AUTO, governor=governor) for _ in range(2))
@@ -106,7 +104,7 @@ def make_suspect(env, host=SICK):
     env.guard.health.loss_NW[host, :5] = 0.01
 
 
-def test_a_suspect_host_is_not_remembered_and_may_not_grow_until_it_is_well_or_rolled_back(make_env, plan_actions, wait):
+def test_a_suspect_host_gets_no_snapshot_and_may_not_grow(make_env, plan_actions, wait):
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
     env.step(wait)
@@ -138,7 +136,7 @@ def test_a_suspect_host_is_not_remembered_and_may_not_grow_until_it_is_well_or_r
     assert not env.guard.health.veto_NO.any()
 
 
-def test_a_suspicion_that_passes_leaves_nothing_behind(make_env, wait):
+def test_a_passing_suspicion_has_no_effect(make_env, wait):
     env, calm = make_env(HOSTS, 12), make_env(HOSTS, 12)
     for each in (env, calm):
         each.reset(seed=0)
@@ -156,7 +154,7 @@ def test_a_suspicion_that_passes_leaves_nothing_behind(make_env, wait):
     env.step(wait)
 
 
-def test_a_fault_while_suspect_leads_back_to_before_the_suspicion(make_env, wait):
+def test_a_fault_of_a_suspect_host_restores_the_last_healthy_state(make_env, wait):
     env = make_env(HOSTS, 12)
     env.reset(seed=0)
     env.step(wait)
@@ -171,7 +169,7 @@ def test_a_fault_while_suspect_leads_back_to_before_the_suspicion(make_env, wait
 # ---- rollbacks that help nothing
 
 
-def test_a_host_that_diverges_by_itself_is_given_up_after_three_penalties(make_env, plan_actions, wait):
+def test_a_diverging_host_retires_after_three_penalties(make_env, plan_actions, wait):
     """Nothing that a controller could remove is to blame: its steps are far too long."""
     env, calm = (make_env(HOSTS, 14, slots=FULL_AUTO) for _ in range(2))
     for each in (env, calm):
@@ -207,7 +205,7 @@ def test_a_host_that_diverges_by_itself_is_given_up_after_three_penalties(make_e
     assert not env.guard.health.retired_N.any()
 
 
-def test_a_retired_host_keeps_its_fossils_and_is_paid_for_what_it_is(make_env, plan_actions, wait):
+def test_a_retired_host_keeps_its_fossils_and_its_reward(make_env, plan_actions, wait):
     env = make_env(HOSTS, 12, slots=FULL_AUTO, governor=WatchdogConfig(max_falls=1))
     env.reset(seed=0)
     env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
@@ -228,7 +226,7 @@ def test_a_retired_host_keeps_its_fossils_and_is_paid_for_what_it_is(make_env, p
     assert info["components"]["terminal"][SICK] == info["signals"].worth.committed_accuracy_N[SICK]
 
 
-def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monkeypatch, small_task):
+def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch, small_task):
     monkeypatch.setattr(small_task, "batch_size", 8)  # 12 batches an epoch
     env = make_env(2, 8, members_per_shard=1, governor=WatchdogConfig(max_falls=2))
     env.reset(seed=0)
@@ -254,7 +252,7 @@ def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monk
     assert counts == [48, 23], "a retired host needs the last batch only"
 
 
-def test_every_array_of_hosts_goes_back_or_is_of_the_step(make_env, wait):
+def test_every_array_of_hosts_is_restored_or_listed(make_env, wait):
     """A new array of the environment must be put into MEASURED, or here with a reason."""
     env = make_env(7, 3)
     env.reset(seed=0)
@@ -277,7 +275,7 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("where", ["training", "measuring"])
 @pytest.mark.parametrize("incubation", ["closed_loop", "straight_through"])
-def test_an_error_in_a_blueprint_ends_the_run_and_says_whose(make_env, plan_actions, monkeypatch, where, incubation):
+def test_an_error_in_a_blueprint_names_blueprint_slot_and_hosts(make_env, plan_actions, monkeypatch, where, incubation):
     slots = EveryBlockConfig(incubation=Incubation[incubation], auto_advance=["training", "blending", "holding"])
     env = make_env(HOSTS, 12, slots=slots, members_per_shard=2)
     env.reset(seed=0)

@@ -79,7 +79,7 @@ def views(draw: st.DrawFn) -> View:
 
 @settings(max_examples=60, deadline=None)
 @given(views())
-def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: View) -> None:
+def test_features_are_finite_and_in_range_for_any_view(view: View) -> None:
     named = seen(view)
     for feature in ALL:
         value = named[feature.name]
@@ -178,7 +178,7 @@ MEANT: dict[str, Callable[[View], Array]] = {
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_feature_is_what_it_is_meant_to_be(seed: int) -> None:
+def test_features_match_an_independent_formula(seed: int) -> None:
     view = ordinary(seed)
     named = seen(view)
     assert set(MEANT) == {feature.name for feature in ALL}
@@ -213,7 +213,7 @@ def idle(view: View) -> View:
 
 
 @pytest.mark.parametrize("feature", [one for one in ALL if one.indicators], ids=lambda one: one.name)
-def test_never_measured_is_told_from_measured_as_nothing(feature: Feature) -> None:
+def test_unmeasured_differs_from_zero(feature: Feature) -> None:
     without, zero = (seedless, idle) if feature.name == "improvement" else (unmeasured, measured_as_nothing)
     never, nothing = seen(without(ordinary())), seen(zero(ordinary()))
     np.testing.assert_array_equal(never[feature.name], np.float32(feature.fill))
@@ -222,13 +222,13 @@ def test_never_measured_is_told_from_measured_as_nothing(feature: Feature) -> No
     assert differs.any(axis=0).all()
 
 
-def test_a_loss_that_is_no_number_is_as_bad_as_can_be_and_none_is_perfect() -> None:
+def test_a_nan_loss_takes_the_upper_bound() -> None:
     view = replace(ordinary(), loss_N=np.array([np.nan, 0.0], np.float32))
     assert seen(view)["loss"].tolist() == [5, 0]
 
 
 @pytest.mark.parametrize("feature", [one for one in ALL if isinstance(one.scale, RunScale)], ids=lambda one: one.name)
-def test_run_scales_are_those_of_the_run(feature: Feature) -> None:
+def test_run_scales_come_from_the_run(feature: Feature) -> None:
     assert isinstance(feature.scale, RunScale)
     view = ordinary()
     if feature.name in ("time_left", "seeds_left"):  # which count down from theirs
@@ -239,7 +239,7 @@ def test_run_scales_are_those_of_the_run(feature: Feature) -> None:
     np.testing.assert_allclose(seen(longer)[feature.name], seen(view)[feature.name] / 2, rtol=1e-6)
 
 
-def test_the_table_is_in_order() -> None:
+def test_feature_names_are_unique_and_ranges_valid() -> None:
     for features in (HOST_FEATURES, TABLE):
         names = [feature.name for feature in features]
         assert len(set(names)) == len(names)
@@ -253,7 +253,7 @@ def test_the_table_is_in_order() -> None:
     assert {f"stage_{stage.name.lower()}" for stage in OCCUPIED} <= {feature.name for feature in SLOT_FEATURES}
 
 
-def test_a_real_host_is_seen_within_the_table(make_env, plan_actions) -> None:
+def test_features_of_a_trained_host_are_in_range(make_env, plan_actions) -> None:
     env = make_env(2, 3)
     arrays_ = env.reset(seed=3)[0]
     for _ in range(3):

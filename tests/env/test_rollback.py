@@ -103,11 +103,21 @@ def sick_env(make_env):
     return lambda **others: make_env(HOSTS, STEPS, slots=FULL_AUTO, governor=WatchdogConfig(penalty=7.0), **others)
 
 
+CALM: list[dict] = []
+
+
+@pytest.fixture
+def calm(sick_env, script):
+    """The record without a fault, played once for all tests."""
+    if not CALM:
+        CALM.extend(play(sick_env(), script))
+    return CALM
+
+
 @pytest.mark.parametrize("fault", list(FAULTS))
 @pytest.mark.parametrize("at", range(STEPS))
-def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
-    env = sick_env()
-    calm, ill = play(sick_env(), script), play(env, script, FAULTS[fault], at)
+def test_a_fault_at_any_step_affects_one_host_only(sick_env, script, calm, fault, at):
+    ill = play(sick_env(), script, FAULTS[fault], at)
     others = [host for host in range(HOSTS) if host != SICK]
     fallen = ill[at]
 
@@ -122,6 +132,15 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
     assert fallen["info"]["cause"][SICK] == CAUSES[fault]
     assert np.isfinite(fallen["reward"]).all()
 
+    # the host is its snapshot without its live seeds
+    if at < STEPS - 1:
+        for name, row in fallen["rows"].items():
+            assert not row[SICK].any() if name.startswith("seed") else row[SICK].equal(fallen["kept"][name]), name
+        after = fallen["state"]
+        assert np.isin(after.stage[SICK], [Stage.DORMANT, Stage.PRUNED]).all()
+        assert (after.blueprint[SICK] == -1).all()
+        assert not after.alpha[SICK].any()
+
     # the others: the same bits as without the fault (one thread, and two hosts or none left in every bank; see the last test)
     for well, seen in zip(calm, ill, strict=True):
         for one, two in zip(well["losses"], seen["losses"], strict=True):
@@ -133,7 +152,7 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
         for name, rows in well["rows"].items():
             assert rows[others].equal(seen["rows"][name][others]), name
 
-    # no advantage before the fall knows of what came after it, and that of the fall knows of the penalty
+    # advantages up to the rollback do not depend on what follows it; that of the rollback includes the penalty
     reward_TN = torch.tensor(np.array([seen["reward"] for seen in ill]))
     end_TN = torch.tensor(np.array([seen["terminated"] for seen in ill]))
     value_TN = torch.linspace(-1, 1, STEPS * HOSTS).view(STEPS, HOSTS)
@@ -148,7 +167,7 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
     other_TN[at, SICK] += 7.0
     assert (advantages(other_TN, other_value_TN) > advantages(reward_TN, value_TN)).all()
 
-    # afterwards: finite, and its weights are numbers again
+    # afterwards everything is finite again
     for seen in ill[at + 1 :]:
         assert np.isfinite(seen["reward"]).all()
         assert np.isfinite(seen["losses"][1]).all()
@@ -156,23 +175,7 @@ def test_a_fault_at_any_step_is_one_host_s_affair(sick_env, script, fault, at):
         assert all(rows.isfinite().all() for rows in seen["rows"].values())
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
-@pytest.mark.parametrize("at", range(STEPS - 1))
-def test_the_host_is_its_snapshot_without_its_live_seeds(sick_env, script, fault, at):
-    env = sick_env()
-    fallen = play(env, script, FAULTS[fault], at)[at]
-    for name, row in fallen["rows"].items():
-        if name.startswith("seed"):
-            assert not row[SICK].any(), name
-        else:
-            assert row[SICK].equal(fallen["kept"][name]), name
-    after = fallen["state"]
-    assert np.isin(after.stage[SICK], [Stage.DORMANT, Stage.PRUNED]).all()
-    assert (after.blueprint[SICK] == -1).all()
-    assert not after.alpha[SICK].any()
-
-
-def test_a_rolled_back_host_trains_on_as_a_host_without_seeds_would(sick_env, plan_actions):
+def test_a_rolled_back_host_trains_like_a_host_without_seeds(sick_env, plan_actions):
     """Its next epoch is that of a healthy host that never grew: same snapshot, same order of samples."""
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
     germinate = plan_actions(*[(Op.GERMINATE if host == SICK else Op.WAIT, 0, 1) for host in range(HOSTS)])
@@ -200,7 +203,7 @@ def to_holding(env, plan_actions, slot=0):
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-def test_fossils_are_kept_and_live_seeds_go(make_env, plan_actions, fault):
+def test_a_rollback_keeps_fossils_and_removes_live_seeds(make_env, plan_actions, fault):
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
     to_holding(env, plan_actions)
@@ -221,7 +224,7 @@ def test_fossils_are_kept_and_live_seeds_go(make_env, plan_actions, fault):
     assert not now["seed_momentum/2/0"].any()
 
 
-def test_a_fossil_made_in_the_lost_step_was_never_made(make_env, plan_actions):
+def test_a_rollback_undoes_a_fossilisation_of_the_same_step(make_env, plan_actions):
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
     to_holding(env, plan_actions)
@@ -234,7 +237,7 @@ def test_a_fossil_made_in_the_lost_step_was_never_made(make_env, plan_actions):
     assert np.isfinite(info["signals"].loss_N).all()
 
 
-def test_a_seed_pruned_in_the_lost_step_stays_away(make_env, plan_actions):
+def test_a_seed_pruned_in_a_rolled_back_step_stays_removed(make_env, plan_actions):
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
     to_holding(env, plan_actions)
@@ -244,7 +247,7 @@ def test_a_seed_pruned_in_the_lost_step_stays_away(make_env, plan_actions):
     assert not rows_of(env, SICK)["seed/0/1"].any()
 
 
-def test_a_host_may_fall_ill_again_and_again(make_env, plan_actions):
+def test_a_host_can_be_rolled_back_repeatedly(make_env, plan_actions):
     """Snapshots are taken of healthy hosts only: two faults in a row lead back to the same place."""
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
@@ -258,7 +261,7 @@ def test_a_host_may_fall_ill_again_and_again(make_env, plan_actions):
     assert not env.step(wait)[2].any()
 
 
-def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, plan_actions):
+def test_a_host_is_measured_again_after_a_rollback_removed_seeds(make_env, plan_actions):
     """Judged by what it showed with them, it would be rolled back to the same place for ever."""
     env = make_env(HOSTS, 40, slots=FULL_AUTO)
     env.reset(seed=0)
@@ -278,7 +281,7 @@ def test_a_host_that_a_rollback_robs_of_its_seeds_is_measured_anew(make_env, pla
 
 
 @pytest.mark.parametrize("incubation", ["closed_loop", "straight_through"])
-def test_a_fault_in_a_seed_behind_the_host_is_seen_at_once(make_env, plan_actions, incubation):
+def test_a_fault_in_a_seed_behind_the_host_is_detected_at_once(make_env, plan_actions, incubation):
     """Nothing of it shows in the host's losses yet."""
     slots = EveryBlockConfig(incubation=Incubation[incubation], auto_advance=[], min_prune_age=1)
     env = make_env(HOSTS, 12, slots=slots)
@@ -295,7 +298,7 @@ def test_a_fault_in_a_seed_behind_the_host_is_seen_at_once(make_env, plan_action
     assert not env.step(wait)[2].any()
 
 
-def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
+def test_a_rollback_restores_the_health_record(make_env, plan_actions):
     env = make_env(HOSTS, 12)
     env.reset(seed=0)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
@@ -313,7 +316,7 @@ def test_the_record_of_a_rolled_back_host_goes_back_too(make_env, plan_actions):
 
 
 @pytest.mark.parametrize("reward", [None, SparseConfig()], ids=["shaped", "sparse"])
-def test_nothing_measured_of_a_sick_host_is_paid(make_env, plan_actions, reward):
+def test_measurements_of_a_rolled_back_host_are_not_rewarded(make_env, plan_actions, reward):
     env = make_env(HOSTS, 1, reward=reward)  # the fault comes in the last step, which pays most
     env.reset(seed=0)
     before = env.accuracy_NH[SICK, 0]
@@ -324,7 +327,7 @@ def test_nothing_measured_of_a_sick_host_is_paid(make_env, plan_actions, reward)
     assert info["components"]["terminal"][SICK] == 0.0
 
 
-def test_what_was_signalled_stays_as_it_was(make_env, plan_actions):
+def test_a_rollback_leaves_the_signals_unchanged(make_env, plan_actions):
     """The state in the signals is that of the step, not that of the snapshot which is laid over it."""
     env = make_env(HOSTS, 4)
     env.reset(seed=0)
@@ -334,7 +337,7 @@ def test_what_was_signalled_stays_as_it_was(make_env, plan_actions):
     assert np.array_equal(held, signals.params_NS > 0)
 
 
-def test_features_stay_of_order_one_in_the_last_sight_of_a_sick_host(make_env, plan_actions):
+def test_final_obs_of_a_rolled_back_host_is_in_range(make_env, plan_actions):
     for fault in FAULTS.values():
         env = make_env(HOSTS, 4)
         env.reset(seed=0)
@@ -343,7 +346,7 @@ def test_features_stay_of_order_one_in_the_last_sight_of_a_sick_host(make_env, p
         assert all(np.abs(one[name]).max() < 100 for one in seen if one is not None for name in ("features", "slots"))
 
 
-def test_without_a_governor_a_sick_host_ends_the_run_with_a_sentence(make_env, plan_actions):
+def test_without_a_governor_a_non_finite_host_ends_the_run(make_env, plan_actions):
     env = make_env(HOSTS, 4, governor=NoGovernorConfig())
     env.reset(seed=0)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
@@ -354,7 +357,7 @@ def test_without_a_governor_a_sick_host_ends_the_run_with_a_sentence(make_env, p
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_fault_stays_within_its_host_in_any_shard(make_env, plan_actions, members):
+def test_a_fault_affects_one_host_only_in_any_shard(make_env, plan_actions, members):
     env = make_env(HOSTS, 3, members_per_shard=members)
     calm = make_env(HOSTS, 3, members_per_shard=members)
     wait = plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
@@ -369,9 +372,7 @@ def test_a_fault_stays_within_its_host_in_any_shard(make_env, plan_actions, memb
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_with_few_seeds_in_a_bank_or_many_threads_the_others_keep_their_numbers_to_rounding(
-    make_env, plan_actions, monkeypatch, cores
-):
+def test_other_hosts_agree_to_rounding_with_few_seeds_or_many_threads(make_env, plan_actions, monkeypatch, cores):
     """A bank computes its live rows only. When a rollback takes one of two, or on many threads, sums change their order."""
     monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: cores)
     env, calm = make_env(2, 6, slots=FULL_AUTO), make_env(2, 6, slots=FULL_AUTO)

@@ -84,7 +84,7 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
         ("env.rent_scale=-1", r"env\.rent_scale must be finite and at least 0, got -1"),
     ],
 )
-def test_what_has_no_place_in_the_sandbox_is_refused(override: str, sentence: str) -> None:
+def test_overrides_without_effect_in_the_sandbox_are_refused(override: str, sentence: str) -> None:
     config()
     with pytest.raises(ConfigError, match=sentence) as raised:
         config(override)
@@ -109,7 +109,7 @@ def legal_action(env: SandboxEnv, observation: dict[str, Any], rng: np.random.Ge
     return action
 
 
-def test_it_is_a_vector_environment_of_gymnasium() -> None:
+def test_the_sandbox_is_a_gymnasium_vector_env() -> None:
     env, rng = sandbox(), np.random.default_rng(0)
     assert isinstance(env, VectorEnv)
     held: Environment = env
@@ -149,7 +149,7 @@ def hosts_of(env: SandboxEnv, episode: int = 0) -> tuple[np.ndarray, np.ndarray]
     return env.kind_N, env.light_NT
 
 
-def test_hosts_are_known_by_seed_split_episode_and_number() -> None:
+def test_seed_split_episode_and_index_determine_a_host() -> None:
     kind, light = hosts_of(sandbox())
     few_kind, few_light = hosts_of(sandbox(num_hosts=5))
     assert np.array_equal(kind[:5], few_kind)
@@ -167,7 +167,7 @@ def test_hosts_are_known_by_seed_split_episode_and_number() -> None:
     assert np.array_equal(hosts_of(env)[1], light), "whatever came before"
 
 
-def test_twins_are_alike() -> None:
+def test_twins_share_kind_and_lights() -> None:
     kind, light = hosts_of(sandbox(num_twins=3))
     for array in (kind, light):
         groups = array.reshape(4, 3, -1)

@@ -91,7 +91,7 @@ some_loss = st.one_of(
 @pytest.mark.parametrize("config", OPTIONS, ids=["watchdog", "strict", "short"])
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_history_is_judged_as_the_slow_rules_say(config, data):
+def test_verdicts_match_a_scalar_implementation(config, data):
     hosts, epochs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     row = st.lists(some_loss, min_size=hosts, max_size=hosts)
     first = data.draw(st.lists(st.floats(0.125, 6.0, width=32), min_size=hosts, max_size=hosts))
@@ -113,7 +113,7 @@ def test_any_history_is_judged_as_the_slow_rules_say(config, data):
             assert health.best_loss_N[host] == pytest.approx(one.best)
 
 
-def test_the_spread_is_that_of_a_normal_variable_and_an_outlier_hardly_moves_it():
+def test_the_spread_is_a_robust_standard_deviation():
     rng = np.random.default_rng(0)
     losses = rng.normal(2.0, 0.3, (50, 400)).astype(np.float32)
     middle, spread = usual(losses)
@@ -124,7 +124,7 @@ def test_the_spread_is_that_of_a_normal_variable_and_an_outlier_hardly_moves_it(
     assert pytest.approx(1 / statistics.NormalDist().inv_cdf(0.75), abs=1e-4) == SPREAD
 
 
-def test_a_host_that_was_good_and_knows_nothing_any_more_has_forgotten_all():
+def test_a_good_host_back_at_chance_is_a_lobotomy():
     governor = WatchdogConfig().build(num_classes=10)
     for best, loss, cause in [
         (1.0, CHANCE, Cause.LOBOTOMY),
@@ -137,7 +137,7 @@ def test_a_host_that_was_good_and_knows_nothing_any_more_has_forgotten_all():
         assert verdict.cause_N[0] == cause, (best, loss)
 
 
-def test_a_suspicion_is_dropped_or_becomes_a_decline():
+def test_a_suspect_host_recovers_or_declines():
     governor = WatchdogConfig(patience=2).build(num_classes=10)
     health = governor.start(np.array([0.5, 0.5], np.float32))
     for _ in range(4):
@@ -167,7 +167,7 @@ def test_rollbacks_end_with_retirement_unless_the_host_recovers():
     assert health.retired_N.tolist() == [True, True, False]
 
 
-def test_the_veto_lets_a_suspect_shrink_and_a_retired_host_wait():
+def test_vetoes_of_suspect_and_retired_hosts():
     count = np.zeros(3, np.int64)
     health = newborn(np.ones(3, np.float32), 3)
     assert not health.veto_NO.any()
@@ -183,12 +183,12 @@ def test_the_veto_lets_a_suspect_shrink_and_a_retired_host_wait():
     assert allowed == [set(Op), set(Op) - set(GROWTH), {Op.WAIT}]
 
 
-def test_hosts_without_a_healthy_beginning_are_refused():
+def test_hosts_non_finite_before_training_are_refused():
     with pytest.raises(FloatingPointError, match="hosts 1, 2 have a non-finite loss before any training"):
         WatchdogConfig().build(num_classes=10).start(np.array([1.0, NAN, INF], np.float32))
 
 
-def test_strict_never_reacts_later():
+def test_strict_reacts_no_later_than_watchdog():
     """Whatever is amiss for the watchdog at once is amiss for the strict one."""
     rng = np.random.default_rng(1)
     health = newborn(rng.uniform(0.1, 3.0, 4000).astype(np.float32), 20)

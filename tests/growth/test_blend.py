@@ -36,7 +36,7 @@ def one_by_one(h, delta, alpha, pull, times):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, (False, True), (True, True)], ids=["add", "mixed", "multiply"])
-def test_the_blend_is_its_formula_in_value_and_gradient(float64, layout, times):
+def test_blend_values_and_gradients_match_the_formula(float64, layout, times):
     """Five members, of which the fourth and the second hold seeds; the first of these trains behind its host."""
     alpha, pull, live = torch.tensor([0.0, 0.25]), torch.tensor([1.0, 0.25]), torch.tensor([3, 1])
     hs, deltas, upstream = members_of(layout, 5), members_of(layout, 2), members_of(layout, 5, requires_grad=False)
@@ -60,7 +60,7 @@ def test_the_blend_is_its_formula_in_value_and_gradient(float64, layout, times):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, (True, False)])
-def test_the_blend_has_the_gradient_of_its_formula_where_pull_is_alpha(float64, layout, times):
+def test_blend_passes_gradcheck_where_pull_is_alpha(float64, layout, times):
     alpha, live = torch.tensor([0.3, 1.0]), torch.tensor([0, 2])
     inputs = [join_members(members_of(layout, count, False)).requires_grad_() for count in (3, 2)]
     marks = None if times is None else torch.tensor(times)
@@ -68,7 +68,7 @@ def test_the_blend_has_the_gradient_of_its_formula_where_pull_is_alpha(float64, 
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_images_may_lie_in_either_order_in_memory(memory):
+def test_blend_takes_either_memory_format(memory):
     h, delta = (torch.randn(2, count, 3, 3).contiguous(memory_format=memory) for count in (8, 4))
     alpha, live, times = torch.tensor([0.5, 0.25]), torch.tensor([3, 1]), torch.tensor([False, True])
     y = blend(h, delta, alpha, alpha, live, 4, times)
@@ -79,7 +79,7 @@ def test_images_may_lie_in_either_order_in_memory(memory):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, torch.tensor([True, False, True])], ids=["add", "mixed"])
-def test_alpha_zero_keeps_every_bit_and_does_not_hide_a_sick_seed(layout, times):
+def test_alpha_zero_keeps_all_bits_and_propagates_nan(layout, times):
     h, delta = (join_members(members_of(layout, 3, False)) for _ in range(2))
     h.requires_grad_()
     zero, one = torch.zeros(3), torch.ones(3)
@@ -93,7 +93,7 @@ def test_alpha_zero_keeps_every_bit_and_does_not_hide_a_sick_seed(layout, times)
 
 
 @each_layout
-def test_isolate_is_the_identity_and_closes_the_gradient_of_some(layout):
+def test_isolate_is_the_identity_and_stops_some_gradients(layout):
     x = join_members(members_of(layout, 3, False)).requires_grad_()
     upstream = members_of(layout, 3, False)
     upstream[1].view(-1)[0] = torch.nan  # of the closed member
@@ -110,7 +110,7 @@ def test_isolate_is_the_identity_and_closes_the_gradient_of_some(layout):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 33, 64])
-def test_a_gate_is_as_large_as_its_formula_says(channels):
+def test_number_of_gate_parameters(channels):
     gate = Gate(channels)
     assert sum(parameter.numel() for parameter in gate.parameters()) == max(8, channels // 4) * (channels + 2) + 1
 
@@ -149,7 +149,7 @@ def test_a_gate_weighs_each_sample_of_each_member(float64, layout, members):
         assert torch.allclose(fleet.flat.grad[member], gradient, rtol=0, atol=1e-12)
 
 
-def test_a_gate_is_of_a_sample_and_not_of_its_neighbours():
+def test_gates_of_samples_are_independent():
     seed, x = Gated(nn.Conv2d(4, 4, 1), 4), torch.randn(5, 4, 3, 3)
     assert torch.allclose(seed(x)[1:2], seed(x[1:2]), atol=1e-6)
     assert len(seed.gate(x).unique()) == 5

@@ -34,7 +34,7 @@ def copies(population):
 
 
 @each_layout
-def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown, layout):
+def test_restore_is_exact_and_leaves_other_members_unchanged(grown, layout):
     population = grown(3, layout=layout, **EVERYTHING)
     network = population.network
     train(population, 0, 1)
@@ -62,7 +62,7 @@ def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown,
 
 
 @each_layout
-def test_rows_hold_all_that_a_member_is(grown, layout):
+def test_rows_hold_the_whole_state_of_a_member(grown, layout):
     """Copying the rows of one network into another makes it the same network."""
     one, two = grown(3, layout=layout, **EVERYTHING), grown(3, layout=layout, **EVERYTHING)
     train(one, 0, 1, 2)
@@ -76,7 +76,7 @@ def test_rows_hold_all_that_a_member_is(grown, layout):
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
+def test_a_restored_member_continues_exactly(grown, incubation):
     """Host, seeds, gates, fossils and momentum: the same steps again give the same bits, whatever happened in between."""
     population = grown(4, blends=tuple(Blend), incubation=incubation)
     network = population.network
@@ -93,7 +93,7 @@ def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
         assert name.startswith("buffer") or not row[0].any() or not row[0].equal(wanted[name][0]), name
 
 
-def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
+def test_memory_of_many_hosts_with_all_banks():
     """64 of the digits' hosts, every image blueprint in all three slots with and without gate, and a snapshot of it all."""
     blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
     hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(64)]

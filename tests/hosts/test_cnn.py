@@ -43,7 +43,7 @@ def test_slots_of_both_surfaces_lie_in_forward_order(blocks, pools):
     assert logits.shape == (2, 7)
 
 
-def test_where_slots_lie_changes_no_number_of_the_host():
+def test_surfaces_leave_the_outputs_unchanged():
     outs = []
     for surfaces in (["pre"], ["post"], ["pre", "post"]):
         torch.manual_seed(3)
@@ -66,7 +66,7 @@ def test_where_slots_lie_changes_no_number_of_the_host():
     ],
     ids=["baseline", "postpool", "scale", "impaired", "minimal", "deep_impaired"],
 )
-def test_the_presets_are_as_large_as_the_hosts_that_others_measured(fields, params):
+def test_presets_have_the_published_number_of_parameters(fields, params):
     config = CNNConfig(surfaces=["pre", "post"], **fields)
     host = config.build((3, 8, 8), 10, [False] * config.blocks)
     assert sum(parameter.numel() for parameter in host.parameters()) == params
@@ -84,7 +84,7 @@ def reach(segment, channels):
 
 
 @pytest.mark.parametrize("kind", ["ooo", "xoo", "oxo", "xox", "xxx"])
-def test_lesioned_blocks_see_no_neighbours(kind):
+def test_lesioned_blocks_have_no_spatial_context(kind):
     host = CNNConfig().build((1, 8, 8), 10, [letter == "x" for letter in kind])
     for block, letter in enumerate(kind):
         seen = reach(host.segments[block], [1, 2, 4][block])
@@ -92,7 +92,7 @@ def test_lesioned_blocks_see_no_neighbours(kind):
         assert seen.sum() == (1 if letter == "x" else 9)
 
 
-def test_a_lesion_outlasts_training():
+def test_a_lesion_persists_in_training():
     host = CNNConfig(blocks=1, pools=0).build((1, 8, 8), 10, [True])
     optimiser = torch.optim.SGD(host.parameters(), 0.5, weight_decay=0.1)
     for _ in range(5):
@@ -119,12 +119,12 @@ def test_a_lesion_outlasts_training():
         ({"surfaces": ["top"]}, r"host\.surfaces must name one or both of pre, post, each once, got \[top\]"),
     ],
 )
-def test_each_rule_of_the_config_fires(fields, rule):
+def test_invalid_config_is_refused(fields, rule):
     with pytest.raises(ValueError, match=rule):
         CNNConfig(**fields)
 
 
-def test_what_is_not_a_host_is_said_so():
+def test_a_module_that_is_not_a_host_is_refused():
     with pytest.raises(ValueError, match="Linear is not a host"):
         slot_specs(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="Host has 1 segments and 1 slots"):

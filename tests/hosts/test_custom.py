@@ -1,18 +1,31 @@
-"""A host class of one's own, named by its import path on the command line."""
+"""A custom host class, named by its import path on the command line."""
 
-import os
-import subprocess
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from esper.cli.overrides import check
+from esper.cli.readiness import ready
+from esper.config import ConfigError, register
 from esper.evaluate import main
 from esper.hosts.custom import CustomConfig
 from esper.task.digits import DigitsConfig
+from esper.training.trainer import Trainer
 
-ROOT = Path(__file__).parents[2]
-SHORT = ["hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2", "devices=[cpu]", "task.instances=healthy"]
+register()
+SHORT = [
+    "host=custom",
+    "telemetry=quiet",
+    "hosts=2",
+    "steps=6",
+    "updates=1",
+    "agent=random",
+    "devices=[cpu]",
+    "task.instances=healthy",
+]
 MODULE = """
 from torch import nn
 from esper.fusion.layout import Layout
@@ -53,41 +66,33 @@ text = "no class"
 
 
 @pytest.fixture
-def typed_at_a_shell(tmp_path: Path):
-    """Runs `python -m esper.train host=custom` with the module on the search path."""
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "my_hosts.py").write_text(MODULE)
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(tmp_path / "parts"), str(ROOT)])
-        return subprocess.run(
-            [sys.executable, "-m", "esper.train", "host=custom", *words],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
+def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the module `my_hosts` on Python's search path."""
+    (tmp_path / "my_hosts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_hosts", None)
 
 
-def test_a_host_of_one_s_own_trains_and_is_evaluated(typed_at_a_shell, tmp_path, monkeypatch, capsys) -> None:
-    done = typed_at_a_shell("host.path=my_hosts:MyHost", *SHORT)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "multirun" / "single").iterdir()
-    monkeypatch.syspath_prepend(str(tmp_path / "parts"))
-    main([f"checkpoint={run}", "hosts=2", "controllers=[random]"])
+@pytest.mark.usefixtures("on_the_path")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["host.path=my_hosts:MyHost"],
+        [
+            *("host.path=my_hosts:Words", "host.context=8", "task=python_text", "blueprint=[mlp_small]"),
+            *("task.epoch_samples=32", "task.valid_samples=8"),
+        ],
+    ],
+    ids=["images", "text"],
+)
+def test_a_custom_host_trains_and_is_evaluated(overrides, tmp_path, capsys) -> None:
+    config = check([*SHORT, *overrides])
+    ready(config)
+    Trainer(config, tmp_path / "run").run()
+    main([f"checkpoint={tmp_path / 'run'}", "hosts=2", "controllers=[random]"])
     assert "random" in capsys.readouterr().out
-    assert list(run.glob("evaluation*.json"))
-
-
-def test_so_does_one_for_text(typed_at_a_shell) -> None:
-    text = ["task=python_text", "blueprint=[mlp_small]", "task.epoch_samples=32", "task.valid_samples=8"]
-    done = typed_at_a_shell("host.path=my_hosts:Words", "host.context=8", *text, *SHORT)
-    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "run").glob("evaluation*.json"))
 
 
 @pytest.mark.parametrize(
@@ -104,13 +109,13 @@ def test_so_does_one_for_text(typed_at_a_shell) -> None:
         ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (2, 1, 8, 8)"),
     ],
 )
-def test_what_is_no_host_for_the_task_is_one_sentence(typed_at_a_shell, tmp_path, path, sentence) -> None:
-    done = typed_at_a_shell(f"host.path={path}", *SHORT)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert sentence in done.stderr
-    assert not (tmp_path / "multirun").exists()
+@pytest.mark.usefixtures("on_the_path")
+def test_an_unusable_class_is_refused_in_one_sentence(path, sentence) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as raised:
+        ready(check([*SHORT, f"host.path={path}"]))
+    assert "\n" not in str(raised.value)
 
 
-def test_it_has_no_parts_to_lesion() -> None:
+def test_a_custom_host_cannot_be_lesioned() -> None:
     with pytest.raises(ValueError, match=r"needs a host with parts to lesion: set task\.instances=healthy"):
         DigitsConfig().check_host(CustomConfig(path="a:B"))

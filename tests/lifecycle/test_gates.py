@@ -63,26 +63,26 @@ OFF = {
 
 
 @pytest.mark.parametrize("stage", GATE)
-def test_at_the_edge_of_every_threshold_a_gate_is_open(stage):
+def test_gates_are_open_at_their_thresholds(stage):
     state = ready(stage)
     assert GATE[stage](state, STRICT).all()
     assert [other for other in Stage if GATE[stage](ready(other), STRICT).any()] == [stage]
 
 
 @pytest.mark.parametrize(("stage", "threshold", "change"), EDGES)
-def test_beyond_the_edge_it_is_shut_and_without_the_threshold_open(stage, threshold, change):
+def test_gates_are_closed_beyond_their_thresholds(stage, threshold, change):
     state = ready(stage, **change)
     assert not GATE[stage](state, STRICT).any()
     without = {threshold: OFF[threshold]} | ({"contribution_z": 0.0} if threshold == "min_contribution" else {})
     assert GATE[stage](state, replace(STRICT, **without)).all()
 
 
-def test_every_threshold_is_tried():
+def test_every_threshold_has_a_case():
     assert {threshold for _, threshold, _ in EDGES} == {entry.name for entry in fields(GatesConfig)} == set(OFF)
 
 
 @pytest.mark.parametrize("gates", [GatesConfig(), STRICT])
-def test_some_things_are_asked_whatever_the_config(gates):
+def test_requirements_without_a_threshold(gates):
     assert not may_hold(ready(Stage.BLENDING, ramp_done=2), gates).any(), "alpha is on its way"
     assert not may_hold(ready(Stage.BLENDING, ramp_target=0.7), gates).any(), "only what is fully in is judged"
     assert not may_fossilize(ready(Stage.HOLDING, measured=False), gates).any(), "the contribution was never measured"
@@ -90,14 +90,14 @@ def test_some_things_are_asked_whatever_the_config(gates):
     assert not gate_open(ready(Stage.HOLDING), gates).any(), "out of holding leads a decision of its own"
 
 
-def test_by_default_nothing_is_measured_for_a_seed_to_blend():
+def test_by_default_blending_requires_no_measurement():
     state = empty(1, 1)
     state.stage[:], state.stage_age[:] = Stage.TRAINING, 1
     assert may_blend(state, GatesConfig()).all()
     assert may_fossilize(ready(Stage.HOLDING, contribution=-50.0), GatesConfig()).all()
 
 
-def test_the_ratio_compares_gradients_a_parameter():
+def test_gradient_ratio_is_per_parameter():
     """Equal mean square gradients give 1, whatever the sizes."""
     rng = np.random.default_rng(0)
     host, seed = rng.standard_normal(4000), rng.standard_normal(250)
@@ -107,7 +107,7 @@ def test_the_ratio_compares_gradients_a_parameter():
     assert gradient_ratio(3 * norms[0], norms[1], np.array([[250]]), 4000)[0, 0] == pytest.approx(3 * wanted, rel=1e-6)
 
 
-def test_a_ratio_that_cannot_be_known_is_not_a_number():
+def test_unknown_gradient_ratio_is_nan():
     seed, host = np.float32([[1, np.nan, np.inf, 1]]), np.float32([2.0])
     ratio = gradient_ratio(seed, host, np.array([[4, 4, 4, 0]]), 16)
     assert ratio[0, 0] == 1.0
@@ -130,6 +130,6 @@ def test_a_ratio_that_cannot_be_known_is_not_a_number():
     ],
 )
 @pytest.mark.parametrize("kind", [GatesConfig, StrictConfig])
-def test_each_rule_of_the_config_fires(kind, given, rule):
+def test_invalid_config_is_refused(kind, given, rule):
     with pytest.raises(ValueError, match=rule):
         kind(**given)
