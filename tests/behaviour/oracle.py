@@ -1,4 +1,4 @@
-"""The best controller of the sandbox, which acts by what `Optimum` computed."""
+"""The optimal controller of the sandbox."""
 
 # C configurations of a host's slots, A actions, Q kinds, M sets of kinds still possible, L counts of lights, S slots, H heads
 
@@ -13,12 +13,12 @@ from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SLOT_FEATURES, Array
 
 
 class Oracle(Optimum):
-    """The optimal value of the rules, and the controller that reaches it."""
+    """The optimal controller, from the tables of `Optimum`."""
 
     # ---- as a controller
 
     def start(self, num_hosts: int) -> State:
-        """Lights seen, kinds still possible, and the configuration, of each host."""
+        """Return the observed lights, the kinds still possible, and the configuration of each host."""
         kinds, slots, _ = self.rules.worth_QSK.shape
         return {
             "counts": torch.zeros(num_hosts, slots, dtype=torch.int64),
@@ -29,7 +29,7 @@ class Oracle(Optimum):
     def act(
         self, observation: Observation, state: State, *, is_init: npt.NDArray[np.bool_], uniform: Array, greedy: bool = False
     ) -> Decision:
-        """From what is seen alone; all hosts must be in the same step of their episode."""
+        """Act on observations alone; all hosts must be in the same step of their episode."""
         fresh = {name: tensor.numpy() for name, tensor in self.start(len(is_init)).items()}
         mask = {"counts": is_init[:, None], "possible": is_init, "config": is_init}
         known = {name: np.where(mask[name], fresh[name], tensor.numpy()) for name, tensor in state.items()}

@@ -45,7 +45,7 @@ class Sandbox:
 
 
 def play(env: Sandbox, controller: Controller, *, episode: int | None = None, greedy: bool = False) -> Rollout:
-    """An episode of every host; what a host's choices are drawn with is named as the host is."""
+    """Play an episode; each host has its own stream of action noise."""
     spec = env.spec
     observation = env.reset(episode)
     names = ((env.root, "action", env.episode, host) for host in range(spec.num_hosts))

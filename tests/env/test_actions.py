@@ -1,4 +1,4 @@
-"""Action heads, held and freed: what is legal, what it does in an environment, and that every controller can use it."""
+"""Action heads, fixed and free: legality, effects in an environment, and every controller."""
 
 import warnings
 
@@ -26,14 +26,14 @@ BY_ITSELF = ["training", "blending", "holding"]
 
 
 def columns(legal):
-    """The legal values of each parameter head of the first host."""
+    """Return the legal values of each parameter head of the first host."""
     sizes = [legal.shape[1] - sum(map(len, VALUES.values())), *map(len, VALUES.values())]
     parts = np.split(legal[0], np.cumsum(sizes)[:-1])
     return {head: np.flatnonzero(part).tolist() for head, part in zip(PARAMETER_HEADS, parts, strict=True)}
 
 
 def named(op, slot=0, blueprint=0, **parameters):
-    """One action, its parameters by name; the others as they are held by default."""
+    """Return an action with parameters by name, by default the fixed ones."""
     row = np.zeros(len(Head), dtype=np.int64)
     row[[Head.OP, Head.SLOT, Head.BLUEPRINT]] = op, slot, blueprint
     for head, usual in PINNED.items():
@@ -43,7 +43,7 @@ def named(op, slot=0, blueprint=0, **parameters):
 
 
 def drawn(observation, rng):
-    """A legal action of each host, every head drawn."""
+    """Return a legal random action of each host."""
     seen = as_observation(observation)
     rows = []
     for host in range(len(seen.features)):
@@ -124,7 +124,7 @@ def test_legal_actions_are_carried_out_with_all_heads_free(make_env, incubation,
         actions = drawn(observation, rng)
         observation, reward, _, _, info = env.step(actions)
         assert np.isfinite(reward).all()
-        assert np.array_equal(info["signals"].op_N, actions[:, Head.OP]), "what is legal is done"
+        assert np.array_equal(info["signals"].op_N, actions[:, Head.OP]), "legal actions are carried out"
         assert env.observation_space.contains(observation)
         part = info["signals"].after.within(*TAKES_PART)
         learnt = lifecycle.roles(info["signals"].after, slots).learns
@@ -133,7 +133,7 @@ def test_legal_actions_are_carried_out_with_all_heads_free(make_env, incubation,
 
 
 def rows_of(env, host):
-    """All that belongs to a host's seeds, by name."""
+    """Return the state of a host's seeds by name."""
     return {name: row[host].clone() for name, row in env.pool.shards[0].network.rows().items() if name.startswith("seed")}
 
 
@@ -153,7 +153,7 @@ def test_a_dying_seed_stops_learning_and_is_cleared(make_env):
         _, _, _, _, info = env.step(named(op, 1, alpha_speed="medium")[None])
         accuracies.append(info["signals"].accuracy_N[0])
         if env.state.stage[0, 1] == Stage.BLENDING:
-            assert all(rows_of(env, 0)[name].equal(row) for name, row in kept.items()), "it does not learn any more"
+            assert all(rows_of(env, 0)[name].equal(row) for name, row in kept.items()), "a dying seed does not learn"
     assert env.state.stage[0, 1] == Stage.PRUNED
     assert not any(row.any() for row in rows_of(env, 0).values()), "its bank is empty"
 
@@ -168,7 +168,7 @@ def test_a_seed_removed_by_a_rule_is_cleared_and_frees_the_cap(make_env, rule):
     while env.state.within(*LIVE)[0, 1]:
         observation, *_, info = env.step(np.stack([named(Op.WAIT)] * 2))
         ages += 1
-    assert ages == 4  # by age, or after training, two epochs of blending, and the first in which it was fully in
+    assert ages == 4  # by age; or after training, two epochs of blending, and one at alpha 1
     assert info["signals"].after.within(Stage.PRUNED)[0, 1]
     assert not any(row.any() for row in rows_of(env, 0).values())
     observation, *_ = env.step(np.stack([named(Op.WAIT)] * 2))
@@ -232,7 +232,7 @@ def test_min_contribution_is_compared_with_the_measurement(make_env):
     assert not may_keep(GatesConfig(min_contribution=worth - 2 * error + 0.01, contribution_z=2.0))[0]
 
 
-# ---- what is seen of it
+# ---- the observation
 
 
 def test_the_observation_shows_ramps_and_blends(make_env):
@@ -310,7 +310,7 @@ def test_every_controller_works_with_all_heads_free(make_env, agent, incubation)
         assert np.isfinite(stats.policy_loss)
         assert stats.entropy > 0
     if isinstance(agent, ScheduleConfig | HeuristicConfig):
-        assert episode.fossilized > 0, "seeds are blended in fully, so that they can be kept"
+        assert episode.fossilized > 0, "seeds reach alpha 1, so they can be fossilized"
     assert episode.signals.after.within(*OCCUPIED).any() == (not isinstance(agent, WaitConfig))
 
 

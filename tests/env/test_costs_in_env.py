@@ -1,4 +1,4 @@
-"""What a step tells of costs, and what an episode takes."""
+"""Costs in the signals of a step, and FLOPs of an episode."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_signals_hold_costs_before_and_after_a_step(make_env, plan_actions):
     assert not signals.flops_before_NS.any()
     assert signals.host_flops == flops.host
     for name in ("latency_before_NS", "latency_NS", "host_latency"):
-        assert np.isnan(getattr(signals, name)).all(), "nobody asked for it"
+        assert np.isnan(getattr(signals, name)).all(), "not needed, so not measured"
     assert env.latency is None
     signals = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[-1]["signals"]
     assert signals.flops_before_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
@@ -73,7 +73,7 @@ def test_latency_of_real_hosts_is_positive(make_env, monkeypatch):
     assert np.isfinite(env.latency.seed_KS).all()
 
 
-# ---- what an episode takes
+# ---- FLOPs of an episode
 
 
 def test_flops_of_an_episode_without_seeds(make_env, plan_actions):
@@ -85,8 +85,8 @@ def test_flops_of_an_episode_without_seeds(make_env, plan_actions):
     assert final["training_flops"].tolist() == [steps * 96 * 3 * host] * 2
     assert (
         final["measuring_flops"].tolist() == [(1 + steps) * 50 * host] * 2
-    )  # the last one's setting of fossils alone is the same
-    assert env.meter.training_N.tolist() == [0, 0], "the next episode starts from nothing"
+    )  # the setting of fossils alone equals the committed one
+    assert env.meter.training_N.tolist() == [0, 0], "counters start from 0 in the next episode"
     assert env.meter.measuring_N.tolist() == [50 * host] * 2
 
 
@@ -102,7 +102,7 @@ def test_flops_of_seeds_count_from_training_on(make_env, plan_actions):
         env.step(plan_actions((Op.ADVANCE, 1, 0), (Op.WAIT, 0, 0)) if turn == 3 else waits)
         stage = Stage(env.state.stage[0, 1])
         stages.append(stage)
-        # A seed in training is in a shadow pass of all that comes after it; one that is in is measured with it and without.
+        # A seed in training adds a closed-loop pass of the later segments; an active seed is measured with and without.
         more = 3 * seed + 2 * after * (stage is Stage.TRAINING)
         assert (env.meter.training_N - spent).tolist() == [96 * (3 * host + more), 96 * 3 * host]
         assert (env.meter.measuring_N - measured).tolist() == [50 * (host + (seed + after) * (stage in BLENDED)), 50 * host]

@@ -1,4 +1,4 @@
-"""In a real environment: growth potential as it is seen, seeds informed at germination, the controller that follows potential."""
+"""Growth potential in the observation, informed seeds, and the controller that follows potential."""
 
 # N hosts, S slots, K blueprints
 
@@ -44,7 +44,7 @@ def test_potential_is_observed_per_blueprint_from_the_start(make_env, plan_actio
 
 
 def test_initial_potential_is_measured_on_each_hosts_first_batches(make_env):
-    """The same hosts in other company have the same potential, and measuring it leaves them as they were born."""
+    """Potential is independent of other hosts, and measuring it leaves the weights unchanged."""
     many, few = make_env(3, 4), make_env(1, 4)
     for env in (many, few):
         env.reset(seed=1)
@@ -72,7 +72,7 @@ def test_unknown_potential_is_zero_and_huge_potential_saturates():
 
 
 def seeds(env):
-    """Parameters of every seed, host by host `[N, P]`; each host has one."""
+    """Return the parameters of the only seed of each host `[N, P]`."""
     pairs = [(shard, member) for shard in env.pool.shards for member in range(shard.members)]
     return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard, member in pairs])
 

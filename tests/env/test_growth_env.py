@@ -1,4 +1,4 @@
-"""The population environment: Gymnasium's contract, independence of hosts, and bookkeeping."""
+"""The growth environment: Gymnasium's contract, independence of hosts, and bookkeeping."""
 
 import gymnasium
 import numpy as np
@@ -19,12 +19,12 @@ from esper.task.instances import Split
 
 
 def batched(final_obs):
-    """The observations of all hosts in arrays `[N, ...]`, from one dict a host."""
+    """Stack one dict per host into arrays `[N, ...]`."""
     return {name: np.stack([one[name] for one in final_obs]) for name in final_obs[0]}
 
 
 def play(env, actions_of, steps, *, reset=None, key=0):
-    """Steps through an episode; a list of (observation, reward, signals) a step, with the rows of all hosts after it."""
+    """Play an episode; return (observation, reward, signals) of each step, and the rows of all hosts at the end."""
     observation, _ = reset if reset is not None else env.reset()
     record = []
     for step in range(steps):
@@ -49,7 +49,7 @@ def test_every_observation_is_in_the_space(make_env, random_actions):
     observation, info = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     assert info == {}
-    for step in range(9):  # over two ends
+    for step in range(9):  # two episodes
         observation, reward, terminated, truncated, info = env.step(random_actions(observation, step))
         assert env.observation_space.contains(observation)
         assert all(np.isfinite(observation[name]).all() for name in ("features", "slots"))
@@ -111,7 +111,7 @@ def test_test_accuracy_is_that_of_the_committed_network(make_env, plan_actions):
         env.step(wait)
     assert (env.state.stage[:, 1] == Stage.HOLDING).all()
     env.step(plan_actions((Op.FOSSILIZE, 1, 0), (Op.WAIT, 0, 0)))
-    # by hand, before the hosts are dropped: the test part with the fossil in (host 0) and with everything out (host 1)
+    # measured before the hosts are dropped: the test part with the fossil (host 0) and without any seed (host 1)
     seen = {}
     forgetful_reset = env.reset
 
@@ -170,7 +170,7 @@ def test_held_out_hosts_differ_from_training_hosts(make_env):
 
 
 def assert_same_hosts(few, many, hosts):
-    """Equal to the rounding of 5 epochs in float32: losses to 1e-4 relative, weights to 1e-4, accuracies to one image of 50."""
+    """Assert equality up to float32 rounding of 5 epochs: relative losses and weights to 1e-4, accuracies to one image of 50."""
     for (_, paid, one, rows), (_, paid2, two, rows2) in zip(few, many, strict=True):
         assert np.array_equal(one.op_N, two.op_N[:hosts])
         assert np.array_equal(one.after.stage, two.after.stage[:hosts])
@@ -262,7 +262,7 @@ def test_unused_slots_stay_closed_and_unknown_names_are_refused(make_env):
         make_env(1, 1, slots=EveryBlockConfig(where=["r9c9"]))
 
 
-# ---- pay and observation
+# ---- rewards and observations
 
 
 @pytest.mark.parametrize("reward", [None, SparseConfig()], ids=["shaped", "sparse"])

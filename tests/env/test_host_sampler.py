@@ -1,4 +1,4 @@
-"""Who the hosts are, and what twins share."""
+"""Names of hosts, and what twins share."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def twins(make_env):
 
 
 def same(rows, first, second):
-    """But for rounding, since where a member lies in a kernel may change the order of its sums."""
+    """Up to rounding, since a member's place in a kernel may change the order of its sums."""
     return all(torch.allclose(row[first], row[second], rtol=1e-3, atol=1e-5) for row in rows.values())
 
 
@@ -49,7 +49,7 @@ def test_twins_with_the_same_seed_get_the_same_weights(twins, plan_actions):
 
 
 def test_without_twins_hosts_are_the_first_of_each_group(make_env):
-    """The number of twins changes nobody's name: hosts of a run with twins are hosts of one without."""
+    """Hosts of a run with twins are hosts of a run without."""
     many, few = make_env(6, 4, twins=3), make_env(2, 4)
     for env in (many, few):
         env.reset(seed=1)

@@ -1,4 +1,4 @@
-"""Instances in the fused program, compared with hosts that are trained one by one in plain PyTorch."""
+"""Instances in the fused program, against single hosts trained in plain PyTorch."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def digits(**lists):
 
 
 def tales(**lists):
-    """A tiny language task: some targets are padding."""
+    """A tiny language task with padded targets."""
     generator = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 12, (200, 7), generator=generator)
     x, y = whole[:, :-1].clone(), whole[:, 1:].clone()
@@ -61,7 +61,7 @@ def tales(**lists):
 
 
 def taught(task, hosts=HOSTS):
-    """A shard of hosts, each with its data_view, and their orders of one epoch."""
+    """Return a shard of hosts, each with its data view, and their sample orders of one epoch."""
     names = [(0, Split.TRAINING, 0, index) for index in range(hosts)]
     views = [task.view(*name) for name in names]
     modules = [task.host(*name) for name in names]
@@ -78,7 +78,7 @@ def flat(module):
 
 
 def train_alone(host, task, instance, data_view, order):
-    """The same epoch of one host, written from the definitions."""
+    """Train one host for the same epoch in plain PyTorch."""
     host, config, data = copy.deepcopy(host), task.optimisers[0], task.data
     optimiser = torch.optim.SGD(
         host.parameters(),
@@ -92,7 +92,7 @@ def train_alone(host, task, instance, data_view, order):
     for start in range(0, len(order), task.batch_size):
         rows = torch.from_numpy(order[start : start + task.batch_size])
         logits = host(data.train_x[rows])
-        loss = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())  # the mean over what is not padding
+        loss = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())  # the mean over targets that are not padding
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(host.parameters(), config.max_norm)
@@ -133,7 +133,7 @@ def test_fused_hosts_match_single_hosts(make, field):
 
 
 def test_each_property_changes_the_weights():
-    """What the test above relies on: without its property a host would learn something else."""
+    """Without its property each host learns something else, so the comparison above is sensitive."""
     for field, values in LIST_OF.items():
         task = digits(**{field: values[1:2]})
         modules, views, orders, shard = taught(task, 2)
@@ -143,7 +143,7 @@ def test_each_property_changes_the_weights():
 
 
 def test_the_standard_error_treats_a_sequence_as_one_sample():
-    """Against the definition: samples are whole blocks, each with as many targets as it has."""
+    """Against the definition, with blocks of different numbers of targets."""
     task = tales()
     _, _, orders, shard = taught(task, 2)
     shard.train_epoch(orders)

@@ -1,4 +1,4 @@
-"""The observation: finite and in range whatever hosts do, scaled as the table says, and never-measured told from zero."""
+"""The observation: finite, in range, scaled by the table; unmeasured quantities differ from zero."""
 
 # N hosts, S slots, K blueprints
 
@@ -34,7 +34,7 @@ ALL = [*HOST_FEATURES, *TABLE]
 
 
 def seen(view: View) -> dict[str, Array]:
-    """Features by name."""
+    """Return the features by name."""
     hosts, slots = FeatureTable(HOST_FEATURES).values(view), FeatureTable(TABLE).values(view)
     named = {feature.name: hosts[:, rank] for rank, feature in enumerate(HOST_FEATURES)}
     return named | {feature.name: slots[:, :, rank] for rank, feature in enumerate(TABLE)}
@@ -54,7 +54,7 @@ def any_bool(*shape: int) -> st.SearchStrategy[Array]:
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    """Anything that fits the types: NaN, infinities, and combinations that no lifecycle makes."""
+    """Draw any view that fits the types: NaN, infinities, and unreachable combinations."""
     floats = [name for name, array in empty(N, S).arrays().items() if array.dtype == np.float32]
     state: dict[str, Array] = {name: draw(any_float(N, S)) for name in floats}
     ages = {name: draw(any_int(0, 2**40)) for name in ("stage_age", "seed_age", "ramp_done", "ramp_total")}
@@ -91,7 +91,7 @@ def test_features_are_finite_and_in_range_for_any_view(view: View) -> None:
 
 
 def ordinary(seed: int = 0) -> View:
-    """Hosts in the middle of growing, everything measured, nothing at the end of its range."""
+    """Return growing hosts with everything measured and no value at the end of its range."""
     rng = np.random.default_rng(seed)
 
     def draw(low: float, high: float, *shape: int) -> Array:
@@ -174,7 +174,7 @@ MEANT: dict[str, Callable[[View], Array]] = {
     "potential_of_thin": lambda v: log10ths(v.potential_NSK[..., 0]),
     "potential_of_thick": lambda v: log10ths(v.potential_NSK[..., 1]),
 }
-"""What each feature is, written a second time and by hand."""
+"""An independent formula of each feature."""
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -187,7 +187,7 @@ def test_features_match_an_independent_formula(seed: int) -> None:
 
 
 def unmeasured(view: View) -> View:
-    """The same hosts and seeds, of which nothing was measured yet; numbers of an earlier seed may still lie about."""
+    """Return the same hosts with nothing measured, but with stale numbers of an earlier seed."""
     accuracy_NH = view.accuracy_NH.copy()
     accuracy_NH[:, 1:] = np.nan
     never, unknown = np.zeros((N, S), np.bool_), np.full((N, S), np.nan, np.float32)
@@ -196,7 +196,7 @@ def unmeasured(view: View) -> View:
 
 
 def measured_as_nothing(view: View) -> View:
-    """The same, where everything was measured and came out as 0."""
+    """Return the same hosts with every measurement 0."""
     names = ("contribution", "contribution_error", "gradient_ratio")
     state = replace(view.state, **{name: np.zeros((N, S), np.float32) for name in names})
     accuracy_NH = np.zeros_like(view.accuracy_NH)
@@ -208,7 +208,7 @@ def seedless(view: View) -> View:
 
 
 def idle(view: View) -> View:
-    """Hosts that won nothing since their seeds entered their stages."""
+    """Return hosts without improvement since their seeds entered their stages."""
     return replace(view, state=replace(view.state, accuracy_start=view.state.accuracy))
 
 
@@ -231,7 +231,7 @@ def test_a_nan_loss_takes_the_upper_bound() -> None:
 def test_run_scales_come_from_the_run(feature: Feature) -> None:
     assert isinstance(feature.scale, RunScale)
     view = ordinary()
-    if feature.name in ("time_left", "seeds_left"):  # which count down from theirs
+    if feature.name in ("time_left", "seeds_left"):  # counts down from its scale
         full = {"time": 0} if feature.name == "time_left" else {"state": empty(N, S)}
         assert (seen(replace(view, **full))[feature.name] == 1).all()
         return

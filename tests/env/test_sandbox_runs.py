@@ -99,7 +99,7 @@ def sandbox(split: Split = Split.TRAINING, **changes: Any) -> SandboxEnv:
 
 
 def legal_action(env: SandboxEnv, observation: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """A legal action of every host, drawn at random."""
+    """Return a legal random action of every host."""
     action = np.zeros((env.num_envs, len(Head)), dtype=np.int64)
     for host in range(env.num_envs):
         pairs = np.argwhere(observation["legal_slots"][host])
@@ -144,7 +144,7 @@ def test_an_illegal_action_has_no_effect() -> None:
 
 
 def hosts_of(env: SandboxEnv, episode: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds and lights of an episode, which are all that tells hosts apart."""
+    """Return kinds and lights of an episode, in which alone hosts differ."""
     env.reset(options={"episode": episode})
     return env.kind_N, env.light_NT
 
@@ -164,7 +164,7 @@ def test_seed_split_episode_and_index_determine_a_host() -> None:
         assert not np.array_equal(kind, other_kind)
     env = sandbox()
     hosts_of(env, 7)
-    assert np.array_equal(hosts_of(env)[1], light), "whatever came before"
+    assert np.array_equal(hosts_of(env)[1], light), "independent of earlier episodes"
 
 
 def test_twins_share_kind_and_lights() -> None:

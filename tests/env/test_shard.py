@@ -1,4 +1,4 @@
-"""Training and measuring the members of a device, dealing hosts out, and the actions' tables."""
+"""Training and validation of a shard, dealing hosts to shards, and the tables of actions."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def shard(small_task):
-    """Three hosts, of which two hold seeds that have an effect."""
+    """Three hosts, two of them with active seeds."""
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
     shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
     blueprint = np.array([[1, -1, 0], [-1, -1, -1], [-1, 1, -1]])
@@ -125,7 +125,7 @@ def test_an_epoch_trains_on_the_whole_batches_of_each_order(shard, orders):
     shard.task.batch_size, whole = 40, shard.task.batch_size
     report = shard.train_epoch(orders, probe=True)
     shard.task.batch_size = whole
-    assert [hooks is not None for _, hooks in seen] == [False, True]  # 96 = 40 + 40 + a rest that is left out
+    assert [hooks is not None for _, hooks in seen] == [False, True]  # 96 = 40 + 40 + a remainder that is left out
     for step, (x, _) in enumerate(seen):
         assert x.shape == (40, 3, 8, 8)
         for host in range(3):
@@ -136,7 +136,7 @@ def test_an_epoch_trains_on_the_whole_batches_of_each_order(shard, orders):
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
-    shard.network.optimiser.config.learning_rate = 0.0  # nothing moves, so the batches can be measured again
+    shard.network.optimiser.config.learning_rate = 0.0  # learning rate 0, so the batches can be measured again
     for bank in shard.network.banks.values():
         bank.optimiser.config.learning_rate = 0.0
     report = shard.train_epoch(orders)
@@ -212,7 +212,7 @@ def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
     assert not shard.network.host.flat.equal(before)
 
 
-# ---- dealing hosts out
+# ---- dealing hosts to shards
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 5, 7])
@@ -293,7 +293,7 @@ def test_wait_has_no_parameters():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_freed_memory_is_returned_to_the_system():
-    """Blocks below the C library's threshold for pages of their own, with one kept above them all, so that none is given back."""
+    """Blocks below the C library's mmap threshold, with one kept above them, so that none is returned on free."""
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -1,4 +1,4 @@
-"""Fused equals one by one: layers, whole hosts, and training with seeds."""
+"""Fused layers and hosts equal single ones."""
 
 import copy
 
@@ -45,13 +45,13 @@ LAYERS = {
 
 
 def samples(name, members):
-    """A batch of each member `[M, B, ...]`: tokens for an embedding, numbers for all else."""
+    """Return a batch of each member `[M, B, ...]`: tokens for an embedding, else numbers."""
     shape = (members, 4, *LAYERS[name][1])
     return torch.randint(11, shape) if name == "embedding" else torch.randn(shape)
 
 
 def random_module(make):
-    """A module whose parameters and buffers are all different from what they are born as."""
+    """Randomise all parameters and buffers of a module."""
     module = make()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -67,7 +67,7 @@ def test_every_stacked_layer_has_a_case():
 
 
 def member_grads(stacked):
-    """The gradients of each member's parameters."""
+    """Return the gradients of each member's parameters."""
     return zip(*[parameter.grad for parameter in stacked.parameters()], strict=True)
 
 
@@ -113,7 +113,7 @@ def test_a_fused_host_matches_its_hosts(float64, members):
     ]
     fleet = Fleet(hosts)
     xs = [torch.randn(6, 1, 8, 8) for _ in range(members)]
-    for _ in range(2):  # twice, so that the running statistics move twice
+    for _ in range(2):  # two batches, so that the running statistics move twice
         logits = fleet.bind().train()(torch.cat(xs, 1))
         wanted = [host(x) for host, x in zip(hosts, xs, strict=True)]
     assert torch.allclose(logits, torch.cat(wanted, 1), atol=1e-11)

@@ -1,4 +1,4 @@
-"""Where members lie: every function against plain indexing, for images, vectors, sequences and tokens."""
+"""Layout of members: every function against plain indexing, for images, vectors, sequences and tokens."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ CHOSEN = torch.tensor([3, 0])
 
 
 def laid(x_MB):
-    """By the words of the module, without its functions."""
+    """Stack members by the documented layout, without the functions under test."""
     if x_MB.dim() == 4 or not x_MB.is_floating_point():
         return torch.cat(list(x_MB), 0)
     return torch.cat(list(x_MB), 1)

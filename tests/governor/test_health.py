@@ -1,4 +1,4 @@
-"""The watchdog's rules over whole histories, against a re-implementation that goes host by host and loss by loss."""
+"""The watchdog over whole histories, against a scalar implementation."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ OPTIONS = [
 
 @dataclass
 class Slow:
-    """One host, as the docstrings of the config say it; in float64, with lists."""
+    """A scalar watchdog for one host, from the docstrings of the config, in float64."""
 
     config: WatchdogConfig
     losses: list[float]
@@ -35,7 +35,7 @@ class Slow:
     falls: int = 0
     retired: bool = False
     margins: list[float] = field(default_factory=list)
-    """How far each comparison was from tipping."""
+    """Relative distance of each comparison from its threshold."""
 
     def above(self, value: float, limit: float) -> bool:
         if math.isfinite(value) and math.isfinite(limit):
@@ -102,7 +102,7 @@ def test_verdicts_match_a_scalar_implementation(config, data):
         verdict, health = step(governor, health, train, losses)
         for host, (one, loss) in enumerate(zip(slow, losses, strict=True)):
             expected = one.judge(train, loss)
-            if min(one.margins, default=1.0) < 1e-5:  # float32 may see it on the other side
+            if min(one.margins, default=1.0) < 1e-5:  # float32 may round it to the other side
                 return
             assert verdict.cause_N[host] == expected
             assert verdict.suspect_N[host] == (one.odd > 0)
@@ -131,7 +131,7 @@ def test_a_good_host_back_at_chance_is_a_lobotomy():
         (1.0, 1.06 * CHANCE, Cause.LOBOTOMY),
         (1.0, 0.93 * CHANCE, Cause.HEALTHY),
         (1.0, 1.07 * CHANCE, Cause.HEALTHY),
-        (1.4, CHANCE, Cause.HEALTHY),  # it never was good
+        (1.4, CHANCE, Cause.HEALTHY),  # its best loss was never good
     ]:
         verdict, _ = step(governor, governor.start(np.array([best], np.float32)), 1.0, [loss])
         assert verdict.cause_N[0] == cause, (best, loss)
@@ -146,7 +146,9 @@ def test_a_suspect_host_recovers_or_declines():
     verdict, health = step(governor, health, 1.0, [limit + 0.01, limit - 0.01])
     assert verdict.suspect_N.tolist() == [True, False]
     assert not verdict.rollback_N.any()
-    assert np.nanmax(health.loss_NW, axis=1).tolist() == pytest.approx([0.5, limit - 0.01]), "what is suspect is not usual"
+    assert np.nanmax(health.loss_NW, axis=1).tolist() == pytest.approx([0.5, limit - 0.01]), (
+        "suspect losses do not enter the window"
+    )
     dropped, _ = step(governor, health, 1.0, [0.6, 0.6])
     assert not (dropped.suspect_N | dropped.rollback_N).any()
     verdict, health = step(governor, health, 1.0, [limit + 0.01, 0.6])
@@ -159,11 +161,11 @@ def test_rollbacks_end_with_retirement_unless_the_host_recovers():
     health = governor.start(np.ones(3, np.float32))
     for losses in ([NAN, NAN, NAN], [NAN, 1.0, NAN], [1.0, NAN, 1.0], [NAN, 1.0, 1.0], [1.0, NAN, NAN]):
         verdict, health = step(governor, health, 1.0, losses)
-    # one healthy epoch between two falls is no recovery; two are
+    # one healthy epoch between two rollbacks is no recovery; two are
     assert health.retired_N.tolist() == [True, True, False]
     assert health.falls_N.tolist() == [3, 3, 1]
     verdict, health = step(governor, health, NAN, [NAN, INF, 1.0])
-    assert verdict.cause_N.tolist() == [Cause.HEALTHY, Cause.HEALTHY, Cause.NONFINITE], "who has retired is not punished again"
+    assert verdict.cause_N.tolist() == [Cause.HEALTHY, Cause.HEALTHY, Cause.NONFINITE], "a retired host is not penalised again"
     assert health.retired_N.tolist() == [True, True, False]
 
 
@@ -189,7 +191,7 @@ def test_hosts_non_finite_before_training_are_refused():
 
 
 def test_strict_reacts_no_later_than_watchdog():
-    """Whatever is amiss for the watchdog at once is amiss for the strict one."""
+    """An immediate rollback of the watchdog is one of the strict watchdog too."""
     rng = np.random.default_rng(1)
     health = newborn(rng.uniform(0.1, 3.0, 4000).astype(np.float32), 20)
     losses = np.exp(rng.uniform(np.log(0.1), np.log(30), 4000)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The blend, its gate and isolation: values and gradients against their formulas."""
+"""Blend, gate and isolation: values and gradients against their formulas."""
 
 import copy
 
@@ -12,13 +12,13 @@ from esper.growth.blend import blend, isolate
 from esper.seeds.gated import Gate, Gated
 
 SHAPES = {Layout.IMAGES: (5, 4, 3, 2), Layout.VECTORS: (5, 4), Layout.SEQUENCES: (5, 6, 4)}
-"""Of one member: 5 samples of 4 channels."""
+"""Return the features of each member: 5 samples of 4 channels."""
 EVERYONE = torch.arange(3)
 each_layout = pytest.mark.parametrize("layout", list(Layout))
 
 
 def bits(tensor):
-    """The bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
+    """Return bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
     return tensor.detach().contiguous().view(torch.int32)
 
 
@@ -27,7 +27,7 @@ def members_of(layout, count, requires_grad=True):
 
 
 def one_by_one(h, delta, alpha, pull, times):
-    """The slot of one member, from the definition, by autograd: alpha in the value, pull in the seed's gradient."""
+    """Return the slot of one member by autograd: alpha in the value, pull in the seed's gradient."""
     effect = h * torch.tanh(delta) if times else delta
     direct = alpha * h * torch.tanh(delta.detach()) if times else alpha * delta.detach()
     learnt = h.detach() * torch.tanh(delta) if times else effect
@@ -37,7 +37,7 @@ def one_by_one(h, delta, alpha, pull, times):
 @each_layout
 @pytest.mark.parametrize("times", [None, (False, True), (True, True)], ids=["add", "mixed", "multiply"])
 def test_blend_values_and_gradients_match_the_formula(float64, layout, times):
-    """Five members, of which the fourth and the second hold seeds; the first of these trains behind its host."""
+    """Five members; the fourth and the second hold seeds, the former behind its host."""
     alpha, pull, live = torch.tensor([0.0, 0.25]), torch.tensor([1.0, 0.25]), torch.tensor([3, 1])
     hs, deltas, upstream = members_of(layout, 5), members_of(layout, 2), members_of(layout, 5, requires_grad=False)
     h = join_members([part.detach().clone() for part in hs]).requires_grad_()
@@ -96,7 +96,7 @@ def test_alpha_zero_keeps_all_bits_and_propagates_nan(layout, times):
 def test_isolate_is_the_identity_and_stops_some_gradients(layout):
     x = join_members(members_of(layout, 3, False)).requires_grad_()
     upstream = members_of(layout, 3, False)
-    upstream[1].view(-1)[0] = torch.nan  # of the closed member
+    upstream[1].view(-1)[0] = torch.nan  # for the closed member
     y = isolate(x, torch.tensor([True, False, True]))
     assert bits(y).equal(bits(x))
     y.backward(join_members(upstream))
@@ -116,7 +116,7 @@ def test_number_of_gate_parameters(channels):
 
 
 def by_hand(gate, x):
-    """g of one member's samples `[B]`."""
+    """Return g of one member's samples `[B]`."""
     mean = x.mean((2, 3)) if x.dim() == 4 else x.mean(1) if x.dim() == 3 else x
     first, _, last, _ = gate.net
     hidden = torch.clamp(mean @ first.weight.T + first.bias, min=0)

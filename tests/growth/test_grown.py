@@ -1,4 +1,4 @@
-"""Fused equals one by one: training with seeds of every blend, in every stage, under every way of incubation."""
+"""Fused training equals single hosts: every blend, stage and incubation."""
 
 from itertools import pairwise
 
@@ -57,7 +57,7 @@ def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, 
 @each_layout
 @pytest.mark.parametrize("members", [1, 4])
 def test_an_epoch_with_all_seeds_in_one_stage_equals_plain_pytorch(float64, grown, members, layout, incubation):
-    """Several seeds behind in one host are in its shadow together."""
+    """Several seeds behind one host share its closed-loop pass."""
     population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
     population.only(alpha=0.5, behind=incubation is not Incubation.none)
     assert_trained_alike(population, 3, atol=1e-9)
@@ -110,17 +110,17 @@ def test_the_cases_cover_all_stages_and_blends(grown):
     assert (~inside).any()
     behind = population.behind & inside
     assert set(population.blend[behind].tolist()) == {0, 1, 2}
-    assert len(set(behind.argmax(axis=1)[behind.any(axis=1)].tolist())) > 1  # shadows start at several slots
+    assert len(set(behind.argmax(axis=1)[behind.any(axis=1)].tolist())) > 1  # closed-loop passes start at several slots
     mixed = [len(set(population.blueprint[:, slot].tolist())) for slot in range(3)]
-    assert min(mixed) >= 3  # several blueprints meet in one slot
+    assert min(mixed) >= 3  # several blueprints in one slot
     assert all(len(set(population.blend[inside[:, slot], slot].tolist())) == 3 for slot in range(3))  # and all blends
 
 
-# ---- seeds behind the host leave it alone
+# ---- seeds behind the host
 
 
 def gradients(population):
-    """Logits of the main pass, and the gradient of the hosts."""
+    """Return the logits of the main pass, and the gradient of the hosts."""
     network = population.network
     network.train()
     _, ys, x = population.batch(network.members, 12, 0)
@@ -176,7 +176,7 @@ def test_layers_before_a_slot_learn_at_alpha_one(grown, blend):
     population.only(alpha=1.0, open=False)
     for bank in population.network.banks.values():
         with torch.no_grad():
-            bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
+            bank.fleet.flat *= 1e-20  # delta is 0, so only the direct path is left
     bare.blueprint[:] = -1
     bare.arrange()
     (_, gradient), (_, bare_gradient) = gradients(population), gradients(bare)
@@ -199,7 +199,7 @@ def test_without_incubation_a_newborn_seed_is_the_identity_and_learns(grown):
 
 
 class OutsideHost(nn.Module):
-    """A host of layers without stacked forms, one of them with buffers."""
+    """A host of layers without stacked forms, one with buffers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Counterfactual forwards, banks made when first needed, and what is measured in training."""
+"""Counterfactual forwards, banks, and measurements in training."""
 
 import copy
 
@@ -34,10 +34,10 @@ def test_banks_are_created_on_first_use_and_compute_live_rows_only(grown):
 
 @pytest.mark.parametrize("incubation", list(Incubation))
 def test_closed_loop_seeds_are_computed_in_the_second_pass_only(grown, incubation):
-    """And the shadow holds the members with such seeds only, each from its first one on."""
+    """The second pass holds only members with such seeds, each from its first one on."""
     population = grown(8, incubation=incubation)
     network = population.network
-    population.behind[:] = population.behind & (np.arange(8) > 1)[:, None]  # members 5 and 6 remain, in slots 0 and 2
+    population.behind[:] = population.behind & (np.arange(8) > 1)[:, None]  # members 5 and 6, in slots 0 and 2
     assert [population.behind[:, slot].nonzero()[0].tolist() for slot in range(3)] == [[5], [], [6]]
     population.arrange()
     segments = network._segments(network.host.module)
@@ -73,7 +73,7 @@ def leave_one_out(population):
 @pytest.mark.parametrize("members", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["random", "leave_one_out"])
 def test_variants_equal_one_forward_per_setting(grown, members, kind, layout):
-    """To 1e-4: blocks of other heights may take other kernels. One setting alone is bit-equal to `forward`."""
+    """To 1e-4, since other batch sizes may take other kernels; a single setting is bit-equal to `forward`."""
     population = grown(members, blends=tuple(Blend), layout=layout)
     population.alpha[:] = np.where(population.blueprint >= 0, 0.5, 0.0)
     alpha = settings(population, 12) if kind == "random" else leave_one_out(population)
@@ -109,7 +109,7 @@ def test_variants_equal_plain_pytorch(float64, grown, layout):
 
 
 def count_rows(network, act):
-    """Rows that each segment and each bank computed while `act` ran."""
+    """Return the rows that each segment and bank computed while `act` ran."""
     rows = dict.fromkeys([*range(len(network.slots) + 1), *network.banks], 0)
     hooks = []
     for name, module in [
@@ -162,7 +162,7 @@ def test_variants_have_no_side_effects(grown):
     assert population.network.host.flat.grad is None
 
 
-# ---- what is measured in training
+# ---- measurements in training
 
 
 def test_member_losses_are_mean_cross_entropies():

@@ -23,7 +23,7 @@ def test_slots_lie_after_each_block_and_before_its_pooling(blocks, pools, kernel
 
 
 def walk(host, x):
-    """The features at each slot, and the logits."""
+    """Return the features at each slot, and the logits."""
     seen = []
     for segment in list(host.segments)[:-1]:
         x = segment(x)
@@ -73,7 +73,7 @@ def test_presets_have_the_published_number_of_parameters(fields, params):
 
 
 def reach(segment, channels):
-    """The place where one pixel's change is seen."""
+    """Return the positions that one pixel influences."""
     segment.eval()
     x = torch.zeros(1, channels, 7, 7)
     y = x.clone()

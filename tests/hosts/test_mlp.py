@@ -1,4 +1,4 @@
-"""The MLP host: slots, lesions, and fused as alone."""
+"""The MLP host: slots, lesions, and fusion."""
 
 import pytest
 import torch

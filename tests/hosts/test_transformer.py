@@ -1,4 +1,4 @@
-"""The transformer host: slots, lesions, first loss, and fused as alone."""
+"""The transformer host: slots, lesions, initial loss, and fusion."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_slots_follow_the_config_and_leave_the_outputs_unchanged(layers, surface
 
 
 def test_slot_names_match_the_layers_before_them():
-    """After attention positions know each other; before it, and in what the MLP adds, they do not."""
+    """Attention mixes positions; the layers before it and the MLP do not."""
     host = TransformerConfig(layers=2, width=12, heads=3, context=9).build((8,), 17, [True, False])
     tokens = torch.randint(17, (1, 9))
     other = tokens.clone()
@@ -50,7 +50,7 @@ def test_slot_names_match_the_layers_before_them():
         for segment in list(host.segments)[:-1]:
             x, y = segment(x), segment(y)
             changed.append((x - y).abs().sum(2)[0].gt(1e-7).nonzero()[:, 0].tolist())
-    assert changed == [[3], [3], [3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8]]  # r0c0, r1c0 lesioned; r0c1, r1c1 whole
+    assert changed == [[3], [3], [3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8]]  # r0c0, r1c0 lesioned; r0c1, r1c1 healthy
 
 
 @pytest.mark.parametrize("layers", [1, 2, 6])
@@ -68,7 +68,7 @@ def test_the_initial_loss_is_log_vocab(layers, vocab, width, tied):
 
 @pytest.mark.parametrize("layers", [1, 4, 16])
 def test_the_residual_stream_has_constant_scale(layers):
-    """With writes that are not scaled by the depth, its size would grow from 0.08 to 0.32."""
+    """Without scaling by depth, the standard deviation would grow from 0.08 to 0.32."""
     torch.manual_seed(layers)
     host = TransformerConfig(layers=layers, width=256, heads=4, context=64).build((8,), 64, [False] * layers)
     with torch.no_grad():

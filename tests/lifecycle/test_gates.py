@@ -1,4 +1,4 @@
-"""Every threshold of every gate has an effect, at its edge; and what was not measured passes nothing."""
+"""Gates: every threshold has an effect at its value, and unmeasured values never pass."""
 
 from dataclasses import fields, replace
 
@@ -12,7 +12,7 @@ STRICT = StrictConfig()
 
 
 def ready(stage, **changes):
-    """One seed that the strict gate out of its stage lets through, but for the changes."""
+    """Return a seed that just passes the strict gate of its stage, except for the changes."""
     state = empty(1, 1)
     values = {
         "stage": stage,
@@ -83,11 +83,11 @@ def test_every_threshold_has_a_case():
 
 @pytest.mark.parametrize("gates", [GatesConfig(), STRICT])
 def test_requirements_without_a_threshold(gates):
-    assert not may_hold(ready(Stage.BLENDING, ramp_done=2), gates).any(), "alpha is on its way"
-    assert not may_hold(ready(Stage.BLENDING, ramp_target=0.7), gates).any(), "only what is fully in is judged"
+    assert not may_hold(ready(Stage.BLENDING, ramp_done=2), gates).any(), "alpha is still moving"
+    assert not may_hold(ready(Stage.BLENDING, ramp_target=0.7), gates).any(), "only a seed at alpha 1 may hold"
     assert not may_fossilize(ready(Stage.HOLDING, measured=False), gates).any(), "the contribution was never measured"
     assert gate_open(ready(Stage.GERMINATED, stage_age=0), gates).all()
-    assert not gate_open(ready(Stage.HOLDING), gates).any(), "out of holding leads a decision of its own"
+    assert not gate_open(ready(Stage.HOLDING), gates).any(), "fossilisation has its own gate"
 
 
 def test_by_default_blending_requires_no_measurement():
@@ -98,7 +98,7 @@ def test_by_default_blending_requires_no_measurement():
 
 
 def test_gradient_ratio_is_per_parameter():
-    """Equal mean square gradients give 1, whatever the sizes."""
+    """Equal mean square gradients give 1 for any sizes."""
     rng = np.random.default_rng(0)
     host, seed = rng.standard_normal(4000), rng.standard_normal(250)
     norms = np.float32([[np.linalg.norm(seed)]]), np.float32([np.linalg.norm(host)])

@@ -1,4 +1,4 @@
-"""The life of a seed, told one by one."""
+"""Operations and transitions of the lifecycle, one by one."""
 
 import inspect
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, shar
 
 
 def life(config, *ops, gates=GATED, **parameters):
-    """Stages of the first slot after each step: a germination, and then a script of ops, or pairs (op, parameters)."""
+    """Return the stages of the first slot after a germination and each op, or pair (op, parameters), of a script."""
     state, stages = empty(1, 2), []
     for entry in ((Op.GERMINATE, parameters), *ops):
         op, given = entry if isinstance(entry, tuple) else (entry, {})
@@ -145,7 +145,7 @@ def test_a_new_seed_starts_from_cleared_state():
 
 
 def blended(target="full", **others):
-    """A seed whose first ramp is over."""
+    """Return a seed whose first ramp is over."""
     config = SlotsConfig(auto_advance=ALL_AUTO, min_prune_age=0, **others)
     return config, life(config, *[Op.WAIT] * 4, target=target)[1]
 
@@ -192,7 +192,7 @@ def test_a_lower_target_returns_a_holding_seed_to_blending():
     assert sunk.alpha[0, 0] == np.float32(1 - 0.5 / 3)
     at_once = step(state, config, Op.SET_ALPHA_TARGET, target="half", speed="instant")
     assert (at_once.stage[0, 0], at_once.alpha[0, 0], at_once.mode[0, 0]) == (Stage.BLENDING, 0.5, Mode.HOLD)
-    assert lifecycle.roles(sunk, config).learns.any(), "only a seed on its way out stops learning"
+    assert lifecycle.roles(sunk, config).learns.any(), "only a dying seed stops learning"
 
 
 @pytest.mark.parametrize("speed", ALPHA_SPEEDS)
@@ -264,7 +264,7 @@ def test_fossils_learn_or_stay_frozen(fossils):
     assert roles.learns[0, 0] == (fossils == Fossils.learning)
 
 
-# ---- rules that remove seeds, and gates that open by themselves
+# ---- removal by rules, and automatic gates
 
 
 def test_prune_after_removes_old_seeds():
@@ -272,7 +272,7 @@ def test_prune_after_removes_old_seeds():
     stages, _ = life(config, *[Op.WAIT] * 7)
     assert stages == [Stage.TRAINING] * 7 + [Stage.PRUNED]
     stages, _ = life(replace(config, auto_advance=[*ALL_AUTO, "fossilized"]), *[Op.WAIT] * 20)
-    assert stages[-1] == Stage.FOSSILIZED, "what was kept stays"
+    assert stages[-1] == Stage.FOSSILIZED, "fossils stay"
 
 
 @pytest.mark.parametrize(("threshold", "least", "stays"), [(1.4, 0, True), (1.6, 0, False), (1.6, 9, True), (None, 0, True)])
@@ -307,7 +307,7 @@ def test_shortest_life_matches_a_simulation(incubation, gates, tempo):
 @pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=3, min_blending=4), GatesConfig(min_blending=1)])
 @pytest.mark.parametrize("auto", [some for count in range(5) for some in combinations(GATES, count)], ids=",".join)
 def test_shortest_life_depends_on_automatic_gates(incubation, gates, auto):
-    """Whoever acts as soon as it is legal fossilizes in exactly that many steps."""
+    """A controller that acts as soon as it is legal takes exactly this many steps."""
     config = SlotsConfig(auto_advance=list(auto), incubation=incubation)
     for tempo, ticks in TEMPOS.items():
         state, steps = step(empty(1, 2), config, Op.GERMINATE, gates=gates, tempo=tempo), 1

@@ -1,4 +1,4 @@
-"""Ramps of alpha: the values of the specification, and what must hold of every curve."""
+"""Ramps of alpha: values of the specification, and properties of every curve."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ alphas = st.floats(0, 1, width=32)
 
 
 def walk(start, target, total, curve, ticks=None):
-    """Alpha after each tick from 0 on."""
+    """Return alpha after each tick, from 0 on."""
     done = np.arange((total if ticks is None else ticks) + 1)
     low, high = (np.full(len(done), value, dtype=np.float32) for value in (start, target))
     return ramp(low, high, done, np.full(len(done), total), np.full(len(done), curve))
@@ -41,7 +41,7 @@ def test_ramp_values_match_the_specification(curve, total):
 
 @pytest.mark.parametrize("curve", STEEP)
 def test_sigmoids_are_logistic_functions_rescaled(curve):
-    """The form of the specification, where it is safe to compute."""
+    """The form of the specification, where it does not overflow."""
     t, k = np.linspace(0, 1, 101), STEEP[curve]
 
     def logistic(x):
@@ -67,7 +67,7 @@ def test_ramps_are_monotone_and_end_exactly(start, target, total, curve):
 @given(t=st.floats(0.001, 0.999), curve=curves)
 @settings(max_examples=200, deadline=None)
 def test_curves_increase_and_are_point_symmetric(t, curve):
-    """Derivative above 0 inside; convex before the middle and concave behind it, but for the straight line."""
+    """Increasing inside; convex before the middle and concave after it, except for the line."""
     h = 1e-4 * min(t, 1 - t)
     left, here, right = progress(np.array([t - h, t, t + h]), curve)
     assert right - left > 0

@@ -1,4 +1,4 @@
-"""Which slots an option means, on hosts of all kinds, and the rules of the config."""
+"""Slots of each option on hosts of all kinds, and rules of the config."""
 
 import numpy as np
 import pytest
