@@ -181,7 +181,7 @@ class GrowthEnv(Environment):
         # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
         unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
-        verdict = self.guard.judge(train_loss_N, self.loss_N)
+        verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
         self.time += 1
         signals = StepSignals(
             before=before,

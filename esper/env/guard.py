@@ -24,7 +24,6 @@ from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import LIVE, Op
-from esper.reward.signals import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -54,10 +53,6 @@ class Guard:
         self.health = self.governor.start(env.loss_N)
         self._kept: dict[str, npt.NDArray[Any]] = {}
         self._remember(env, np.ones(len(env.loss_N), dtype=np.bool_))
-
-    def judge(self, train_loss_N: FloatArray, loss_N: FloatArray) -> Verdict:
-        """See `Governor.judge`."""
-        return self.governor.judge(self.health, train_loss_N, loss_N)
 
     def settle(self, env: Guarded, verdict: Verdict) -> None:
         """Roll back hosts by the verdict, and save snapshots of healthy hosts that are not suspect."""

@@ -34,7 +34,7 @@ class SandboxConfig(EnvConfig):
     """An exactly solvable environment without host training, for testing controllers: three slots, two blueprints, four kinds."""
 
     ignores: ClassVar[tuple[str, ...]] = (
-        *("task", "host", "blueprint", "devices", "reward", "reward_mode", "governor", "counterfactuals"),
+        *("task", "host", "blueprint", "devices", "gates", "reward", "reward_mode", "governor", "counterfactuals"),
     )
     light_accuracy: float = 0.7
     """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
@@ -48,28 +48,25 @@ class SandboxConfig(EnvConfig):
             raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 carries no information")
         check_ranges("env", self, {"[0, inf)": ["keep_bonus", "rent_scale"]})
 
-    def rules(self, *, slots: SlotsConfig, steps: int) -> SandboxRules:
-        """Return the rules for this config."""
-        rent_K = tuple(self.rent_scale * rent for rent in SandboxRules().rent_K)
-        light, bonus = self.light_accuracy, self.keep_bonus
-        return SandboxRules(num_steps=steps, light_accuracy=light, keep_bonus=bonus, rent_K=rent_K, slots=slots)
-
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
+        slots.chosen(SandboxRules().slot_names)
         if slots.prune_below is not None:
             raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
         if slots.max_seeds != 1:
             raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {slots.max_seeds}: choose slots=one_seed")
-        if gates != GatesConfig():
-            raise ValueError("env=sandbox needs gates=permissive: legality must not depend on the hidden kind")
-        if slots.where:
-            raise ValueError(f"env=sandbox uses all of its slots: leave slots.where={slots.where} out")
         if heads.pinned != HeadsConfig().pinned:
             raise ValueError("env=sandbox fixes every head at its default: leave agent.heads out")
         if steps > LONGEST:
             raise ValueError(f"steps={steps} is too long for the optimum of env=sandbox: set steps to at most {LONGEST}")
 
     def build(self, parts: EnvParts) -> "SandboxEnv":
-        rules = self.rules(slots=parts.slots, steps=parts.num_steps)
+        rules = SandboxRules(
+            num_steps=parts.num_steps,
+            light_accuracy=self.light_accuracy,
+            keep_bonus=self.keep_bonus,
+            rent_K=tuple(self.rent_scale * rent for rent in SandboxRules().rent_K),
+            slots=parts.slots,
+        )
         return SandboxEnv(rules, num_hosts=parts.num_hosts, seed=parts.seed, split=parts.split, num_twins=parts.num_twins)
 
 
@@ -112,7 +109,7 @@ class SandboxEnv(Environment):
         """
         super().__init__(rules.layout(num_hosts), seed=seed, split=split, heads=HeadsConfig(), slots=rules.slots)
         self.rules, self.num_twins, self._optimum = rules, num_twins, optimum
-        self.chosen_S = np.ones(self.layout.num_slots, dtype=np.bool_)
+        self.chosen_S = rules.chosen_S
 
     @property
     def optimum(self) -> float:
@@ -185,11 +182,3 @@ class SandboxEnv(Environment):
         """Return an empty record of the episode that starts now."""
         kinds = [f"kind {kind}" for kind in self.kind_N.tolist()]
         return SandboxEpisode(return_N=np.zeros(self.num_envs, np.float32), instance=kinds, optimum=self.optimum)
-
-    def prepare(self, state: dict[str, Any] | None = None) -> None:
-        """Restore or compute the optimum."""
-        self._optimum = (state or {}).get("optimum", self._optimum)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimum, so that a resumed run need not compute it again."""
-        return {"optimum": self.optimum}

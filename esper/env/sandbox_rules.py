@@ -53,13 +53,23 @@ class SandboxRules:
         light_QS[np.arange(kinds), best_QS.argmax(axis=1)] = self.light_accuracy
         return np.where(best_QS.any(axis=1, keepdims=True), light_QS, 1 / slots)
 
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the slots, all in row 0."""
+        return tuple(f"r0c{slot}" for slot in range(self.worth_QSK.shape[1]))
+
+    @property
+    def chosen_S(self) -> npt.NDArray[np.bool_]:
+        """Slots in use."""
+        return self.slots.chosen(self.slot_names)
+
     def layout(self, num_hosts: int) -> EnvSpec:
         """Return sizes and names of observations and actions."""
         _, slots, blueprints = self.worth_QSK.shape
         return EnvSpec(
             num_hosts=num_hosts,
             num_steps=self.num_steps,
-            slot_names=tuple(f"r0c{slot}" for slot in range(slots)),
+            slot_names=self.slot_names,
             blueprint_names=tuple(f"kind{blueprint}" for blueprint in range(blueprints)),
             seed_params=tuple((int(100 * rent),) * slots for rent in self.rent_K),
             feature_names=("time_left",),
@@ -68,8 +78,7 @@ class SandboxRules:
 
     def legal(self, state: SlotState) -> npt.NDArray[np.bool_]:
         """Return `[C, O, S]`: the operations that are legal on each slot."""
-        chosen_S = np.ones(state.stage.shape[1], dtype=np.bool_)
-        return legal_slots(state, self.slots, chosen_S)
+        return legal_slots(state, self.slots, self.chosen_S)
 
     def grow(self, state: SlotState, action_CH: npt.NDArray[np.int64]) -> SlotState:
         """Return configurations after one step of legal actions, in which every seed at an alpha above 0 is measured."""

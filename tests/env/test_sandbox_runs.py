@@ -60,6 +60,7 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
     assert optimum("env.keep_bonus=8") > plain
     assert optimum("env.rent_scale=2") < plain
     assert optimum("steps=6") > plain
+    assert optimum("slots.where=[r0c0]") < plain
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
         ("counterfactuals.orders=4", r"counterfactuals\.orders=4 has no effect with env=sandbox"),
         ("slots=all", r"env=sandbox needs slots\.max_seeds=1, got 0: choose slots=one_seed"),
         ("slots=three", "env=sandbox "),
-        ("slots.where=[r0c0]", r"env=sandbox uses all of its slots: leave slots\.where=\['r0c0'\] out"),
-        ("gates=strict", "env=sandbox needs gates=permissive"),
+        ("slots.where=[r9c9]", r"slots\.where=r9c9 is not a slot of this host: it has r0c0, r0c1, r0c2"),
+        ("gates=strict", "gates=strict has no effect with env=sandbox: leave it out"),
         ("agent.heads.tempo=slow", r"leave agent\.heads out"),
         ("agent.heads.tempo=free", r"leave agent\.heads out"),
         ("steps=25", "steps=25 is too long for the optimum of env=sandbox: set steps to at most 24"),

@@ -146,9 +146,7 @@ def test_a_suspect_host_recovers_or_declines():
     verdict, health = step(governor, health, 1.0, [limit + 0.01, limit - 0.01])
     assert verdict.suspect_N.tolist() == [True, False]
     assert not verdict.rollback_N.any()
-    assert np.nanmax(health.loss_NW, axis=1).tolist() == pytest.approx([0.5, limit - 0.01]), (
-        "suspect losses do not enter the window"
-    )
+    assert np.nanmax(health.loss_NW, axis=1).tolist() == pytest.approx([0.5, limit - 0.01]), "suspect losses are not kept"
     dropped, _ = step(governor, health, 1.0, [0.6, 0.6])
     assert not (dropped.suspect_N | dropped.rollback_N).any()
     verdict, health = step(governor, health, 1.0, [limit + 0.01, 0.6])

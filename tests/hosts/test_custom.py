@@ -102,7 +102,7 @@ def test_a_custom_host_trains_and_is_evaluated(overrides, tmp_path, capsys) -> N
         ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
         ("my_hosts:text", "host.path=my_hosts:text is not a class derived from torch.nn.Module"),
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
-        ("my_hosts:NoSlots", "host.path=my_hosts:NoSlots: NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
+        ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
         ("my_hosts:NineClasses", "the host's output has the shape (2, 9), and the task needs (2, 10), one logit per class"),
         ("my_hosts:Wider", "slot r0c0 promises images with 7 channels, and its features have the shape (2, 6, 3, 3)"),
