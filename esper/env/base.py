@@ -1,4 +1,4 @@
-"""The base of environments: Gymnasium's `VectorEnv`, and what the trainer needs besides."""
+"""The base of environments: Gymnasium's `VectorEnv`, and what the trainer also needs."""
 
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 

@@ -220,7 +220,7 @@ class GrowthEnv(Environment):
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
-    # ---- what the trainer needs besides
+    # ---- what the trainer also needs
 
     def record(self) -> Episode:
         """Return an empty record of the episode that starts now."""

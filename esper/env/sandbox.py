@@ -9,6 +9,7 @@ rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes t
 # K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -99,24 +100,16 @@ class SandboxEnv(Environment):
         seed: int = 0,
         split: Split = Split.TRAINING,
         num_twins: int = 1,
-        optimum: float | None = None,
     ) -> None:
-        """Make the environment.
-
-        Args:
-            num_twins: number of consecutive hosts of one kind and with the same lights.
-            optimum: expected return of the best controller; computed if not given.
-        """
+        """Build the environment; `num_twins` consecutive hosts have the same kind and lights."""
         super().__init__(rules.layout(num_hosts), seed=seed, split=split, heads=HeadsConfig(), slots=rules.slots)
-        self.rules, self.num_twins, self._optimum = rules, num_twins, optimum
+        self.rules, self.num_twins = rules, num_twins
         self.chosen_S = rules.chosen_S
 
-    @property
+    @cached_property
     def optimum(self) -> float:
-        """Expected return of the best controller, computed when first asked for."""
-        if self._optimum is None:
-            self._optimum = Optimum(self.rules).value
-        return self._optimum
+        """Expected return of the best controller."""
+        return Optimum(self.rules).value
 
     # ---- Gymnasium's interface
 
@@ -153,7 +146,7 @@ class SandboxEnv(Environment):
         observation = self.reset()[0] if last else self.observation()
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 
-    # ---- what the trainer needs besides
+    # ---- what the trainer also needs
 
     def legal_slots(self) -> npt.NDArray[np.bool_]:
         return self.rules.legal(self.state)

@@ -188,8 +188,8 @@ class Shard:
     ) -> TrainReport:
         """Train every member on its own order of the training samples.
 
-        Members are one program: one whose loss is not finite is computed on with the others, whose numbers are the same without
-        it up to float rounding. The epoch is cut short once no member is left that is finite.
+        Members are one program: a member with a non-finite loss is computed with the others, whose numbers do not depend on it
+        but for float rounding. The epoch is cut short once no member is finite.
 
         Args:
             order_MI: sample indices; only whole batches are used.

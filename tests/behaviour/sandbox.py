@@ -17,7 +17,7 @@ class Sandbox:
     """A `SandboxEnv` whose `reset` and `step` return what a controller takes."""
 
     def __init__(self, rules: SandboxRules, *, num_hosts: int, seed: int = 0, twins: int = 1) -> None:
-        self.env = SandboxEnv(rules, num_hosts=num_hosts, seed=seed, num_twins=twins, optimum=0.0)
+        self.env = SandboxEnv(rules, num_hosts=num_hosts, seed=seed, num_twins=twins)
         self.spec, self.root = self.env.layout, seed
 
     @property
