@@ -74,25 +74,25 @@ def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     sys.modules.pop("my_hosts", None)
 
 
-@pytest.mark.usefixtures("on_the_path")
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["host.path=my_hosts:MyHost"],
-        [
-            *("host.path=my_hosts:Words", "host.context=8", "task=python_text", "blueprint=[mlp_small]"),
-            *("task.epoch_samples=32", "task.valid_samples=8"),
-        ],
-    ],
-    ids=["images", "text"],
-)
-def test_a_custom_host_trains_and_is_evaluated(overrides, tmp_path, capsys) -> None:
+def train(folder: Path, *overrides: str) -> None:
     config = check([*SHORT, *overrides])
     ready(config)
-    Trainer(config, tmp_path / "run").run()
+    Trainer(config, folder).run()
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_a_custom_host_trains_and_is_evaluated(tmp_path, capsys) -> None:
+    train(tmp_path / "run", "host.path=my_hosts:MyHost")
     main([f"checkpoint={tmp_path / 'run'}", "hosts=2", "controllers=[random]"])
     assert "random" in capsys.readouterr().out
     assert list((tmp_path / "run").glob("evaluation*.json"))
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_a_custom_host_of_text_trains(tmp_path) -> None:
+    text = ["task=python_text", "blueprint=[mlp_small]", "task.epoch_samples=32", "task.valid_samples=8", "steps=2"]
+    train(tmp_path / "run", "host.path=my_hosts:Words", "host.context=8", *text)
+    assert list((tmp_path / "run").rglob("*.pt"))
 
 
 @pytest.mark.parametrize(
