@@ -1,4 +1,4 @@
-"""A run in the sandbox is evaluated: returns are compared, and what the sandbox does not measure is a dash."""
+"""Evaluation of a sandbox run: returns are compared, and quantities that it does not measure are dashes."""
 
 from esper.cli.overrides import check
 from esper.evaluate import main

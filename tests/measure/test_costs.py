@@ -17,7 +17,9 @@ from esper.hosts.base import slot_specs
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
-from esper.lifecycle.roles import Blend, Incubation, Roles, no_seeds
+from esper.lifecycle import operations
+from esper.lifecycle.roles import Blend, Incubation, Roles
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.measure.costs import Meter, count_costs, count_flops
 from esper.seeds.bank import SGDConfig, seed_module
@@ -251,7 +253,7 @@ def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
 
 def test_the_meter_adds_up_and_starts_anew():
     costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
-    meter, roles = Meter(costs.flops, Incubation.straight_through), no_seeds(2, 3)
+    meter, roles = Meter(costs.flops, Incubation.straight_through), operations.roles(empty(2, 3), SlotsConfig())
     meter.start(2)
     meter.train(roles, 10)
     meter.train(roles, 10)

@@ -187,7 +187,7 @@ def test_in_a_run_seeds_are_planted_kept_and_removed_as_written() -> None:
     assert [row[:3] for row in done[:2]] == [[Op.GERMINATE, 1, 1], [Op.GERMINATE, 0, 0]]
     assert [step for step, row in enumerate(done) if row[0] == Op.PRUNE] == [7]
     assert [step for step, row in enumerate(done) if row[0] == Op.GERMINATE][2] >= 10
-    assert (episode.fossilized, episode.pruned) == (2, 2), "in each of two hosts"
+    assert (episode.fossilized, episode.tally["pruned"]) == (2, 2), "in each of two hosts"
     after = episode.signals.after if episode.signals else None
     assert after is not None
     assert (after.stage[:, 1] == Stage.FOSSILIZED).all()

@@ -20,10 +20,11 @@ from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandomConfig
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
-from esper.env.observation import HostView, host_features, slot_features
+from esper.env.observation import HOST_FEATURES, FeatureTable, slot_table
 from esper.lifecycle.stages import Stage, empty
 from tests.agent.staged import SPEC, decide, ops, see
 from tests.agent.toy_worlds import random_observation
+from tests.env_fixtures import View
 
 CONFIGS: list[AgentConfig] = [
     PPOConfig(hidden=8, slot_width=8),
@@ -144,8 +145,8 @@ def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0
     state = empty(4, 3)
     state.stage[:, 1], state.blueprint[:, 1], state.measured[:, 1] = Stage.HOLDING, 0, True
     state.contribution[:, 1], state.contribution_error[:, 1] = contribution, error
-    view = HostView(
-        step=step,
+    view = View(
+        time=step,
         num_steps=SPEC.num_steps,
         accuracy_NH=np.tile(np.array([40 + gained, 40, 40, 40], np.float32), (4, 1)),
         loss_N=np.ones(4, np.float32),
@@ -158,8 +159,9 @@ def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0
         op_N=np.zeros(4, np.int64),
         refused_N=np.zeros(4, np.bool_),
     )
+    features, slots = (FeatureTable(table).values(view) for table in (HOST_FEATURES, slot_table(SPEC.blueprint_names)))
     legal = {Op.PRUNE: [1], Op.FOSSILIZE: [1], Op.GERMINATE: [0]}
-    return replace(see(legal=legal), features=host_features(view), slots=slot_features(view, SPEC.blueprint_names))
+    return replace(see(legal=legal), features=features, slots=slots)
 
 
 @pytest.mark.parametrize(
