@@ -74,7 +74,8 @@ def random_rollout(
 ) -> Rollout:
     """A rollout of random observations and rewards, in which episodes may start at any step, and at the first without a state."""
     spec = agent.spec
-    rollout, state = Rollout(spec, initial_state=initial_state), initial_state or agent.start(spec.num_hosts)
+    rollout, state = Rollout(spec), initial_state or agent.start(spec.num_hosts)
+    rollout.initial_state = initial_state or {}
     is_init = np.full(spec.num_hosts, initial_state is None)
     for t in range(spec.num_steps):
         observation = observe(t) if observe else random_observation(spec, rng, legal=0.3)

@@ -2,7 +2,7 @@
 
 # T steps, N hosts
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -78,7 +78,6 @@ def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
         assert np.array_equal(rollout.forced_TN[t], ~seen.legal_ops[:, 1:].any(axis=1))
     assert rollout.forced_TN[:, 0].all()
     assert not rollout.forced_TN.all()
-    assert not rollout.truncated_TN.any()
 
 
 def add(rollout: Rollout, rng: np.random.Generator, **given: np.ndarray) -> None:
@@ -119,32 +118,8 @@ def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
     assert torch.equal(rollout.action_TNH[0], kept[1])
 
 
-def test_successor_values_cross_cuts() -> None:
-    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
-    add(rollout, rng)
-    add(rollout, rng, truncated=flags(1), successor_value=np.array([9.0, 5.0, 9.0, 9.0]))
-    add(rollout, rng, truncated=flags(2))
-    rollout.finish(np.array([1.0, 2.0, 3.0, 4.0]))
-    expected = torch.stack([rollout.value_TN[1], rollout.value_TN[2], torch.tensor([1.0, 2.0, 3.0, 4.0])])
-    expected[1, 1] = 5.0
-    assert torch.equal(rollout.next_value_TN, expected)
-
-
-def test_a_cut_on_the_last_step_may_bring_its_successor_value_along() -> None:
-    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
-    for _ in range(2):
-        add(rollout, rng)
-    add(rollout, rng, truncated=flags(0), successor_value=np.full(4, 7.0))
-    assert rollout.next_value_TN[-1].tolist() == [7.0, 0.0, 0.0, 0.0]
-
-
-def test_a_cut_without_a_successor_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="successor_value"):
-        add(Rollout(SPEC), np.random.default_rng(0), truncated=flags(1))
-
-
 def test_minibatches_deal_every_host_once_and_are_named_by_the_generator() -> None:
-    rollout = Rollout(SPEC, num_hosts=10)
+    rollout = Rollout(replace(SPEC, num_hosts=10))
     parts = list(rollout.minibatches(4, torch.Generator().manual_seed(0)))
     assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
     assert sorted(torch.cat(parts).tolist()) == list(range(10))
@@ -170,17 +145,15 @@ def test_a_controller_without_probabilities_leaves_zeros() -> None:
 
 def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
     rng = np.random.default_rng(0)
-    rollout = Rollout(SPEC, num_steps=6)
+    rollout = Rollout(replace(SPEC, num_steps=6))
     for t in range(6):
-        cut = {"truncated": flags(2), "successor_value": np.full(4, 5.0)} if t in (1, 4) else {}
         given = {"reward": rng.standard_normal(4), "terminated": flags(t % 4), "is_init": flags(3 - t % 4)}
-        add(rollout, rng, **given, **cut)
-    rollout.finish(np.arange(4.0))
+        add(rollout, rng, **given)
     part = rollout.folded(3)
     assert (part.num_steps, part.num_hosts, part.chunks, part.full) == (3, 8, 2, True)
     tensors = {name: value for name, value in vars(rollout).items() if torch.is_tensor(value) and value.dim() > 1}
     assert {"action_TNH", "log_prob_TN", "head_log_prob_TNH", "is_init_TN", "forced_TN", "reward_TN"} <= set(tensors)
-    tensors |= rollout.seen.tensors() | {"next_value_TN": rollout.next_value_TN}
+    tensors |= rollout.seen.tensors()
     for name, whole in tensors.items():
         cut = getattr(part.seen if name in rollout.seen.tensors() else part, name)
         for t in range(6):

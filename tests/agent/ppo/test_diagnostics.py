@@ -38,6 +38,7 @@ from esper.agent.ppo.distribution import ActionDistribution
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Op
+from tests.agent.ppo.enumeration import enumerated, row_of
 from tests.agent.ppo.test_distribution import random_distribution
 from tests.agent.toy_worlds import blank, make_spec, random_observation, random_rollout
 
@@ -180,8 +181,8 @@ def test_divergences_of_heads_add_up_to_that_of_the_action(seed: int) -> None:
     old, _ = random_distribution(seed, free=True)
     new, _ = random_distribution(seed, free=True, scale=1.1)
     for row in range(4):
-        action_CH, old_C = old.enumerate(row)
-        before, after = (evaluate(which._row(row, len(action_CH)), action_CH) for which in (old, new))
+        action_CH, old_C = enumerated(old, row)
+        before, after = (evaluate(row_of(which, row, len(action_CH)), action_CH) for which in (old, new))
         log_ratio_CH = after.log_prob_BH - before.log_prob_BH
         by_head = (old_C.exp()[:, None] * (torch.expm1(log_ratio_CH) - log_ratio_CH)).sum()
         exact = (old_C.exp() * (old_C - after.joint_TN[0])).sum()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, free_parameters, inverse_cdf, masked_log_softmax
 from esper.buffer.rollout import Seen
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Op, parameters_legal
+from tests.agent.ppo.enumeration import enumerated, row_of
 from tests.agent.toy_worlds import make_spec, random_observation
 
 SPEC = make_spec(slots=3, blueprints=2)
@@ -39,7 +40,7 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
     distribution, _ = random_distribution(seed, free=free)
     entropy_B = distribution.entropy()
     for row in range(4):
-        action_CH, log_prob_C = distribution.enumerate(row)
+        action_CH, log_prob_C = enumerated(distribution, row)
         assert len(torch.unique(action_CH, dim=0)) == len(action_CH)
         assert log_prob_C.exp().sum().item() == pytest.approx(1, abs=1e-12)
         assert -(log_prob_C.exp() * log_prob_C).sum().item() == pytest.approx(entropy_B[row].item(), abs=1e-9)
@@ -51,8 +52,8 @@ def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bo
     """Given the operation, and for parameters the slot: log-probability, entropy and number of legal values of every head."""
     distribution, _ = random_distribution(seed, free=free)
     for row in range(4):
-        action_CH, log_prob_C = distribution.enumerate(row)
-        repeated, probability_C = distribution._row(row, len(action_CH)), log_prob_C.exp()
+        action_CH, log_prob_C = enumerated(distribution, row)
+        repeated, probability_C = row_of(distribution, row, len(action_CH)), log_prob_C.exp()
         heads = (repeated.head_log_probs(action_CH), repeated.head_entropies(action_CH), repeated.head_choices(action_CH))
         for c, action_H in enumerate(action_CH):
             for head in Head:
@@ -76,8 +77,8 @@ def test_heads_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -
     """Their log-probabilities exactly; their entropies on average, by the chain rule; and one legal value adds nothing."""
     distribution, _ = random_distribution(seed, free=free, scale=scale)
     for row in range(2):
-        action_CH, log_prob_C = distribution.enumerate(row)
-        repeated = distribution._row(row, len(action_CH))
+        action_CH, log_prob_C = enumerated(distribution, row)
+        repeated = row_of(distribution, row, len(action_CH))
         head_CH, entropy_CH, choices_CH = (
             tell(action_CH) for tell in (repeated.head_log_probs, repeated.head_entropies, repeated.head_choices)
         )
@@ -101,8 +102,8 @@ def test_mean_kl_estimate_over_all_actions_is_the_exact_divergence(seed: int) ->
     )
     new = ActionDistribution(shifted, seen.legal_slots, seen.legal_values, SPEC.head_sizes)
     for row in range(4):
-        action_CH, old_C = old.enumerate(row)
-        new_C = new._row(row, len(action_CH)).log_prob(action_CH)
+        action_CH, old_C = enumerated(old, row)
+        new_C = row_of(new, row, len(action_CH)).log_prob(action_CH)
         estimate = (old_C.exp() * (torch.expm1(new_C - old_C) - (new_C - old_C))).sum()
         exact = torch.distributions.kl_divergence(
             torch.distributions.Categorical(logits=old_C), torch.distributions.Categorical(logits=new_C)
@@ -152,10 +153,10 @@ def test_an_illegal_value_is_noticed_by_a_free_head_and_not_by_a_held_one() -> N
 
 def test_frequencies_of_drawn_actions_are_their_probabilities() -> None:
     distribution, _ = random_distribution(3, rows=1, free=True, scale=1.0)
-    action_CH, log_prob_C = distribution.enumerate(0)
+    action_CH, log_prob_C = enumerated(distribution, 0)
     draws = 20_000
     uniform = torch.from_numpy(np.random.default_rng(0).random((draws, len(Head))))
-    drawn = distribution._row(0, draws).sample(uniform)
+    drawn = row_of(distribution, 0, draws).sample(uniform)
     counts = (drawn[:, None] == action_CH[None]).all(dim=2).sum(dim=0)
     assert counts.sum() == draws
     probability = log_prob_C.exp()

@@ -51,7 +51,8 @@ def rollout_of(agent: PPO, *, free: bool = False, ends: tuple[int, ...] = ()) ->
     """
     spec, rng = agent.spec, np.random.default_rng(0)
     state = {name: torch.randn(spec.num_hosts, 16, generator=torch.Generator().manual_seed(2)) for name in ("h", "c")}
-    rollout, is_init = Rollout(spec, initial_state=state), np.zeros(spec.num_hosts, bool)
+    rollout, is_init = Rollout(spec), np.zeros(spec.num_hosts, bool)
+    rollout.initial_state = state
     for t in range(spec.num_steps):
         seen = random_observation(spec, rng, free=free, legal=0.05)
         decision = agent.act(seen, state, is_init=is_init, uniform=rng.random((spec.num_hosts, len(Head))))
@@ -71,7 +72,7 @@ def picked(rollout: Rollout, rows: torch.Tensor) -> Rollout:
     for name, value in vars(rollout).items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == shape:
             setattr(part, name, value[:, rows])
-    part.seen, part.last_value_N, part.num_hosts = rollout.seen[:, rows], rollout.last_value_N[rows], len(rows)
+    part.seen, part.num_hosts = rollout.seen[:, rows], len(rows)
     part.initial_state = {name: tensor[rows] for name, tensor in rollout.initial_state.items()}
     return part
 
@@ -83,7 +84,6 @@ def side_by_side(rollout: Rollout, at: int) -> Rollout:
         if isinstance(value, torch.Tensor) and value.shape[:2] == rollout.reward_TN.shape:
             setattr(whole, name, torch.cat([value[:at], value[at:]], dim=1))
     whole.seen = Seen(**{n: torch.cat([t[:at], t[at:]], dim=1) for n, t in rollout.seen.tensors().items()})
-    whole.last_value_N = rollout.last_value_N.repeat(2)
     # What the second half of the rows remembers must not matter: they start with an episode.
     whole.initial_state = {n: torch.cat([t, torch.full_like(t, 7.0)]) for n, t in rollout.initial_state.items()}
     whole.num_steps = whole.length = at
