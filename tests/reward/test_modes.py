@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Op, SlotState
 from esper.reward.modes import MODES
-from esper.reward.table import SHAPING, Potential
+from esper.reward.table import SHAPING
 from esper.reward.terms import RentUnit
 from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, replaced, signals_of, state_of
 
 GAMMA = 0.9
 EVERY = [(name, key) for name, kind in MODES.items() for key in kind.pays]
-SHAPES = [name for name, kind in MODES.items() if any(isinstance(entry, Potential) for entry in kind.pays.values())]
+SHAPES = [name for name, kind in MODES.items() if any(entry.potential for entry in kind.pays.values())]
 
 
 def episode():

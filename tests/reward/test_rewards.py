@@ -166,14 +166,12 @@ def test_sparse_pays_nothing_for_a_rollback_before_the_end(signals):
     assert not paid.any()
 
 
-RULES = [(kind, key) for kind in MODES.values() for key in kind.pays]
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-@pytest.mark.parametrize(("kind", "field"), RULES)
-def test_each_rule_of_the_configs_fires(kind, field, value):
-    with pytest.raises(ValueError, match=rf"reward\.{field} must be a finite number of at least 0, got {value}"):
-        kind(**{field: value})
+@pytest.mark.parametrize("kind", MODES.values())
+def test_a_weight_that_is_negative_or_not_finite_is_refused(kind):
+    for field in kind.pays:
+        for value in (-0.1, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match=rf"reward\.{field} must be finite and at least 0, got {value}"):
+                kind(**{field: value})
 
 
 def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):

@@ -247,7 +247,7 @@ def test_memories_are_empty_at_first_and_after_reset():
     term = Escrow(2, 2.0)
     term(signals_of(empty(1, 2), HOLD, accuracy_N=floats(30)))
     assert term.kept
-    assert term.births.kept
+    assert term.kept
     term.reset()
     assert not term.kept
-    assert not term.births.kept
+    assert not term.kept

@@ -144,7 +144,7 @@ def test_norms_are_means_before_clipping_since_they_were_last_taken():
         ("momentum", 1.0, r"in \[0, 1\)"),
         ("momentum", -0.1, r"in \[0, 1\)"),
         ("weight_decay", -1e-4, "at least 0"),
-        ("max_norm", 0.0, "use inf"),
+        ("max_norm", 0.0, "above 0"),
         ("max_norm", -1.0, "above 0"),
     ],
 )
