@@ -107,11 +107,9 @@ class Rollout:
             is_init: `[N]`, it started with this step.
 
         Raises:
-            IndexError: the rollout is full.
             ValueError: a reward is non-finite.
         """
-        if self.full:
-            raise IndexError(f"the rollout holds all of its {self.num_steps} steps: start another one")
+        assert not self.full, f"the rollout holds all of its {self.num_steps} steps: start another one"
         if not np.isfinite(reward).all():
             faulty = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
             raise ValueError(f"the reward of step {self.length} is not finite for hosts {faulty}: check the reward's terms")
@@ -138,25 +136,16 @@ class Rollout:
             self.reward_TN[int(begun[-1]) if len(begun) else 0 : last, host] = 0.0
 
     def minibatches(self, num: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row.
-
-        Raises:
-            ValueError: there are fewer rows than sets.
-        """
-        if num > self.num_hosts:
-            raise ValueError(f"agent.minibatches={num} exceeds hosts={self.num_hosts}: lower it, or raise hosts")
+        """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row."""
+        assert num <= self.num_hosts, f"{num} minibatches of {self.num_hosts} rows"
         yield from torch.randperm(self.num_hosts, generator=generator).tensor_split(num)
 
     def folded(self, chunk: int) -> "Rollout":
         """Return the same steps in rows of `chunk`: row c * N + n holds chunk c of host n.
 
         The recurrent state at the start of later chunks depends on the policy: set `initial_state` before a replay.
-
-        Raises:
-            ValueError: the number of steps is no multiple of the chunk.
         """
-        if self.num_steps % chunk:
-            raise ValueError(f"agent.chunk={chunk} does not divide steps={self.num_steps}: lower it to a divisor, or set it to 0")
+        assert self.num_steps % chunk == 0, f"{self.num_steps} steps in chunks of {chunk}"
         part = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.shape[:2] == (self.num_steps, self.num_hosts):

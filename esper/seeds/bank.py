@@ -35,7 +35,7 @@ class SGDConfig:
     weight_decay: float = 0.0
     """Decay of every parameter towards 0 [1 / step], >= 0."""
     max_norm: float = 1.0
-    """Maximum gradient norm of a member, > 0; larger gradients are scaled down, inf: none. Hosts and seeds are clipped separately."""
+    """Maximum gradient norm of a member, > 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
 
     def check(self, where: str) -> None:
         """Raise ValueError for values out of range; `where` is the key of this config on the command line."""

@@ -161,12 +161,6 @@ METRICS: tuple[Metric, ...] = (
         "policy/grad_norm_<part>", "1", "Norm of the gradient of this part before clipping, mean over minibatches.", detail=True
     ),
     _row("policy/core_h", "1", "Mean absolute output of the LSTM, over all steps and hosts.", detail=True),
-    _row(
-        "policy/core_c",
-        "1",
-        "Mean absolute cell state of the LSTM; a steady climb says that it counts without forgetting.",
-        detail=True,
-    ),
     _row("policy/core_saturated", "fraction", "Outputs of the LSTM beyond 0.99 in absolute value."),
     _row("policy/core_gates_saturated", "fraction", "Gates of the LSTM within 0.01 of 0 or 1.", detail=True),
     _row("policy/core_dead", "fraction", "Units of the LSTM whose output deviates by less than 0.01 over the whole rollout."),

@@ -15,7 +15,7 @@ from esper.reward.audit import Audit
 from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Kind, Watch, find
 from esper.telemetry.tags import METRICS, UnknownTagError, metric, tags_of, under
 
-CORE = CoreHealth(h=0.3, c=0.6, saturated=0.0, gates_saturated=0.1, dead=0.0)
+CORE = CoreHealth(h=0.3, saturated=0.0, gates_saturated=0.1, dead=0.0)
 HEAD = HeadStats(steps=100, learnable=0.2, entropy=0.5, entropy_share=0.7, ratio_max=2.0, ratio_q95=1.3, kl=0.01)
 DIAGNOSTICS = Diagnostics(
     steps=640,
@@ -90,7 +90,7 @@ CASES: list[tuple[Kind, str, str, Any, float, float]] = [
     (Kind.exploding_gradient, "encoder", "gradient_above", lambda x: gradient("encoder", x), 100.0, 100.1),
     (Kind.vanishing_gradient, "core", "gradient_below", lambda x: gradient("core", x), 1e-5, 0.9e-5),
     (Kind.dead_core, "core", "dead", lambda x: core(dead=x), 0.5, 0.51),
-    (Kind.saturated_core, "core", "saturated", lambda x: core(saturated=x), 0.5, 0.51),
+    (Kind.saturated_core, "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
     (Kind.saturated_core, "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
     (Kind.monoculture, "norm", "monoculture", lambda x: update(top_blueprint_share=x), 0.98, 0.99),
     (Kind.attribution_ratio, "seeds", "attribution_ratio", lambda x: pay(attribution_ratio=x), 0.25, 0.26),
