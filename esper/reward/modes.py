@@ -86,28 +86,17 @@ class RewardConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class ShapedConfig(RewardConfig):
-    """Dense reward: accuracy, contributions and rent at every step. A weight of 0 drops a term.
-
-    Omitted on purpose: discounts for early germination (early seeds help most), penalties for idle seeds (they cost rent and earn
-    nothing at the end), pay for interacting pairs (see `hindsight`), penalties on the joint contribution (anomaly checks work per
-    seed), and penalties for actions that the masks forbid.
-    """
+class DenseConfig(RewardConfig):
+    """The terms that `shaped` and `escrow` share: both potentials, rent, costs of actions, and the final accuracy."""
 
     pays: ClassVar[Pays] = {
-        "attribution": table.ATTRIBUTION,
         "accuracy_potential": table.ACCURACY_POTENTIAL,
         "stage_potential": table.STAGE_POTENTIAL,
         "rent": table.RENT,
         "germinate_cost": table.GERMINATE,
         "prune_cost": table.PRUNE,
-        "auto_prune_cost": table.AUTO_PRUNE,
         "terminal": table.TERMINAL,
-        "shock": table.SHOCK,
-        "hindsight": table.HINDSIGHT,
     }
-    attribution: float = 0.002
-    """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     rent: float = 0.5
     """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
@@ -122,6 +111,26 @@ class ShapedConfig(RewardConfig):
     """Points deducted per pruning, at least 0. Higher: fewer prunings."""
     terminal: float = 1.0
     """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ShapedConfig(DenseConfig):
+    """Dense reward: accuracy, contributions and rent at every step. A weight of 0 drops a term.
+
+    Omitted on purpose: discounts for early germination (early seeds help most), penalties for idle seeds (they cost rent and earn
+    nothing at the end), pay for interacting pairs (see `hindsight`), penalties on the joint contribution (anomaly checks work per
+    seed), and penalties for actions that the masks forbid.
+    """
+
+    pays: ClassVar[Pays] = {
+        "attribution": table.ATTRIBUTION,
+        **DenseConfig.pays,
+        "auto_prune_cost": table.AUTO_PRUNE,
+        "shock": table.SHOCK,
+        "hindsight": table.HINDSIGHT,
+    }
+    attribution: float = 0.002
+    """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     auto_prune_cost: float = 0.0
     """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before
     the rule applies."""
@@ -222,18 +231,10 @@ class MinimalConfig(SparseConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class EscrowConfig(RewardConfig):
+class EscrowConfig(DenseConfig):
     """Shaped with contributions paid in advance into an escrow that only fossils keep."""
 
-    pays: ClassVar[Pays] = {
-        "escrow": table.ESCROW,
-        "accuracy_potential": table.ACCURACY_POTENTIAL,
-        "stage_potential": table.STAGE_POTENTIAL,
-        "rent": table.RENT,
-        "germinate_cost": table.GERMINATE,
-        "prune_cost": table.PRUNE,
-        "terminal": table.TERMINAL,
-    }
+    pays: ClassVar[Pays] = {"escrow": table.ESCROW, **DenseConfig.pays}
     ranges: ClassVar[Mapping[str, Sequence[str]]] = {"[1, inf]": ["window"], "(0, inf]": ["most"]}
     escrow: float = 0.1
     """Points per percentage point of a seed's balance, at least 0. Higher: reliably useful seeds."""
@@ -241,20 +242,6 @@ class EscrowConfig(RewardConfig):
     """Number of host epochs whose minimum worth the balance follows, at least 1. Higher: later pay, less noise."""
     most: float = 2.0
     """Maximum change of a balance per host epoch [pp], above 0; forfeits are immediate. Higher: earlier pay."""
-    rent: float = 0.5
-    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
-    rent_unit: RentUnit = RentUnit.params
-    """Unit of rent: params, flops or latency."""
-    accuracy_potential: float = 1.0
-    """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
-    stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
-    germinate_cost: float = 0.2
-    """Points deducted per germination, at least 0. Higher: fewer seeds."""
-    prune_cost: float = 0.1
-    """Points deducted per pruning, at least 0. Higher: fewer prunings."""
-    terminal: float = 1.0
-    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
 
 @dataclass(kw_only=True, slots=True)
