@@ -1,4 +1,4 @@
-"""The rollout keeps what it is given, and deals hosts, never steps."""
+"""Rollouts: storage, forfeits, minibatches of whole rows, and folding into chunks."""
 
 # T steps, N hosts
 
@@ -56,7 +56,7 @@ def flags(*true: int) -> np.ndarray:
     return np.isin(np.arange(4), true)
 
 
-def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
+def test_a_rollout_stores_every_step_until_it_is_full() -> None:
     rng = np.random.default_rng(0)
     rollout, given = Rollout(SPEC), []
     for t in range(3):
@@ -85,7 +85,7 @@ def add(rollout: Rollout, rng: np.random.Generator, **given: np.ndarray) -> None
     rollout.add(observation(rng), made(rng), **(plain | given))
 
 
-def test_one_step_too_many_is_refused() -> None:
+def test_a_full_rollout_takes_no_further_step() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     for _ in range(3):
         add(rollout, rng)
@@ -93,7 +93,7 @@ def test_one_step_too_many_is_refused() -> None:
         add(rollout, rng)
 
 
-def test_a_forfeit_takes_what_this_sub_episode_was_paid_and_leaves_the_penalty() -> None:
+def test_forfeit_zeroes_the_sub_episode_except_its_last_reward() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     starts = (flags(0, 1, 2, 3), flags(1), flags())
     for t, is_init in enumerate(starts):
@@ -102,12 +102,12 @@ def test_a_forfeit_takes_what_this_sub_episode_was_paid_and_leaves_the_penalty()
     assert rollout.reward_TN.tolist() == [[0, 2, 3, 4], [0, 0, 4, 5], [3, 4, 5, 6]]
 
 
-def test_a_reward_that_is_not_finite_is_refused_and_named() -> None:
+def test_a_non_finite_reward_is_refused() -> None:
     with pytest.raises(ValueError, match=r"step 0 is not finite for hosts 1, 3"):
         add(Rollout(SPEC), np.random.default_rng(0), reward=np.array([0.0, np.nan, 1.0, np.inf]))
 
 
-def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
+def test_a_rollout_copies_its_inputs() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     seen, decision = observation(rng), made(rng)
     rollout.add(seen, decision, reward=np.zeros(4), terminated=flags(), is_init=flags())
@@ -118,7 +118,7 @@ def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
     assert torch.equal(rollout.action_TNH[0], kept[1])
 
 
-def test_minibatches_deal_every_host_once_and_are_named_by_the_generator() -> None:
+def test_minibatches_use_every_host_once_and_the_generator_determines_them() -> None:
     rollout = Rollout(replace(SPEC, num_hosts=10))
     parts = list(rollout.minibatches(4, torch.Generator().manual_seed(0)))
     assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
@@ -138,7 +138,7 @@ def test_a_controller_without_probabilities_leaves_zeros() -> None:
     assert not rollout.value_TN.any()
 
 
-def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
+def test_folding_places_chunks_side_by_side() -> None:
     rng = np.random.default_rng(0)
     rollout = Rollout(replace(SPEC, num_steps=6))
     for t in range(6):
@@ -159,7 +159,7 @@ def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
     assert rollout.num_steps == 6, "the rollout itself stays"
 
 
-def test_one_chunk_is_the_row_itself() -> None:
+def test_folding_into_one_chunk_changes_nothing() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     for _ in range(3):
         add(rollout, rng)

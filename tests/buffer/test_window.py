@@ -20,7 +20,7 @@ from esper.env.actions import Head
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 from tests.agent.small_policy import SPEC, make
-from tests.agent.toy_worlds import random_observation, random_rollout
+from tests.agent.toy_envs import random_observation, random_rollout
 
 register()
 
@@ -61,7 +61,7 @@ def equal(one: Rollout, two: Rollout) -> bool:
     )
 
 
-def test_the_window_holds_the_last_rollouts_the_newest_first() -> None:
+def test_the_window_holds_the_newest_rollouts_in_order() -> None:
     buffer, seen = WindowConfig(rollouts=3).build(), []
     assert not buffer.ready()
     for number in range(5):
@@ -71,7 +71,7 @@ def test_the_window_holds_the_last_rollouts_the_newest_first() -> None:
     assert not equal(seen[0], seen[1])
 
 
-def test_an_episode_that_was_cut_short_does_not_enter_the_window() -> None:
+def test_an_incomplete_rollout_does_not_enter_the_window() -> None:
     buffer = WindowConfig(rollouts=2).build()
     collect(buffer, 0)
     (whole,) = buffer.rollouts()
@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_the_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_an_empty_window_is_restored_as_one(tmp_path: Path, unfinished: bool) -> None:
+def test_an_empty_window_is_restored_empty(tmp_path: Path, unfinished: bool) -> None:
     buffer, restored = WindowConfig().build(), WindowConfig().build()
     if unfinished:
         buffer.begin(SPEC)
@@ -162,7 +162,7 @@ class HalfWay(Exception):
     """The run ends here, as if it was killed."""
 
 
-def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate falls over the run, so the stopped run must have all six updates in its config."""
     records, state = run(tmp_path / "whole", "updates=6")
 
@@ -196,7 +196,7 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path: Path, monkey
         (["buffer.rollouts=1"], "buffer.rollouts must be at least 2, got 1: buffer=rollout keeps only the newest"),
     ],
 )
-def test_what_does_not_fit_the_window_is_refused(overrides: list[str], sentence: str) -> None:
+def test_incompatible_agent_options_are_refused(overrides: list[str], sentence: str) -> None:
     check(WINDOW)
     with pytest.raises(ConfigError, match=sentence):
         check([*WINDOW, *overrides])

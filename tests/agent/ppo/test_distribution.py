@@ -12,7 +12,7 @@ from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of,
 from esper.buffer.rollout import Seen
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Op, parameters_legal
 from tests.agent.ppo.enumeration import enumerated, row_of
-from tests.agent.toy_worlds import make_spec, random_observation
+from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(slots=3, blueprints=2)
 
@@ -48,7 +48,7 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bool) -> None:
+def test_each_head_equals_the_conditional_from_enumeration(seed: int, free: bool) -> None:
     """Given the operation, and for parameters the slot: log-probability, entropy and number of legal values of every head."""
     distribution, _ = random_distribution(seed, free=free)
     for row in range(4):
@@ -73,7 +73,7 @@ def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bo
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), free=st.booleans(), scale=st.sampled_from([0.0, 1.0, 30.0]))
-def test_heads_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -> None:
+def test_head_log_probs_and_entropies_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -> None:
     """Their log-probabilities exactly; their entropies on average, by the chain rule; and one legal value adds nothing."""
     distribution, _ = random_distribution(seed, free=free, scale=scale)
     for row in range(2):
@@ -113,7 +113,7 @@ def test_mean_kl_estimate_over_all_actions_is_the_exact_divergence(seed: int) ->
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), free=st.booleans(), scale=st.sampled_from([0.0, 1.0, 30.0]))
-def test_what_is_illegal_is_never_done(seed: int, free: bool, scale: float) -> None:
+def test_illegal_actions_are_never_drawn(seed: int, free: bool, scale: float) -> None:
     distribution, seen = random_distribution(seed, rows=16, free=free, scale=scale, dtype=torch.float32)
     rng = np.random.default_rng(seed)
     uniforms = [rng.random((16, len(Head))), np.zeros((16, len(Head))), np.full((16, len(Head)), np.nextafter(1, 0))]
@@ -151,7 +151,7 @@ def test_an_illegal_value_is_noticed_by_a_free_head_and_not_by_a_held_one() -> N
         assert bool(log_prob < -1e8) == noticed
 
 
-def test_frequencies_of_drawn_actions_are_their_probabilities() -> None:
+def test_sampled_frequencies_match_probabilities() -> None:
     distribution, _ = random_distribution(3, rows=1, free=True, scale=1.0)
     action_CH, log_prob_C = enumerated(distribution, 0)
     draws = 20_000
@@ -171,7 +171,7 @@ def test_inversion_takes_the_first_value_beyond_the_uniform_number() -> None:
     assert inverse_cdf(log_prob, uniform).tolist() == [0, 0, 2, 2, 3, 3]
 
 
-def test_pinned_heads_cost_nothing() -> None:
+def test_pinned_heads_need_no_logits() -> None:
     distribution, seen = random_distribution(1, rows=32)
     assert {head for _, head in distribution.parameters} <= {Head.BLUEPRINT}
     assert {head for _, head in free_parameters(seen.legal_slots, seen.legal_values, SPEC.head_sizes)} <= {Head.BLUEPRINT}
@@ -188,12 +188,12 @@ def test_one_legal_value_is_exactly_certain() -> None:
     assert entropy_of(log_prob).item() == 0.0
 
 
-def test_half_precision_scores_are_judged_in_single_precision() -> None:
+def test_half_precision_logits_are_normalised_in_single_precision() -> None:
     scores = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
     assert masked_log_softmax(scores, torch.ones(1, 2, dtype=torch.bool)).dtype == torch.float32
 
 
-def test_a_choice_without_scores_is_noticed() -> None:
+def test_a_free_head_without_logits_is_refused() -> None:
     _, seen = random_distribution(0, free=True)
     empty = Logits(op_BO=torch.zeros(4, len(Op)), slot_BOS=torch.zeros(4, len(Op), 3), parameters={})
     with pytest.raises(AssertionError, match="no logits"):

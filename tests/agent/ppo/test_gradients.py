@@ -17,7 +17,7 @@ from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Op
-from tests.agent.toy_worlds import make_spec, random_observation
+from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(hosts=8, steps=6)
 ONE_STEP = {"epochs": 1, "minibatches": 1, "max_grad_norm": 1e9, "target_kl": 1e9}
@@ -115,7 +115,7 @@ def test_the_order_of_hosts_does_not_matter() -> None:
         assert_same(one, two)
 
 
-def test_episodes_one_after_the_other_in_a_row_teach_what_they_teach_side_by_side() -> None:
+def test_episodes_in_sequence_give_the_gradient_of_episodes_in_parallel() -> None:
     """Nothing passes from an episode to its neighbour: no state, no advantage, no gradient. So rows need no padding either."""
     agent = make(**ONE_STEP)
     rollout = rollout_of(agent, ends=(2, 5))
@@ -187,7 +187,7 @@ def test_one_pass_over_the_rollout_is_reinforce_with_a_baseline() -> None:
     assert max(tensor.abs().max() for tensor in expected.values()) > 1e-2
 
 
-def test_a_later_pass_is_not_reinforce_any_more() -> None:
+def test_a_second_pass_differs_from_reinforce() -> None:
     """The second step sees ratios that are not 1: without that the test above would say nothing about PPO."""
     agent = make(minibatches=1, epochs=2, target_kl=1e9, max_grad_norm=1e9)
     rollout = rollout_of(agent)

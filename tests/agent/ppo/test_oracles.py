@@ -14,7 +14,7 @@ from esper.agent.ppo.network import PolicyNetwork
 from esper.env.actions import Head, Op, segments
 from esper.seeding import torch_stream
 from tests.agent.ppo.test_advantages import random_case
-from tests.agent.toy_worlds import make_spec
+from tests.agent.toy_envs import make_spec
 
 GAMMA, LAM = 0.97, 0.9
 

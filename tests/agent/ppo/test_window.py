@@ -15,7 +15,7 @@ from esper.agent.ppo.ppo import PPO
 from esper.buffer.rollout import Rollout
 from tests.agent.ppo.test_advantages import GAMMA, LAM, random_case
 from tests.agent.small_policy import generator, make
-from tests.agent.toy_worlds import random_rollout
+from tests.agent.toy_envs import random_rollout
 
 # ---- V-trace
 
@@ -72,7 +72,7 @@ def test_vtrace_of_the_acting_policy_is_gae_and_the_lambda_return(dtype: torch.d
     torch.testing.assert_close(target, expected + case[1])
 
 
-def test_an_action_that_the_policy_no_longer_takes_cuts_the_trace() -> None:
+def test_an_action_of_probability_zero_cuts_the_trace() -> None:
     reward, value, terminated = random_case(0)
     terminated[:-1] = False
     log_ratio = torch.zeros_like(reward)
@@ -105,7 +105,7 @@ def test_the_centred_surrogate_at_anchor_zero_is_the_clipped_one() -> None:
     assert clipped != clipped_surrogate(near, advantage, mask, clip=9.0), "some ratios are clipped"
 
 
-def test_the_centred_surrogate_stops_where_the_policy_has_moved_far_enough_from_its_centre() -> None:
+def test_the_centred_surrogate_is_clipped_around_its_centre() -> None:
     log_ratio, anchor, advantage, mask = surrogate_case()
     log_ratio.requires_grad_()
     loss = centred_surrogate(log_ratio, anchor, advantage, mask, clip=0.2)
@@ -174,7 +174,7 @@ def test_a_window_of_equal_rollouts_moves_the_policy_as_one_of_them() -> None:
             torch.testing.assert_close(one.grad, two.grad, atol=1e-5, rtol=1e-3)
 
 
-def test_an_update_from_a_window_takes_as_many_steps_per_rollout_and_watches_its_own_actions() -> None:
+def test_a_window_update_takes_as_many_steps_per_rollout_and_measures_kl_on_current_actions() -> None:
     agent = make(minibatches=2, epochs=3, target_kl=1e9, learning_rate=1e-3)
     earlier = [random_rollout(agent, np.random.default_rng(seed)) for seed in (0, 1)]
     agent.update(earlier[0], progress=0.0, generator=generator())
