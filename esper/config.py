@@ -135,6 +135,8 @@ class Config(Chosen):
                 f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
             )
         self.task.check_host(self.host)
+        for name, blueprint in self.blueprint.items():
+            blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):
             raise ValueError(
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "

@@ -106,7 +106,6 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("policy/grad_norm_<part>", "1", "Norm of this part's gradient before clipping, mean over minibatches.", detail=True),
     Metric("policy/core_h", "1", "Mean absolute output of the LSTM, over all steps and hosts.", detail=True),
-    Metric("policy/core_c", "1", "Mean absolute cell state of the LSTM; it climbs if nothing is forgotten.", detail=True),
     Metric("policy/core_saturated", "fraction", "Outputs of the LSTM beyond 0.99 in absolute value."),
     Metric("policy/core_gates_saturated", "fraction", "Gates of the LSTM within 0.01 of 0 or 1.", detail=True),
     Metric("policy/core_dead", "fraction", "Units of the LSTM whose output deviates by less than 0.01 over the whole rollout."),

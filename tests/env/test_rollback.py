@@ -160,8 +160,7 @@ def test_a_fault_at_any_step_affects_one_host_only(faulty_env, script, calm, fau
     value_TN = torch.linspace(-1, 1, STEPS * HOSTS).view(STEPS, HOSTS)
 
     def advantages(reward_TN, value_TN):
-        following_TN = torch.cat([value_TN[1:], value_TN[:1]])
-        return gae(reward_TN, value_TN, following_TN, end_TN, torch.zeros_like(end_TN), gamma=0.9, lam=0.8)[: at + 1, FAULTY]
+        return gae(reward_TN, value_TN, end_TN, gamma=0.9, lam=0.8)[: at + 1, FAULTY]
 
     other_TN, other_value_TN = reward_TN.clone(), value_TN.clone()
     other_TN[at + 1 :, FAULTY], other_value_TN[at + 1 :, FAULTY] = 100.0, 100.0

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RENAMED = {"again/block": "aa_control/block"}
 """Part of a path in the earlier tree -> the same now."""
-DROPPED = {"/agent/returns"}
+DROPPED = {"/agent/returns", "policy/core_c"}
 """Parts of paths that were removed on purpose and may be missing."""
 
 

@@ -9,13 +9,12 @@ import pytest
 
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.evaluate import main
 from esper.hosts.custom import CustomConfig
 from esper.task.digits import DigitsConfig
 from esper.training.trainer import Trainer
 
-register()
 SHORT = [
     "host=custom",
     "telemetry=quiet",

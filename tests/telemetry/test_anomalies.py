@@ -17,7 +17,7 @@ from esper.telemetry import anomalies
 from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Watch, find
 from esper.telemetry.tags import METRICS, UnknownTagError, measured, metric, tags_of
 
-CORE = CoreHealth(h=0.3, c=0.6, saturated=0.0, gates_saturated=0.1, dead=0.0)
+CORE = CoreHealth(h=0.3, saturated=0.0, gates_saturated=0.1, dead=0.0)
 HEAD = HeadStats(steps=100, learnable=0.2, entropy=0.5, entropy_share=0.7, ratio_max=2.0, ratio_q95=1.3, kl=0.01)
 DIAGNOSTICS = Diagnostics(
     steps=640,
