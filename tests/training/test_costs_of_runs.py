@@ -11,7 +11,7 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.evaluate import _short, main
 from esper.lab.evaluation import Evaluation
-from esper.measure.latency import Latency
+from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 from tests.training.test_trainer import config, newest, same, untimed
@@ -22,9 +22,8 @@ TIMED = "reward.rent_unit=latency"
 
 
 def latency_of(env, host):
-    shape = env.costs.params.seed_KS.shape
-    zero = np.zeros(shape)
-    return Latency(host=host, seed_KS=zero, gate_S=zero[0], seed_error_KS=zero, gate_error_S=zero[0], device="test")
+    zero_KS = np.zeros(env.costs.params.seed_KS.shape)
+    return Price(host=host, seed_KS=zero_KS, gate_S=zero_KS[0])
 
 
 def test_a_run_says_what_its_hosts_and_seeds_cost(tmp_path):
@@ -39,7 +38,6 @@ def test_a_run_says_what_its_hosts_and_seeds_cost(tmp_path):
     costs = json.loads((tmp_path / "costs.json").read_text())
     assert costs["host"] == {"params": params, "flops": host, "latency": None}
     assert set(costs["seeds"]) == set(trainer.env.layout.blueprint_names)
-    assert costs["latency_measured"] is None
 
 
 def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(tmp_path, monkeypatch):
@@ -52,10 +50,10 @@ def test_a_run_measures_latency_once_and_whoever_goes_on_with_it_uses_the_same(t
     longer.run()
     assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2
     costs = json.loads((tmp_path / "costs.json").read_text())
-    assert costs["host"]["latency"] == costs["latency_measured"]["host"] == 2.5e-5
+    assert costs["host"]["latency"] == 2.5e-5
     judged = Evaluation.load(str(tmp_path), hosts=2)
     judged.env.reset()
-    assert judged.env.latency.host == 2.5e-5
+    assert judged.env.costs.latency.host == 2.5e-5
     with pytest.raises(BaseException, match="measured again"):  # other hosts, other numbers
         Evaluation.load(str(tmp_path), hosts=2, overrides=["host.base_channels=3"]).env.reset()
 
