@@ -78,7 +78,15 @@ def test_a_truncated_mnist5k_is_refused(mnist_file, cut):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", DAMAGE)
+DAMAGE = {
+    "too few lines": lambda rows: rows[:-1],
+    "too few pixels": lambda rows: rows[:, 1:],
+    "values above 255": lambda rows: rows + 1,
+    "text": lambda rows: [["pixel"] * 785] * len(rows),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_mnist5k_is_refused(mnist_file, change):
     write_table(mnist_file, change(table(np.random.default_rng(0))))
     with pytest.raises(TaskError, match=r"is damaged \(.*\): pip install --force-reinstall"):
