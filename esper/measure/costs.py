@@ -6,7 +6,7 @@ operations; norms, activations, pooling, masks and blending are left out, and so
 (recurrent ones). Attention counts every pair of positions, masked ones included.
 
 Training counts by the usual rule: the gradient with respect to a layer's weights costs as much as its forward, and that with
-respect to its input as much again.
+respect to its input costs the same.
 """
 
 # N hosts, S slots, R = S + 1 segments, K blueprints, V counterfactual variants
@@ -109,12 +109,12 @@ class Flops:
         inside_NS = (roles.blueprint >= 0) & ~(roles.behind & (incubation is Incubation.closed_loop))
         seed_NS = np.where(inside_NS, self.forward.at(roles.blueprint, roles.blend), 0)
         same_VVNS = (alpha_VNS[:, None] == alpha_VNS[None]) | ~inside_NS
-        # Of a path up to a slot, only the first of those that are the same is computed.
+        # Equal paths up to a slot are computed once.
         earlier_VV = np.tri(len(alpha_VNS), k=-1, dtype=np.bool_)[:, :, None, None]
         together_VVNS = np.logical_and.accumulate(same_VVNS, axis=3)
         together_VVNR = np.concatenate([np.ones_like(together_VVNS[..., :1]), together_VVNS], axis=3)
         first_VNR = ~np.any(together_VVNR & earlier_VV, axis=1)
-        # A seed that is off in all settings of a path is left out, unless it trains there, or nothing forks before it or at it.
+        # A seed that is off in all settings of a path is skipped, unless it trains there, or no path forks up to it.
         on_VNS = (alpha_VNS != 0) | roles.behind | together_VVNR[..., 1:].all(axis=(0, 1))
         seeded_VNS = first_VNR[..., :-1] & (together_VVNR[..., :-1] & on_VNS[None]).any(axis=1)
         paths_NR, seeds_NS = first_VNR.sum(axis=0), seeded_VNS.sum(axis=0)

@@ -97,7 +97,7 @@ class Worth:
     all_off_accuracy_N: FloatArray
     """Accuracy with all live seeds off; where no live seed is in, that of the host as it is [pp]."""
     committed_accuracy_N: FloatArray
-    """The same number, where the plan `committed` is measured: on the last step, or if asked for."""
+    """The same number; NaN in steps without the plan `committed`, which every last step has."""
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray
@@ -145,10 +145,10 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
     return Settings(plans=plans, alpha_VNS=alpha_VNS, hosts=hosts)
 
 
-def worth(asked: Settings, measured: Measurement) -> Worth:
+def worth(chosen: Settings, measured: Measurement) -> Worth:
     """Compute the effects of seeds from the accuracies under these settings."""
-    plans, found = asked.plans, Worth.unknown(*asked.alpha_VNS.shape[1:])
-    for index, (place, inside, fossils, orders) in enumerate(asked.hosts):
+    plans, found = chosen.plans, Worth.unknown(*chosen.alpha_VNS.shape[1:])
+    for index, (place, inside, fossils, orders) in enumerate(chosen.hosts):
         accuracy_V, error_V = measured.accuracy_VM[:, index], measured.error_VM[:, index]
         measured_V = (place, accuracy_V.astype(np.float64), measured.covariance_VVM[:, :, index])
         present, live = attribution.members(inside), attribution.members(inside & ~fossils)

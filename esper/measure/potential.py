@@ -8,7 +8,7 @@ before, and the gradient of its loss L with respect to the branch's weights w is
 which needs only h and dL/dy. Training computes both: nothing is inserted, and the host is not touched. A step of plain gradient
 descent at rate r would lower the loss by r |dL/dw|^2 + O(r^2).
 
-The host can do much of that without a seed. Its own next layer applies a linear map of h at the same place anyhow, and early in
+The host can do much of that without a seed: its own next layer applies a linear map of h at the same place, and early in
 training a host gains more from its own weights than from any seed. So only the residual counts: dL/dy minus its least squares
 fit by h and a constant, over the samples and places of each member. The **growth potential** is
 
@@ -27,7 +27,7 @@ additive seed with default first weights; other blends and informed weights are 
 Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n, at any slot.
 
 All members of a slot are measured at once, and blueprints share what they can: for tiny hosts a handful of samples costs next to
-nothing, and the number of kernels is the whole cost.
+nothing, and the cost is the number of kernels.
 """
 
 # M members, n samples per member, X samples and places, C channels, D channels and a constant, S slots, K blueprints,

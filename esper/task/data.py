@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 class TaskError(ValueError):
-    """A task that cannot be set up; the message says what is missing and how to get it."""
+    """A task that cannot be set up; the message names what is missing and how to get it."""
 
 
 @contextmanager
