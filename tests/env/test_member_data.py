@@ -193,8 +193,8 @@ def test_what_all_members_share_takes_no_table():
 def test_a_whole_environment_teaches_each_host_its_own(make_env, plan_actions, monkeypatch):
     env = make_env(5, 2)
     task = env.task
-    monkeypatch.setattr(task._common, "data_share", [0.25])
-    monkeypatch.setattr(task._common, "label_noise", [0.5])
+    monkeypatch.setattr(task.config, "data_share", [0.25])
+    monkeypatch.setattr(task.config, "label_noise", [0.5])
     env.reset(options={"episode": 0})
     orders = env.orders()
     assert orders.shape == (5, 96)
