@@ -26,9 +26,9 @@ from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage, empty
 from esper.measure.attribution import velocity
-from esper.measure.costs import Meter, count_costs
+from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
-from esper.measure.latency import BATCH, Latency, measure_latency
+from esper.measure.latency import BATCH, measure_latency
 from esper.measure.plans import Plan
 from esper.reward.rewards import Reward
 from esper.reward.signals import StepSignals
@@ -108,7 +108,6 @@ class GrowthEnv(Environment):
         specs = slot_specs(example)
         self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
         self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
-        self.latency: Latency | None = None
         self.meter = Meter(self.costs.flops, slots.incubation)
         self.pool = ShardPool(
             task,
@@ -238,28 +237,28 @@ class GrowthEnv(Environment):
     def prepare(self, state: dict[str, Any] | None = None) -> None:
         """Measure latency where the reward needs it, or restore the measurement: no two measurements agree."""
         latency = (state or {}).get("latency")
-        self.time_inference(Latency.from_state(latency) if latency else None)
+        self.time_inference(Price.from_state(latency) if latency else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measured latency. Hosts and random streams are known by their names."""
-        return {"latency": self.latency.state_dict() if self.latency else None}
+        latency = self.costs.latency
+        return {"latency": None if math.isnan(latency.host) else latency.state_dict()}
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the fingerprint of the data."""
         return {"data": self.task.data.fingerprint()}
 
     def costs_table(self) -> dict[str, Any]:
-        """Return the costs of hosts and seeds, and how latency was measured."""
-        names = (self.layout.blueprint_names, self.layout.slot_names)
-        return self.costs.table(*names) | {"latency_measured": self.latency.table(*names) if self.latency else None}
+        """Return the costs of hosts and seeds."""
+        return self.costs.table(self.layout.blueprint_names, self.layout.slot_names)
 
-    def time_inference(self, known: Latency | None = None) -> None:
+    def time_inference(self, known: Price | None = None) -> None:
         """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
-        if known is None and self.reward.needs_latency and self.latency is None:
+        if known is None and self.reward.needs_latency and math.isnan(self.costs.latency.host):
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
             known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
         if known is not None:
-            self.latency, self.costs = known, replace(self.costs, latency=known.price)
+            self.costs = replace(self.costs, latency=known)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stop the threads of the shards."""

@@ -7,7 +7,7 @@ import pytest
 
 from esper.env.actions import Op
 from esper.lifecycle.stages import BLENDED, Stage
-from esper.measure.latency import Latency
+from esper.measure.costs import Price
 from esper.reward.modes import ShapedConfig
 from esper.reward.terms import RentUnit
 
@@ -17,8 +17,7 @@ TIMED = ShapedConfig(rent_unit=RentUnit.latency)
 def known_latency(env, host=1e-5):
     shape = env.costs.params.seed_KS.shape
     seed = 1e-6 * (1 + np.arange(shape[0] * shape[1], dtype=float).reshape(shape))
-    gate, zero = np.full(shape[1], 1e-7), np.zeros(shape)
-    return Latency(host=host, seed_KS=seed, gate_S=gate, seed_error_KS=zero, gate_error_S=zero[0], device="test")
+    return Price(host=host, seed_KS=seed, gate_S=np.full(shape[1], 1e-7))
 
 
 def test_signals_hold_costs_before_and_after_a_step(make_env, plan_actions):
@@ -30,16 +29,15 @@ def test_signals_hold_costs_before_and_after_a_step(make_env, plan_actions):
     assert signals.flops_NS.dtype == signals.latency_NS.dtype == np.float32
     assert not signals.flops_before_NS.any()
     assert signals.host_flops == flops.host
-    for name in ("latency_before_NS", "latency_NS", "host_latency"):
-        assert np.isnan(getattr(signals, name)).all(), "not needed, so not measured"
-    assert env.latency is None
+    assert np.isnan(signals.latency_NS).tolist() == [[False, True, False], [False] * 3], "the reward does not need it"
+    assert math.isnan(signals.host_latency)
     signals = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[-1]["signals"]
     assert signals.flops_before_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
 
 
 def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions, monkeypatch):
     env = make_env(2, 2, reward=TIMED)
-    assert env.latency is None
+    assert math.isnan(env.costs.latency.host)
     calls = []
 
     def measure(host, blueprints, used_S, samples, device):
@@ -62,15 +60,14 @@ def test_restored_latency_is_not_measured_again(make_env, monkeypatch):
     env = make_env(1, 2, reward=TIMED)
     env.time_inference(known_latency(env, host=3e-5))
     env.reset(seed=1)
-    assert env.costs.latency is not None
     assert env.costs.latency.host == 3e-5
 
 
 def test_latency_of_real_hosts_is_positive(make_env, monkeypatch):
     env = make_env(1, 2, reward=TIMED)
     env.reset(seed=1)
-    assert 0 < env.latency.host < 1e-2
-    assert np.isfinite(env.latency.seed_KS).all()
+    assert 0 < env.costs.latency.host < 1e-2
+    assert np.isfinite(env.costs.latency.seed_KS).all()
 
 
 # ---- FLOPs of an episode

@@ -193,8 +193,8 @@ def test_shared_labels_and_classes_take_no_memory():
 def test_each_host_trains_on_its_own_view(make_env, plan_actions, monkeypatch):
     env = make_env(5, 2)
     task = env.task
-    monkeypatch.setattr(task._common, "data_share", [0.25])
-    monkeypatch.setattr(task._common, "label_noise", [0.5])
+    monkeypatch.setattr(task.config, "data_share", [0.25])
+    monkeypatch.setattr(task.config, "label_noise", [0.5])
     env.reset(options={"episode": 0})
     orders = env.orders()
     assert orders.shape == (5, 96)

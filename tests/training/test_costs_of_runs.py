@@ -10,7 +10,7 @@ from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.evaluate import _short, main
 from esper.lab.evaluation import Evaluation
-from esper.measure.latency import Latency
+from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 from tests.training.test_trainer import config, newest, same, untimed
@@ -20,9 +20,8 @@ TIMED = "reward.rent_unit=latency"
 
 
 def latency_of(env, host):
-    shape = env.costs.params.seed_KS.shape
-    zero = np.zeros(shape)
-    return Latency(host=host, seed_KS=zero, gate_S=zero[0], seed_error_KS=zero, gate_error_S=zero[0], device="test")
+    zero_KS = np.zeros(env.costs.params.seed_KS.shape)
+    return Price(host=host, seed_KS=zero_KS, gate_S=zero_KS[0])
 
 
 def test_a_run_records_the_costs_of_hosts_and_seeds(tmp_path):
@@ -37,7 +36,6 @@ def test_a_run_records_the_costs_of_hosts_and_seeds(tmp_path):
     costs = json.loads((tmp_path / "costs.json").read_text())
     assert costs["host"] == {"params": params, "flops": host, "latency": None}
     assert set(costs["seeds"]) == set(trainer.env.layout.blueprint_names)
-    assert costs["latency_measured"] is None
 
 
 def test_latency_is_measured_once_and_reused(tmp_path, monkeypatch):
@@ -50,10 +48,10 @@ def test_latency_is_measured_once_and_reused(tmp_path, monkeypatch):
     longer.run()
     assert [record["host/latency_committed"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.5e-5] * 2
     costs = json.loads((tmp_path / "costs.json").read_text())
-    assert costs["host"]["latency"] == costs["latency_measured"]["host"] == 2.5e-5
+    assert costs["host"]["latency"] == 2.5e-5
     evaluation = Evaluation.load(str(tmp_path), hosts=2)
     evaluation.env.reset()
-    assert evaluation.env.latency.host == 2.5e-5
+    assert evaluation.env.costs.latency.host == 2.5e-5
     with pytest.raises(BaseException, match="measured again"):  # other hosts, other numbers
         Evaluation.load(str(tmp_path), hosts=2, overrides=["host.base_channels=3"]).env.reset()
 

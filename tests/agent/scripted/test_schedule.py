@@ -166,7 +166,6 @@ def test_an_action_list_equals_its_reference_implementation(actions: list[Action
 
 
 def test_a_run_plants_keeps_and_removes_seeds_as_listed() -> None:
-    register()
     actions = (
         "{op:germinate,slot:1,blueprint:conv_light}",
         "{at:1,op:germinate,slot:0,blueprint:norm}",
