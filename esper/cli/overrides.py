@@ -103,7 +103,7 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
             sweeper = sweep.hydra.sweeper
             params = OmegaConf.to_container(sweeper.get("params") or OmegaConf.create({}), resolve=True)
         except _COMPOSING as error:
-            _job(loader, [override.input_line for override in parsed if not override.is_sweep_override()], config_name)
+            _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):

@@ -37,7 +37,6 @@ def first_update(overrides: str, folder: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_first_update_equals_the_committed_numbers(name: str, tmp_path: Path) -> None:
-    register()
     expected, found = json.loads(FILE.read_text())[name], first_update(CASES[name], tmp_path)
     assert found.keys() == expected.keys()
     for tag, value in found.items():
