@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from esper.cli.help import as_typed, field_docs, yaml_names
-from esper.cli.transfer import WORLD
+from esper.cli.transfer import TRANSFERABLE
 from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
@@ -111,13 +111,13 @@ RANGES = {
 
 
 def operations() -> Iterator[str]:
-    """Yield what each operation does, and which heads are its arguments."""
+    """Yield the meaning of each operation, and the heads that are its arguments."""
     taken = {op: [_lower(head) for head in Head if actions.RELEVANT[op, head] and head is not Head.OP] for op in Op}
     return table(("op", "what it does", "arguments"), ((op.name, OPERATIONS[op], ticked(taken[op])) for op in Op))
 
 
 def heads() -> Iterator[str]:
-    """Yield the values of each head, and the one that it is held at by default."""
+    """Yield the values of each head, and the value at which it is held by default."""
 
     def values(head: Head) -> str:
         return RANGES.get(head) or ticked(actions.VALUES.get(head, {}))
@@ -130,7 +130,7 @@ def heads() -> Iterator[str]:
 
 
 def head_values() -> Iterator[str]:
-    """Yield the meaning of the values that are the same in every run."""
+    """Yield the meaning of the values that do not depend on the config."""
     blends = member_docs(Blend)
     curves = {kind: f"a sigmoid of steepness {k:g}" for kind, k in STEEPNESS.items()}
     curves |= {Curve.LINEAR: "alpha moves in proportion to t", Curve.COSINE: "alpha moves by (1 - cos(pi t)) / 2"}
@@ -173,7 +173,7 @@ def features(some: Sequence[Feature]) -> Iterator[str]:
 
 
 def stages() -> Iterator[str]:
-    """Yield the stages, with what is true of a seed in each."""
+    """Yield the stages with their properties."""
     docs = member_docs(Stage)
     rows = ((_lower(stage), docs.get(stage.name, ""), yes(stage in LIVE), yes(stage in TAKES_PART)) for stage in Stage)
     return table(("stage", "meaning", "live", "computed"), rows)
@@ -200,7 +200,7 @@ def reward_modes() -> Iterator[str]:
 
 
 def metric_names() -> Iterator[str]:
-    """Yield the names that may stand in place of a word in angle brackets."""
+    """Yield the names that a placeholder in angle brackets stands for."""
     return (f"* `<{word}>` is one of {', '.join(names)}." for word, names in tags.WORDS.items())
 
 
@@ -219,36 +219,36 @@ def metrics() -> Iterator[str]:
 
 
 class PlanCost(NamedTuple):
-    """How often each part of one host is computed."""
+    """Number of times each part of a host is computed."""
 
     settings: int
-    """Distinct settings, the real one included."""
+    """Distinct settings, the current one included."""
     segments: tuple[int, ...]
     """Passes through each segment of the host, one more than there are slots."""
     seeds: tuple[int, ...]
     """Passes through the seed of each slot."""
 
 
-def plan_cost(asked: Iterable[int], inside: int, slots: int) -> PlanCost:
-    """Count the passes of one host under the real setting and those asked for, if shared prefixes are computed once.
+def plan_cost(settings: Iterable[int], inside: int, slots: int) -> PlanCost:
+    """Count the passes of one host under the current setting and others, if shared prefixes are computed once.
 
     Settings that agree in the first s slots enter segment s as one. A seed is computed once for each of those in which it is on.
 
     Args:
-        asked: coalitions of seeds, as bits.
+        settings: coalitions of seeds, as bits.
         inside: the seeds whose alpha is above 0, as bits.
         slots: number of slots.
     """
-    every = {inside, *asked}
+    every = {inside, *settings}
     into = [{coalition & ((1 << slot) - 1) for coalition in every} for slot in range(slots + 1)]
     on = [{coalition & ((1 << slot) - 1) for coalition in every if coalition >> slot & 1} for slot in range(slots)]
     return PlanCost(settings=len(every), segments=tuple(map(len, into)), seeds=tuple(map(len, on)))
 
 
 def plans() -> Iterator[str]:
-    """Yield what each plan measures."""
+    """Yield the settings of each plan."""
     docs = member_docs(Plan)
-    return table(("plan", "settings beside the real one"), ((f"`{plan}`", docs[plan.name]) for plan in Plan))
+    return table(("plan", "settings besides the current one"), ((f"`{plan}`", docs[plan.name]) for plan in Plan))
 
 
 def plan_costs() -> Iterator[str]:
@@ -298,7 +298,7 @@ def sweeps() -> Iterator[str]:
 def other_commands() -> Iterator[str]:
     """Yield the keys of the evaluation and the comparison."""
     yield from section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
-    yield f"Agents without training: {ticked(standalone_agents())}. Keys of the run that may be overridden: {ticked(WORLD)}."
+    yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
     yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (
@@ -322,7 +322,7 @@ def choices() -> Iterator[str]:
 
 
 def presets() -> Iterator[str]:
-    """Yield the comment at the head of each YAML file, without the line that is for Hydra."""
+    """Yield the comment at the head of each YAML file, without the line for Hydra."""
     for group in (*GROUPS, "experiment", "sweep"):
         for name in yaml_names(group):
             lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
@@ -372,7 +372,7 @@ def _default(field: "Field[Any]") -> Any:
 
 
 def _shown(value: Any, nested: bool) -> str:
-    """Return a default as it is typed, where it can be."""
+    """Return a default as it is typed on the command line, if it can be."""
     if isinstance(value, CounterfactualsConfig) or (nested and is_dataclass(value)):
         return "below"
     if value is MISSING:
@@ -406,7 +406,7 @@ PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
 
 
 def rewritten(page: str) -> str:
-    """Return the text of a page with its tables written anew.
+    """Return the text of a page with its tables rewritten.
 
     Raises:
         ValueError: the marks of the page are not those of `PAGES`.

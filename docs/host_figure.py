@@ -16,7 +16,6 @@ from matplotlib.patches import Patch
 
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import register
 from esper.env.actions import Head
 from esper.lifecycle.stages import Op, Stage
 from esper.reward.signals import StepSignals
@@ -106,7 +105,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="run only 4 host epochs")
     parser.add_argument("--out", type=Path, default=OUT, help="PNG to write")
     asked = parser.parse_args()
-    register()
     steps = 4 if asked.quick else 25
     draw(Recording("heuristic", steps), Recording("wait", steps), asked.out)
 

@@ -1,11 +1,11 @@
 """Checkpoints that survive a kill at any instruction, and that are never loaded when a bit of them is wrong.
 
-A file is one line of text, then the bytes of `torch.save`:
+A file is what `torch.save` writes, a zip archive, with this comment at its end, so that `torch.load` opens it too:
 
-    esper checkpoint 0001 <sha256 of the bytes, 64 hex digits> <number of bytes, 16 digits>\n
+    esper checkpoint 0003 <sha256 of all bytes before this digest, 64 hex digits>
 
-Every byte of the line is compared and every byte after it is hashed, so no damage loads silently. Nothing is unpickled
-before the hash agrees, and then only tensors and primitives are.
+Every bit is covered by the digest, so no damage loads silently. Nothing is unpickled before the digest agrees, and then only
+tensors and primitives are.
 """
 
 import errno
@@ -22,14 +22,14 @@ from typing import Any, cast
 
 import torch
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file format. It goes up when older files can no longer be read.
 
-1: until November 2026, with configs that have no groups `env`, `buffer` and `host`.
+1: until November 2026, with configs that have no groups `env`, `buffer` and `host`. 2: with a line of text before the archive.
 """
 
-_HEADER = re.compile(rb"esper checkpoint ([0-9]{4}) ([0-9a-f]{64}) ([0-9]{16})\n")
-_HEADER_BYTES = len(b"esper checkpoint 0001 \n") + 64 + 1 + 16
+_COMMENT = re.compile(rb"esper checkpoint ([0-9]{4}) ([0-9a-f]{64})")
+_COMMENT_BYTES = len(b"esper checkpoint 0003 ") + 64
 _NAME = re.compile(r"checkpoint_([0-9]{6,})\.pt")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PRIMITIVES = (bool, int, float, str, bytes, type(None))
@@ -79,31 +79,13 @@ class Checkpoints:
     def __init__(self, folder: Path | str, keep: int = 2) -> None:
         """
         Args:
-            folder: where the files are; made by `prepare`.
+            folder: where the files are; made by the first `save`.
             keep: how many of the newest to keep, 1 or more. More: more disk, and older states to go back to.
         """
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.folder = Path(folder)
         self.keep = keep
-        self._prepared = False
-
-    def prepare(self) -> None:
-        """Create the folder, remove half-written files of a killed run, and check that it is writable.
-
-        For the one run that saves here; the first `save` calls it if nobody did.
-
-        Raises:
-            DiskError: the folder cannot be made or written to.
-        """
-        with disk(f"save checkpoints in {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for orphan in self.folder.glob("checkpoint_*.pt.tmp"):
-                orphan.unlink()
-            probe = self.folder / "checkpoint_probe.pt.tmp"
-            _write(probe, b"")
-            probe.unlink()
-        self._prepared = True
 
     def save(self, state: Mapping[str, Any], update: int) -> Path:
         """Save a state as the newest checkpoint; a crash at any instruction leaves either it or the one before.
@@ -120,21 +102,15 @@ class Checkpoints:
             DiskError: the disk refused; the checkpoints from before are intact.
         """
         refuse(state)
-        if not self._prepared:
-            self.prepare()
         content = encode(state)
         path = self.folder / f"checkpoint_{update:06d}.pt"
-        temporary = path.with_name(path.name + ".tmp")
         before = self.paths()
         intact = f"{before[-1].name} from before is intact" if before else "there was no checkpoint before it"
         with disk(f"save {path.name} in {self.folder}", intact):
-            try:
-                _write(temporary, content)
-                os.replace(temporary, path)
-            finally:
-                with suppress(OSError):  # gone after the rename; else the first error is the one to hear about
-                    temporary.unlink()
-            _sync_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for orphan in self.folder.glob("checkpoint_*.pt.tmp"):  # half-written by a killed run
+                orphan.unlink()
+            _replace(path, content)
             self._retire(update)
         return path
 
@@ -172,10 +148,6 @@ class Checkpoints:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.folder} is whole: start a new run")
         return None
 
-    def load(self, path: Path | str) -> dict[str, Any]:
-        """Return the state of a checkpoint, see `load`."""
-        return load(path)
-
 
 def load(path: Path | str) -> dict[str, Any]:
     """Return the state saved in a file, with tensors on the CPU.
@@ -208,9 +180,10 @@ def encode(state: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file. They are hashed in memory, so the state briefly exists twice."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
-    content = buffer.getvalue()
-    digest = hashlib.sha256(content).hexdigest()
-    return f"esper checkpoint {FORMAT:04d} {digest} {len(content):016d}\n".encode() + content
+    archive = buffer.getvalue()
+    # A zip archive ends with the length of its comment, 0 so far, and the comment.
+    content = archive[:-2] + _COMMENT_BYTES.to_bytes(2, "little") + f"esper checkpoint {FORMAT:04d} ".encode()
+    return content + hashlib.sha256(content).hexdigest().encode()
 
 
 def refuse(value: Any, where: str = "state") -> None:
@@ -239,46 +212,44 @@ def refuse(value: Any, where: str = "state") -> None:
 
 
 def _verified(path: Path) -> bytes:
-    """Return the bytes after the header, once they agree with it."""
+    """Return the bytes of a file, once they agree with the digest in its comment."""
     try:
         with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-            content = file.read()
+            former = _COMMENT.match(file.read(_COMMENT_BYTES))  # until format 2, this was a header
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _COMMENT_BYTES))
+            match = _COMMENT.fullmatch(file.read())
+            file.seek(0)
+            content = file.read() if match else b""
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}: name one that exists") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): mend that") from error
-    match = _HEADER.fullmatch(header)
-    if match is None:
-        raise CheckpointError(f"{path} is not a checkpoint of this program, or its start is damaged: use another one")
-    version, digest, length = int(match[1]), match[2].decode(), int(match[3])
-    if version != FORMAT:
-        raise FormatError(f"{path} has format {version} and this Esper reads format {FORMAT}: use the version that wrote it")
-    if len(content) != length:
-        kind = "truncated" if len(content) < length else "too long"
-        raise CheckpointError(f"{path} is {kind} ({len(content)} of {length} bytes): use the checkpoint before it")
-    if hashlib.sha256(content).hexdigest() != digest:
+    if match and hashlib.sha256(content[:-64]).hexdigest() != match[2].decode():
         raise CheckpointError(f"{path} is damaged (its checksum differs): use the checkpoint before it")
+    if (version := match or former) and int(version[1]) != FORMAT:
+        raise FormatError(
+            f"{path} has format {int(version[1])} and this Esper reads format {FORMAT}: use the version that wrote it"
+        )
+    if not match:
+        raise CheckpointError(f"{path} is cut short, damaged or not a checkpoint of this program: use another one")
     return content
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a new file and flush it to disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file atomically: flush it to disk under another name, rename it, and flush the folder."""
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the folder's names to disk: otherwise a power cut can undo a rename."""
-    descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # gone after the rename; else the first error is the one to report
+            temporary.unlink()
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # otherwise a power cut can undo the rename
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems that cannot sync a folder
             raise
@@ -293,6 +264,4 @@ def write_whole(path: Path, content: str | bytes) -> None:
         DiskError: the disk refused.
     """
     with disk(f"write {path}"):
-        whole = path.with_suffix(".new")
-        whole.write_bytes(content if isinstance(content, bytes) else content.encode())
-        whole.replace(path)
+        _replace(path, content if isinstance(content, bytes) else content.encode())

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
-from esper.cli.transfer import WORLD, is_of_world
+from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
 from esper.lab.runs import OUTCOMES, CompareConfig
 
@@ -31,13 +31,13 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     """
     folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
     settings = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
-    overrides = [argument for argument in settings if is_of_world(argument)]
+    overrides = [argument for argument in settings if is_run_override(argument)]
     if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
         raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
     config = read_overrides(
         CompareConfig,
         [argument for argument in settings if argument not in overrides],
-        also=[key for key in WORLD if key != "seed"],
+        also=[key for key in TRANSFERABLE if key != "seed"],
     )
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.compare multirun/ab/...")

@@ -4,8 +4,8 @@ Defaults live in the dataclasses beside the parts; YAML files hold choices only.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -135,6 +135,8 @@ class Config(Chosen):
                 f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
             )
         self.task.check_host(self.host)
+        for name, blueprint in self.blueprint.items():
+            blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):
             raise ValueError(
                 f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
@@ -179,11 +181,9 @@ TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """A tuning against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
+    """A tuning of the keys swept over against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
 
     _target_: str = TUNE_SWEEPER
-    tune: Any = None
-    """Ranges or choices of keys, as in 'agent.learning_rate: 1e-4..1e-2 log, agent.hidden: 32|64|128'."""
     trials: int = 20
     """Sets of values to try, at least 1. Higher: a better result, longer tuning."""
     blocks: int = 3
@@ -201,9 +201,6 @@ class TuneConfig:
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
 """Prefix of a sweep's name -> its keys, typed beside those of the runs, as in blocks=12."""
-
-RENAMED = {"again": "aa_control", "plan": "preregistration", "judge_hosts": "score_hosts", "rivals": "baselines"}
-"""Former name of a key of sweeps, esper.compare or esper.evaluate -> its name."""
 
 
 GROUPS: dict[str, dict[str, type]] = {
@@ -254,8 +251,17 @@ MANY = ("blueprint", "devices")
 ALIASES = {"reward_mode": "reward"}
 """Second name of a group -> the group."""
 
-MOVED = {"task.host": "host"}
-"""Keys of earlier versions, and where they are now."""
+FORMER = {
+    **dict.fromkeys(("telemetry.console", "telemetry.tensorboard", "telemetry.jsonl"), "telemetry.writers"),
+    "task.host": "host",
+    "again": "aa_control",
+    "plan": "preregistration",
+    "judge_hosts": "score_hosts",
+    "rivals": "baselines",
+    "catastrophes": "rollbacks",
+    "tune": "the keys to tune, as in agent.hidden=32,64,128",
+}
+"""Former key of any command, or outcome -> its name."""
 
 _BESIDE = Path(__file__).parent / "conf"
 CONF = _BESIDE if _BESIDE.is_dir() else Path(__file__).parent.parent / "conf"
@@ -289,8 +295,8 @@ def store_option(group: str, name: str, kind: type) -> None:
         store.store(group=alias, name=name, node={"defaults": [{f"override /{group}": name}]}, package="_global_")
 
 
-def register() -> None:
-    """Store the table of groups in Hydra's ConfigStore. Calling it again changes nothing."""
+def _store_groups() -> None:
+    """Store the root config and the table of groups in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, options in GROUPS.items():
@@ -307,39 +313,11 @@ def did_you_mean(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def moved_key(key: str) -> str | None:
-    """Return a sentence with the present name of a key of earlier versions, or None."""
-    for old, new in MOVED.items():
+def renamed(key: str) -> str | None:
+    """Return a sentence with the present name of a former key, or None."""
+    for old, new in FORMER.items():
         if f"{key}.".startswith(f"{old}."):
-            return f"{key} has moved: write {new}{key.removeprefix(old)}"
-    return None
-
-
-def unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
-    """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
-    where, _, name = key.rpartition(".")
-    elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and path != key]
-    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
-    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
-
-
-def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
-    """Yield every dotted key of a config, but none below missing values and interpolations."""
-    for key in map(str, cfg):
-        yield f"{path}{key}"
-        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
-            child: Any = cfg[key]
-            if isinstance(child, DictConfig):
-                yield from _paths(child, f"{path}{key}.")
-
-
-def stray_key(cfg: DictConfig) -> str | None:
-    """Return a sentence about the first key that no dataclass declares (Hydra lets `+key=1` add one), or None."""
-    for path in _paths(cfg):
-        where, _, key = path.rpartition(".")
-        declared = OmegaConf.get_type(OmegaConf.select(cfg, where) if where else cfg)
-        if is_dataclass(declared) and key not in (known := [field.name for field in fields(declared)]):
-            return moved_key(path) or unknown_key(path, known, cfg)
+            return f"there is no key {key} any more: write {new}{key.removeprefix(old)}"
     return None
 
 
@@ -350,20 +328,16 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
         choices: chosen option by group, `hydra.runtime.choices`; by default options go by the names of the table.
 
     Raises:
-        ConfigError: a key is unknown, a value is missing, or a rule of a config is broken.
+        ConfigError: a value is missing, or a rule of a config is broken.
     """
-    if sentence := stray_key(cfg):
-        raise ConfigError(sentence)
     try:
         config = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
         key = str(getattr(error, "full_key", None) or error.key)
         options = f": choose one of {', '.join(GROUPS[key])}" if key in GROUPS else ""
         raise ConfigError(f"{key} is not set{options}") from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:  # by house rule a ValueError of a __post_init__ is for the user
         raise ConfigError(" ".join(str(error).split())) from error
-    except ValueError as error:  # by house rule a ValueError of a __post_init__ is written for the user
-        raise ConfigError(str(error)) from error
     config = cast(Config, config)
     config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
     return config
@@ -372,3 +346,6 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
 def table_name(group: str, kind: type) -> str:
     """Return the first name of a class in its group; the name of the class where the table lacks it."""
     return next((name for name, other in GROUPS[group].items() if other is kind), kind.__name__)
+
+
+_store_groups()

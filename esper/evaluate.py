@@ -22,7 +22,7 @@ from rich.table import Table
 from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
-from esper.cli.transfer import WORLD, is_of_world
+from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.training.trainer import find_checkpoint
@@ -59,8 +59,6 @@ class EvaluateConfig:
             raise ValueError(
                 f"controllers={unknown[0]} is not known: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
-        if REPLAY in self.controllers and "policy" not in self.controllers:
-            raise ValueError("controllers=[replay] grows the topologies that policy kept: write controllers=[policy,replay]")
 
 
 def parse(arguments: list[str]) -> EvaluateConfig:
@@ -69,18 +67,14 @@ def parse(arguments: list[str]) -> EvaluateConfig:
     Raises:
         ConfigError: an argument does not fit.
     """
-    return read_overrides(EvaluateConfig, arguments, also=WORLD)
+    return read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
 
 
 def title(evaluation: Evaluation) -> str:
     """Return the title of the table; for a transfer, it names both settings."""
     config, agent = evaluation.config, evaluation.config.choice("agent")
     line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {evaluation.updates} updates"
-    if not evaluation.transfer.title:
-        return line
-    slots = f"{int(evaluation.env.chosen_S.sum())} of {evaluation.env.layout.num_slots} slots in use"
-    trained = evaluation.agent_state.get("names", {}).get("slots")
-    return f"{line}\n{evaluation.transfer.title}: {slots}{f', trained with {len(trained)}' if trained else ''}"
+    return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
 def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
@@ -127,9 +121,9 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         arguments = load_parts(arguments)
-        asked = parse([argument for argument in arguments if not is_of_world(argument)])
+        asked = parse([argument for argument in arguments if not is_run_override(argument)])
         path = find_checkpoint(asked.checkpoint, "checkpoint")
-        overrides = [argument for argument in arguments if is_of_world(argument)]
+        overrides = [argument for argument in arguments if is_run_override(argument)]
         evaluation = Evaluation.load(str(path), hosts=asked.hosts, episode=asked.episode, overrides=overrides)
         outcomes = evaluation.run(asked.controllers)
         if asked.schedules:
@@ -143,7 +137,7 @@ def main(arguments: list[str]) -> None:
         )
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
-        hosts = {name: {"instance": one.instance, **one.values(), "kept": one.kept} for name, one in outcomes.items()}
+        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}
         write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
 

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""A state and assertions for the tests of checkpoints."""
 
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,7 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 from esper import plugins
-from esper.config import ALIASES, GROUPS, register
+from esper.config import ALIASES, GROUPS
 from esper.telemetry.writers import WRITERS
 from tests.env_fixtures import gamma, make_env, one_core, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
@@ -22,7 +22,6 @@ os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceba
 @pytest.fixture
 def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Options that the test registers, and plugins that it imports, are gone after it."""
-    register()
     store = ConfigStore.instance()
     tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
     before = [copy(table) for table in tables]

@@ -1,6 +1,7 @@
-"""A small population for the tests of this folder: few hosts, few digits, and controllers that only use what is legal."""
+"""Small environments for tests: few hosts, few digits, and legal random actions."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
+from esper.lifecycle.stages import SlotState
 from esper.reward.modes import RewardConfig, ShapedConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -26,9 +28,27 @@ BLUEPRINTS: dict[str, BlueprintConfig] = {"norm": NormConfig(), "conv_light": Co
 GAMMA = 0.9
 
 
+@dataclass(kw_only=True)
+class View:
+    """A `HostView` with any values."""
+
+    time: int
+    num_steps: int
+    accuracy_NH: npt.NDArray[np.float32]
+    loss_N: npt.NDArray[np.float32]
+    chance_loss: float
+    state: SlotState
+    potential_NSK: npt.NDArray[np.float32]
+    params_NS: npt.NDArray[np.int64]
+    host_params: int
+    max_seeds: int
+    op_N: npt.NDArray[np.int64]
+    refused_N: npt.NDArray[np.bool_]
+
+
 @pytest.fixture(scope="session")
 def small_task() -> Task:
-    """Digits cut down to 96 images for training and 50 for each measurement."""
+    """Digits with 96 images for training and 50 each for validation and test."""
     task = DigitsConfig(batch_size=32).build(CNNConfig())
     whole = task.data
     task.data = Data(
@@ -45,13 +65,13 @@ def small_task() -> Task:
 
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every shard computes on one thread: with more, the order of sums depends on how many hosts share a bank."""
+    """Run every shard on one thread: with more, the order of sums depends on the hosts in a bank."""
     monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 1)
 
 
 @pytest.fixture
 def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
-    """Makes an environment of so many hosts and steps; keyword arguments replace its parts."""
+    """Make an environment; keyword arguments replace its parts."""
     made: list[GrowthEnv] = []
 
     def make(
@@ -86,7 +106,7 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
 
 
 def random_action(observation: dict[str, Any], host: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """A legal action of one host: first an operation, evenly, then a slot, then the parameters."""
+    """Return a legal action of one host: a uniform operation, then a slot, then the parameters."""
     legal_OS = observation["legal_slots"][host].astype(bool)
     op = rng.choice(np.flatnonzero(legal_OS.any(axis=1)))
     action = np.zeros(len(Head), dtype=np.int64)
@@ -99,7 +119,7 @@ def random_action(observation: dict[str, Any], host: int, rng: np.random.Generat
 
 @pytest.fixture
 def random_actions() -> Callable[..., npt.NDArray[np.int64]]:
-    """Legal actions of all hosts, each drawn from a stream of its own, so that the number of hosts does not matter."""
+    """Return legal actions of all hosts, each from its own stream, so that they are independent of the number of hosts."""
 
     def draw(observation: dict[str, Any], step: int, key: int = 0) -> npt.NDArray[np.int64]:
         hosts = len(observation["features"])
@@ -111,13 +131,13 @@ def random_actions() -> Callable[..., npt.NDArray[np.int64]]:
 
 @pytest.fixture
 def gamma() -> float:
-    """The discount that rewards are built with."""
+    """Discount of the rewards."""
     return GAMMA
 
 
 @pytest.fixture
 def plan_actions() -> Callable[..., npt.NDArray[np.int64]]:
-    """Actions of all hosts from (op, slot, blueprint) each."""
+    """Return actions of all hosts from one (op, slot, blueprint) each."""
 
     def build(*wanted: tuple[int, int, int]) -> npt.NDArray[np.int64]:
         actions = np.zeros((len(wanted), len(Head)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: an independent reference of one growing host, in plain PyTorch."""
+"""An independent reference of one growing host, in plain PyTorch."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ WORDS = 10
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Everything made in the test is in double precision."""
+    """Use double precision by default."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -45,7 +45,7 @@ def variants(network: GrowingNetwork, x: Tensor, alpha_VMS: Any) -> Tensor:
 
 @dataclass(kw_only=True, slots=True)
 class WideConfig(BlueprintConfig):
-    """A seed for vectors and for each position of sequences, of so many hidden units a feature."""
+    """A seed for vectors and positions of sequences, with a number of hidden units per feature."""
 
     layouts = (Layout.VECTORS, Layout.SEQUENCES)
     factor: int = 2
@@ -69,7 +69,7 @@ class VectorHost(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Each position takes the mean of all positions into account."""
+    """A layer that adds the mean of all positions to each."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def make_host(layout: Layout, member: int) -> nn.Module:
 
 @dataclass
 class Seed:
-    """One seed as the definitions have it."""
+    """One seed, written from the definitions."""
 
     module: nn.Module
     """The branch, or the branch with its gate."""
@@ -112,18 +112,16 @@ class Seed:
     fossil: bool
 
     def effect(self, h: Tensor, x: Tensor) -> Tensor:
-        """What is added to h at alpha 1."""
+        """Return what is added to h at alpha 1."""
         return h * torch.tanh(self.module(x)) if self.blend is Blend.MULTIPLY else self.module(x)
 
 
 class Reference:
     """One host with its seeds, written from the definitions: no stacking, ordinary optimisers, ordinary clipping."""
 
-    def __init__(
-        self, host: nn.Module, host_sgd: SGDConfig, seed_sgd: SGDConfig, incubation: Incubation, fossils: Fossils
-    ) -> None:
+    def __init__(self, host: nn.Module, host_sgd: SGDConfig, seed_sgd: SGDConfig, incubation: Incubation) -> None:
         self.host, self.host_sgd, self.seed_sgd = copy.deepcopy(host), host_sgd, seed_sgd
-        self.closed, self.fossils = incubation is Incubation.closed_loop, fossils
+        self.closed = incubation is Incubation.closed_loop
         self.seeds: dict[int, Seed] = {}
         self.host_optimiser = self._optimiser(self.host, host_sgd)
         self.seed_optimisers: dict[int, torch.optim.SGD] = {}
@@ -147,7 +145,7 @@ class Reference:
             seed = self.seeds.get(slot)
             if seed is None or (seed.behind and self.closed):
                 continue
-            if seed.behind:  # its effect is nothing and its gradient as if it were fully in
+            if seed.behind:  # no effect, and the gradient as at alpha 1
                 effect = seed.effect(x.detach(), x.detach())
                 x = x + (effect - effect.detach())
             else:
@@ -155,7 +153,7 @@ class Reference:
         return x.flatten(0, -2)
 
     def shadow(self) -> Tensor:
-        """The pass in which seeds behind are fully in, from the first of them on; after `forward`."""
+        """Return the logits of the closed-loop pass, from the first seed behind on; call it after `forward`."""
         first = min(slot for slot, seed in self.seeds.items() if seed.behind)
         x = self.inputs[first].detach()
         self.host.eval()
@@ -168,7 +166,7 @@ class Reference:
         return x.flatten(0, -2)
 
     def gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Lays down all gradients of a batch; returns the loss."""
+        """Compute all gradients of a batch, and return the loss."""
         self.host.train()
         for module in (self.host, *(seed.module for seed in self.seeds.values())):
             module.zero_grad()
@@ -187,12 +185,12 @@ class Reference:
         self.host_optimiser.step()
         for slot, seed in self.seeds.items():
             nn.utils.clip_grad_norm_(seed.module.parameters(), self._sgd(seed).max_norm)
-            if seed.learns and not (seed.fossil and self.fossils is Fossils.frozen):
+            if seed.learns:
                 self.seed_optimisers[slot].step()
         return loss
 
 
-# training behind, blending, holding, fossilized, in but not learning: alpha, behind, learns, fossil
+# training, blending, holding, fossilized, active but not learning: alpha, behind, learns, fossil
 STAGES = (
     (0.0, True, True, False),
     (0.25, False, True, False),
@@ -226,9 +224,9 @@ class Grown:
         self.blueprints = tuple(blueprints) or usual
         hosts = hosts or [make_host(layout, member) for member in range(members)]
         self.network = GrowingNetwork(
-            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, fossils=fossils
+            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation
         )
-        self.references = [Reference(host, host_sgd, seed_sgd, incubation, fossils) for host in hosts]
+        self.references = [Reference(host, host_sgd, seed_sgd, incubation) for host in hosts]
         shape = (members, 3)
         self.blueprint, self.alpha = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
         self.blend = np.zeros(shape, dtype=np.int64)
@@ -240,10 +238,11 @@ class Grown:
                     continue
                 blueprint, blend = turn % len(self.blueprints), blends[(member + 2 * slot) % len(blends)]
                 alpha, behind, learns, fossil = STAGES[(member * 3 + slot) % len(STAGES)]
+                learns &= not (fossil and fossils is Fossils.frozen)
                 is_open = not behind and member % 3 < 2
                 bank = self.network.bank(slot, blueprint, blend is Blend.GATE)
                 bank.plant(member, generator)
-                with torch.no_grad():  # as it would be after some training: the last map is not zero
+                with torch.no_grad():  # as after some training: the last map is not zero
                     bank.fleet.flat[member] += 0.2 * torch.randn(bank.fleet.flat.shape[1], generator=generator)
                 module = seed_module(self.blueprints[blueprint], bank.slot, gated=blend is Blend.GATE)
                 nn.utils.vector_to_parameters(bank.fleet.flat[member].detach().clone(), module.parameters())
@@ -268,7 +267,7 @@ class Grown:
         )
 
     def only(self, *, alpha: float = 1.0, behind: bool = False, open: bool = True) -> None:
-        """Every seed at one stage, learning."""
+        """Put every seed into one stage, learning."""
         inside = self.blueprint >= 0
         self.alpha[:] = np.where(inside, 0.0 if behind else alpha, 0.0)
         self.behind[:], self.open[:], self.learns[:], self.fossil[:] = inside & behind, inside & open, inside, False
@@ -280,12 +279,12 @@ class Grown:
         self.arrange()
 
     def bank_of(self, member: int, slot: int) -> Any:
-        """The bank that holds the seed of a member."""
+        """Return the bank that holds the seed of a member."""
         gated = self.blend[member, slot] == Blend.GATE
         return self.network.banks[slot, int(self.blueprint[member, slot]), bool(gated)]
 
     def batch(self, members: int, samples: int, seed: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Samples of each member, their classes, and all samples side by side as the network takes them."""
+        """Return samples of each member, their classes, and all samples side by side."""
         generator = torch.Generator().manual_seed(seed)
         if self.layout is Layout.SEQUENCES:
             xs, ys = ([torch.randint(WORDS, (samples, 6), generator=generator) for _ in range(members)] for _ in range(2))

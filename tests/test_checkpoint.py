@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, whatever the process, the disk or a stranger does."""
+"""Checkpoints: states come back exactly; damaged, foreign and malicious files are refused in one sentence."""
 
 import hashlib
 import io
@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-# ---- what comes back
+# ---- round trip
 
 
 def test_round_trip_keeps_values_types_and_keys(folder: Path) -> None:
@@ -48,11 +49,20 @@ def test_module_optimiser_and_generator_states_come_back(folder: Path) -> None:
     noise = torch.Generator().manual_seed(5)
     path = Checkpoints(folder).save({"net": net.state_dict(), "adam": adam.state_dict(), "noise": noise.get_state()}, 1)
     state = load(path)
-    again = torch.nn.Linear(2, 2)
-    again.load_state_dict(state["net"])
-    assert torch.equal(again.weight, net.weight)
-    torch.optim.Adam(again.parameters()).load_state_dict(state["adam"])
+    restored = torch.nn.Linear(2, 2)
+    restored.load_state_dict(state["net"])
+    assert torch.equal(restored.weight, net.weight)
+    torch.optim.Adam(restored.parameters()).load_state_dict(state["adam"])
     assert torch.equal(torch.Generator().set_state(state["noise"]).get_state(), noise.get_state())
+
+
+def test_ordinary_tools_open_a_checkpoint(folder: Path) -> None:
+    path = Checkpoints(folder).save(STATE, 3)
+    for options in ({}, {"mmap": True}):
+        assert torch.equal(torch.load(path, weights_only=True, **options)["half"], STATE["half"])
+    with ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert archive.comment.startswith(b"esper checkpoint 0003 ")
 
 
 def test_newest_are_kept_by_number_and_not_by_name(folder: Path) -> None:
@@ -86,12 +96,12 @@ def test_reading_changes_nothing(folder: Path) -> None:
     assert (folder / "checkpoint_000002.pt.tmp").exists()
 
 
-def test_orphans_go_at_the_start_and_other_files_stay(folder: Path) -> None:
+def test_saving_removes_half_written_files_and_leaves_others(folder: Path) -> None:
     folder.mkdir()
     (folder / "checkpoint_000002.pt.tmp").write_bytes(b"half")
     (folder / "notes.tmp").write_text("mine")
-    Checkpoints(folder).prepare()
-    assert names(folder) == ["notes.tmp"]
+    Checkpoints(folder).save({}, 1)
+    assert names(folder) == ["checkpoint_000001.pt", "notes.tmp"]
 
 
 # ---- what is refused when saving
@@ -113,7 +123,7 @@ class Colour(IntEnum):
         ({"a": torch.empty(2, device="meta")}, ("state['a']", "meta")),
     ],
 )
-def test_what_could_not_come_back_is_refused_before_anything_is_written(
+def test_values_that_need_pickle_are_refused_before_anything_is_written(
     folder: Path, state: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(CheckpointError) as error:
@@ -125,58 +135,66 @@ def test_what_could_not_come_back_is_refused_before_anything_is_written(
 # ---- what is refused when loading
 
 
-def test_missing(folder: Path) -> None:
+def test_a_missing_file_is_named(folder: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load(folder / "checkpoint_000001.pt")
     assert_one_sentence(error, "checkpoint_000001.pt", "there is no checkpoint")
 
 
-def test_unreadable(folder: Path) -> None:
+def test_an_unreadable_file_is_named(folder: Path) -> None:
     folder.mkdir()
     with pytest.raises(CheckpointError) as error:
         load(folder)
     assert_one_sentence(error, str(folder), "cannot be read")
 
 
-def test_truncations_are_refused(folder: Path) -> None:
+def test_files_cut_short_or_too_long_are_refused(folder: Path) -> None:
     path = Checkpoints(folder).save({"w": torch.arange(4.0)}, 1)
     whole = path.read_bytes()
-    for size in [*range(200), *range(200, len(whole), 17), len(whole) - 1]:
-        path.write_bytes(whole[:size])
+    sizes = [*range(200), *range(200, len(whole), 17), *range(len(whole) - 90, len(whole))]
+    for content in [*(whole[:size] for size in sizes), whole + b"\0"]:
+        path.write_bytes(content)
         with pytest.raises(CheckpointError) as error:
             load(path)
-        assert_one_sentence(error, path.name, "use")
-    assert "truncated" in str(error.value)
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(CheckpointError, match="too long"):
-        load(path)
+        assert_one_sentence(error, path.name, "cut short", "use another one")
 
 
 def test_flipped_bits_are_refused(folder: Path) -> None:
-    """Every bit of the header, and three hundred others."""
+    """Every bit of the comment, and three hundred others; none is mistaken for another format."""
     path = Checkpoints(folder).save({"w": torch.arange(4.0)}, 1)
     whole = path.read_bytes()
-    header = whole.index(b"\n") + 1
+    archive = whole.index(b"esper checkpoint 0003")
     rng = random.Random(0)
-    bits = [*range(8 * header), *(rng.randrange(8 * header, 8 * len(whole)) for _ in range(300))]
-    for bit in bits:
+    for bit in [*(rng.randrange(8 * archive) for _ in range(300)), *range(8 * archive, 8 * len(whole))]:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError) as error:
+        with pytest.raises(CheckpointError, match="damaged") as error:
             load(path)
         assert_one_sentence(error, path.name)
 
 
-def test_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
-    path = Checkpoints(folder).save({}, 1)
+def format_4(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> bytes:
+    monkeypatch.setattr(checkpoint, "FORMAT", 4)
+    content = checkpoint.encode(state)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError) as error:
-        load(path)
-    assert_one_sentence(error, path.name, "format 1", "format 2")
-    with pytest.raises(CheckpointError, match="has format 1 and this Esper reads format 2"):  # and is not called damaged
-        Checkpoints(folder).latest()
+    return content
+
+
+def format_2(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> bytes:
+    torch.save(state, buffer := io.BytesIO())
+    content = buffer.getvalue()
+    return f"esper checkpoint 0002 {hashlib.sha256(content).hexdigest()} {len(content):016d}\n".encode() + content
+
+
+@pytest.mark.parametrize(("encode", "number"), [(format_2, 2), (format_4, 4)])
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encode: Any, number: int) -> None:
+    path = tmp_path / "checkpoint_000001.pt"
+    path.write_bytes(encode({"w": torch.ones(3)}, monkeypatch))
+    for read in (lambda: load(path), Checkpoints(tmp_path).latest):
+        with pytest.raises(CheckpointError) as error:
+            read()
+        assert_one_sentence(error, path.name, f"has format {number} and this Esper reads format 3: use the version")
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
@@ -197,24 +215,25 @@ class Bomb:
 
 @pytest.mark.parametrize("wrap", ["zip", "plain pickle"])
 def test_a_malicious_pickle_is_not_executed(tmp_path: Path, wrap: str) -> None:
-    """Also where its header is right, as a stranger can make one."""
+    """Even if its digest is right."""
     mark, path = tmp_path / "executed", tmp_path / "checkpoint_000001.pt"
     if wrap == "zip":
         content = checkpoint.encode({"w": Bomb(mark)})
     else:
         raw = pickle.dumps({"w": Bomb(mark)}, protocol=2)
-        content = f"esper checkpoint 0002 {hashlib.sha256(raw).hexdigest()} {len(raw):016d}\n".encode() + raw
+        content = raw + b"esper checkpoint 0003 "
+        content += hashlib.sha256(content).hexdigest().encode()
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         load(path)
     assert_one_sentence(error, path.name, "not loaded")
     assert not mark.exists()
-    with suppress(RuntimeError):  # what the plain one raises after it went off
-        torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=False)
+    with suppress(RuntimeError):  # raised by the plain one after it went off
+        torch.load(path, weights_only=False)
     assert mark.exists(), "the bomb is a dud, so this test showed nothing"
 
 
-def test_a_content_that_is_no_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_a_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.save
     monkeypatch.setattr(torch, "save", lambda state, file: real([1], file))
     (tmp_path / "a.pt").write_bytes(checkpoint.encode({}))
@@ -229,11 +248,11 @@ def damage(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_a_damaged_newest_is_named_and_the_one_before_is_used(folder: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(folder: Path) -> None:
     checkpoints = Checkpoints(folder)
     checkpoints.save({"u": 1}, 1)
     damage(checkpoints.save({"u": 2}, 2))
-    with pytest.warns(UserWarning, match=r"checkpoint_000002\.pt is truncated"):
+    with pytest.warns(UserWarning, match=r"checkpoint_000002\.pt is cut short"):
         assert checkpoints.latest() == folder / "checkpoint_000001.pt"
 
 
@@ -242,20 +261,20 @@ def test_all_damaged_is_an_error(folder: Path) -> None:
     damage(checkpoints.save({}, 1))
     damage(checkpoints.save({}, 2))
     with (
-        pytest.warns(UserWarning, match="truncated"),
+        pytest.warns(UserWarning, match="cut short"),
         pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* is whole"),
     ):
         checkpoints.latest()
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_given_up_future_is_set_aside_and_costs_no_good_checkpoint(folder: Path, keep: int) -> None:
-    """Update 9 was damaged and the run went on from 7: its 8 is now the newest."""
+def test_checkpoints_of_an_abandoned_run_are_set_aside(folder: Path, keep: int) -> None:
+    """Update 9 is damaged, the run resumes from 7, and its update 8 is then the newest."""
     checkpoints = Checkpoints(folder, keep=2)
     checkpoints.save({"u": 7}, 7)
     damage(checkpoints.save({"u": 9}, 9))
-    again = Checkpoints(folder, keep=keep)
-    again.save({"u": 8}, 8)
-    assert again.latest() == folder / "checkpoint_000008.pt"
+    resumed = Checkpoints(folder, keep=keep)
+    resumed.save({"u": 8}, 8)
+    assert resumed.latest() == folder / "checkpoint_000008.pt"
     kept = ["checkpoint_000007.pt", "checkpoint_000008.pt"][-keep:]
     assert names(folder) == [*kept, "checkpoint_000009.pt.aside"]

@@ -1,6 +1,7 @@
-"""Checkpoints on a disk that refuses, and in a process that is killed."""
+"""Checkpoints on a disk that fails, and in a process that is killed."""
 
 import errno
+import io
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ import torch
 
 from esper import checkpoint
 from esper.checkpoint import Checkpoints, DiskError, load, write_whole
-from tests.checkpoint_help import STATE, assert_one_sentence, names
+from tests.checkpoint_help import assert_one_sentence, names
 
 
 @pytest.fixture
@@ -23,24 +24,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-# ---- the disk refuses
+# ---- failing disks
 
 
-def refuse_with(number: int) -> Any:
+def fail_with(number: int) -> Any:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
     return fail
 
 
+class Unwritable(io.BytesIO):
+    """A file that opens and takes nothing."""
+
+    number = 0
+
+    def write(self, data: Any) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT])
-def test_a_refusal_at_any_call_leaves_the_checkpoint_before(
+def test_a_failure_of_any_call_leaves_the_checkpoint_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     checkpoints = Checkpoints(folder)
     checkpoints.save({"u": 1}, 1)
-    monkeypatch.setattr(checkpoint.os, call, refuse_with(number))
+    monkeypatch.setattr(Unwritable, "number", number)
+    if call in ("open", "write"):
+        monkeypatch.setattr(Path, "open", fail_with(number) if call == "open" else lambda *_: Unwritable())
+    else:
+        monkeypatch.setattr(checkpoint.os, call, fail_with(number))
     with pytest.raises(DiskError) as error:
         checkpoints.save({"u": 2}, 2)
     monkeypatch.undo()
@@ -70,16 +84,9 @@ def test_an_interruption_leaves_nothing_half_written(folder: Path, monkeypatch: 
     assert names(folder) == ["checkpoint_000001.pt"]
 
 
-def test_short_writes_are_completed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(checkpoint.os, "write", lambda fd, data: real(fd, bytes(data[:100])))
-    assert torch.equal(load(Checkpoints(folder).save(STATE, 1))["half"], STATE["half"])
-
-
 def test_bytes_and_names_reach_the_disk_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File synced, then renamed, then the folder synced: with no power cut at hand, the order of calls is the test."""
+    """The file is synced, then renamed, then the folder is synced."""
     checkpoints = Checkpoints(folder)
-    checkpoints.prepare()
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -97,7 +104,7 @@ def test_bytes_and_names_reach_the_disk_in_order(folder: Path, monkeypatch: pyte
     assert calls == ["file", "rename", "folder"]
 
 
-def test_a_file_system_that_cannot_sync_folders_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_sync_folders_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -129,7 +136,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+def test_a_full_disk(small_disk: Path) -> None:
     checkpoints = Checkpoints(small_disk)
     checkpoints.save({"w": torch.ones(10_000)}, 1)
     with pytest.raises(DiskError) as error:
@@ -140,7 +147,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     checkpoints.save({"w": torch.ones(10_000)}, 2)
 
 
-def test_a_file_system_that_is_really_read_only(small_disk: Path) -> None:
+def test_a_read_only_file_system(small_disk: Path) -> None:
     Checkpoints(small_disk).save({"u": 1}, 1)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(DiskError) as error:
@@ -165,8 +172,8 @@ print(load(folder / "checkpoint_000001.pt"))
 """
 
 
-def test_a_folder_that_one_may_really_not_write_to(tmp_path: Path) -> None:
-    """In a process without root's rights, which permission bits do not stop."""
+def test_a_folder_without_write_permission(tmp_path: Path) -> None:
+    """In a process without root's rights, since permission bits do not stop root."""
     Checkpoints(tmp_path).save({"u": 1}, 1)
     for parent in [tmp_path, *tmp_path.parents][:-1]:
         if not parent.stat().st_mode & 0o001 and os.geteuid() == 0:
@@ -229,7 +236,7 @@ print(json.dumps({"newest": newest, "halves": halves, "left": [p.name for p in f
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 def test_killed_at_any_time_the_newest_checkpoint_is_whole(folder: Path) -> None:
-    """One process that has loaded torch, and children of it that save without end and are killed, 15 times."""
+    """Forked children save without end and are killed, 15 times."""
     folder.mkdir()
     command = [sys.executable, "-c", HARNESS, str(folder), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -240,13 +247,14 @@ def test_killed_at_any_time_the_newest_checkpoint_is_whole(folder: Path) -> None
     assert report["left"] == []
 
 
-def test_a_small_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_a_small_file_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "design.json"
     write_whole(path, "old")
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        broken.setattr(checkpoint.os, "replace", fail_with(errno.ENOSPC))
         with pytest.raises(DiskError, match=r"design\.json"):
             write_whole(path, "new")
     assert path.read_text() == "old"
+    assert names(tmp_path) == ["design.json"]
     write_whole(path, "new")
     assert path.read_text() == "new"

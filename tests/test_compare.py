@@ -1,4 +1,4 @@
-"""Experiments on disk: what is found, what is said, and what is written."""
+"""Comparison of experiments on disk: from runs to the report."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from esper import compare as C
 from esper.cli.overrides import check
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.lab.design import design
 from esper.lab.evaluation import Choice, Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
@@ -26,8 +26,7 @@ TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=qu
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms and a control, two blocks, trained for a moment; one run is missing."""
-    register()
+    """Two arms and an A/A control in two blocks; one run is missing."""
     folder = tmp_path_factory.mktemp("experiment")
     (folder / "preregistration.md").write_text("Which <reward>?\n")
     planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, preregistration=str(folder / "preregistration.md"))
@@ -49,7 +48,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
     assert cells["accuracy", "sparse", 1] is None
     page = (experiment / "report.html").read_text()
-    assert page.count("data:image/png") == 4
+    assert page.count("data:image/png") == 3
     assert "sparse, block 1: never started" in page
     assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
@@ -58,12 +57,12 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["status"] for row in rows].count("finished") == 5
-    told = [name for name in OUTCOMES if name != "return"]  # the arms have different rewards
+    measured = [name for name in OUTCOMES if name != "return"]  # rewards differ between arms
     finished = [row for row in rows if row["status"] == "finished"]
-    assert all((row[name] != "") == (name in told) for row in finished for name in OUTCOMES)
+    assert all((row[name] != "") == (name in measured) for row in finished for name in OUTCOMES)
 
 
-def test_scoring_is_done_once(experiment: Path) -> None:
+def test_scores_are_cached(experiment: Path) -> None:
     run = next(run for run in find_runs([experiment]) if run.finished)
     first = score(run, 2)
     path = scored_file(run, 2)
@@ -89,20 +88,20 @@ def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="cannot be read"):
         score(run, 2)
     (copy / "design.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged: remove it, and repeat"):
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: remove it and repeat"):
         find_runs([copy])
 
 
-def test_runs_without_a_design_are_told_apart_by_what_differs(experiment: Path) -> None:
+def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -> None:
     loose = find_runs([experiment / "shaped", experiment / "sparse"])
     assert {run.block for run in loose} == set(design("reward: shaped,sparse", blocks=2, root=1).seeds)
     whole = {run.arm for run in find_runs([experiment / "shaped"])}
-    assert whole == {"shaped"}  # nothing differs but the seed: the folder's name stands for it
+    assert whole == {"shaped"}  # only seeds differ: the folder names the arm
 
 
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
-    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle", "plots=false"])
+    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle"])
     capsys.readouterr()
     numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
     reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
@@ -114,51 +113,35 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         kept = json.loads(scored_file(run, 4).read_text())
         assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
-        assert kept["static"] == kept["wait"]  # in two steps nothing is kept for good
-        assert kept["policy"]["parameters"] == 4 * [0], "what is held and not kept is no part of what was committed"
+        assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
+        assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
     chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
-    for run in runs:  # the schedules that were chosen once, grown anew on the hosts of each run
+    for run in runs:  # the schedules chosen once, on the hosts of each run
         evaluation = Evaluation.load(str(run.folder), hosts=4)
         _, oracle = evaluation.grow_schedules(Choice(**chosen))
         evaluation.env.close()
-        assert reached["oracle", run.block] == pytest.approx(oracle.return_N.mean())
+        assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
 
 
-def test_workers_judge_as_one_process_does(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables: list[list[float]] = []
-    for workers in (1, 2):
-        folder = tmp_path / f"by_{workers}"
-        shutil.copytree(experiment / "shaped", folder, ignore=shutil.ignore_patterns("*_hosts.json"))
-        C.main([str(folder), "hosts=3", "baselines=[wait,oracle]", "plots=false", f"workers={workers}"])
-        said = capsys.readouterr().out
-        assert (f"scored 2 of 2: {folder}" in said) == (workers == 2)
-        assert ("scoring first, to choose the schedules" in said) == (workers == 2)
-        cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
-        tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
-    assert np.isfinite(tables[0]).any()
-    assert tables[0] == pytest.approx(tables[1], nan_ok=True)
-
-
-def test_policies_are_compared_in_another_world(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "shaped"
     shutil.copytree(experiment / "shaped", folder)
-    (folder / "report.html").write_text("of where they were trained")
-    C.main([str(folder), "hosts=3", "steps=3", "baselines=[wait,schedule]", "outcome=return"])
-    said = capsys.readouterr().out
-    assert "all policies were evaluated with steps=3" in said
-    assert (folder / "report.html").read_text() == "of where they were trained"
-    assert "<title>shaped, wait, schedule: return steps=3</title>" in (folder / "report_steps=3.html").read_text()
+    (folder / "report.html").write_text("as trained")
+    C.main([str(folder), "hosts=3", "steps=3", "baselines=[wait]", "outcome=return"])
+    shown = capsys.readouterr().out
+    assert "all policies were evaluated with steps=3" in shown
+    assert (folder / "report.html").read_text() == "as trained"
+    assert "<title>shaped, wait: return steps=3</title>" in (folder / "report_steps=3.html").read_text()
     numbers = json.loads((folder / "comparison_steps=3.json").read_text())
     assert numbers["overrides"] == ["steps=3"]
-    assert (folder / "schedules_3_hosts_steps=3.json").exists()
     values = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
     for run in find_runs([folder]):
-        there = Evaluation.load(str(run.folder), hosts=3, overrides=["steps=3"])
-        outcomes = there.run(["policy"])
-        there.env.close()
+        evaluation = Evaluation.load(str(run.folder), hosts=3, overrides=["steps=3"])
+        outcomes = evaluation.run(["policy"])
+        evaluation.env.close()
         for arm, name in (("shaped", "policy"), ("wait", "wait")):
-            assert values["return", arm, run.block] == pytest.approx(outcomes[name].return_N.mean())
-        assert values["learning", "shaped", run.block] is None  # of training, and of no other world
+            assert values["return", arm, run.block] == pytest.approx(outcomes[name].values["return"].mean())
+        assert values["learning", "shaped", run.block] is None  # measured in training only
         assert score(run, 3) != score(run, 3, ["steps=3"])
 
 
@@ -179,27 +162,37 @@ esper.register("reward", "free", FreeConfig)
 
 
 @pytest.mark.usefixtures("own_parts")
-def test_workers_import_the_plugins_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workers import the plugin that the runs recorded."""
     plugin = tmp_path / "free_reward.py"
     plugin.write_text(PLUGIN)
     load_plugins([str(plugin)])
+    first, second = tmp_path / "by_1", tmp_path / "by_2"
     for seed in (1, 2):
-        overrides = [*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]
-        Trainer(check(overrides), tmp_path / f"{seed}").run()
-    C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
-    assert "scored 2 of 2" in capsys.readouterr().out
-    for run in find_runs([tmp_path]):
+        Trainer(check([*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]), first / f"{seed}").run()
+    shutil.copytree(first, second)
+    tables: list[list[float]] = []
+    for workers, folder in enumerate((first, second), start=1):
+        C.main([str(folder), "hosts=2", "baselines=[wait,oracle]", f"workers={workers}"])
+        shown = capsys.readouterr().out
+        assert "scored 2 of 2" in shown
+        assert "choosing the schedules of all runs" in shown
+        cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
+        tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
+    assert np.isfinite(tables[0]).any()
+    assert tables[0] == pytest.approx(tables[1], nan_ok=True)
+    for run in find_runs([second]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
-        C.main([str(tmp_path), "hosts=2", "plots=false", "workers=2"])
+        C.main([str(second), "hosts=2", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
 
 class Deadly:
-    """Whoever judges dies of it."""
+    """A scoring that kills its process."""
 
-    chooses = staticmethod(lambda _: False)
+    baselines = ()
 
     @staticmethod
     def scores(_: Run) -> Scores:
@@ -207,14 +200,14 @@ class Deadly:
         raise AssertionError("unreachable")
 
 
-def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
+def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     runs = [run for run in find_runs([experiment]) if run.finished]
     with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
         list(score_all(runs, cast(Scoring, Deadly()), workers=2))
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["outcome=return"], "cannot compare arms that are paid by different reward"),
         (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
@@ -230,21 +223,21 @@ def test_a_worker_that_is_killed_is_one_sentence(experiment: Path) -> None:
         (["seed=3"], "seed=3 would score all runs on the same hosts"),
     ],
 )
-def test_what_an_experiment_cannot_tell(
-    words: list[str], sentence: str, experiment: Path, capsys: pytest.CaptureFixture[str]
+def test_settings_that_do_not_fit_the_experiment_are_refused(
+    arguments: list[str], sentence: str, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        C.main([str(experiment), "hosts=2", *words])
+        C.main([str(experiment), "hosts=2", *arguments])
     assert sentence in capsys.readouterr().err
 
 
-def test_one_cell_twice_is_refused(experiment: Path) -> None:
+def test_duplicate_cells_are_refused(experiment: Path) -> None:
     with pytest.raises(ConfigError, match="are the same cell"):
         find_runs([experiment, experiment])
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         ([], "no folder is given"),
         (["nowhere"], "nowhere is not a folder"),
@@ -255,39 +248,38 @@ def test_one_cell_twice_is_refused(experiment: Path) -> None:
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be 1 or more"),
         ([".", "figures=gif"], "choose from png, pdf, svg"),
-        ([".", "figures=pdf", "plots=false"], "remove one of the two"),
         ([".", "hostt=3"], "there is no key hostt"),
-        ([".", "rivals=[wait]"], "rivals is now called baselines"),
+        ([".", "rivals=[wait]"], "there is no key rivals any more: write baselines"),
         ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
     ],
 )
-def test_what_cannot_be_compared(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_refused(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        C.main(words)
+        C.main(arguments)
     assert sentence in capsys.readouterr().err
 
 
-def test_help_tells_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
     C.main(["--help"])
     page = capsys.readouterr().out
     assert all(name in page for name in (*OUTCOMES, *C.CompareConfig.__dataclass_fields__))
 
 
-def test_a_disk_that_refuses_the_report_is_one_sentence(
+def test_a_full_disk_is_one_sentence(
     experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run in find_runs([experiment]):
         if run.finished:
-            score(run, 2)  # what is kept already is not written again
+            score(run, 2)  # cached scores are not written again
     capsys.readouterr()
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as ended:
-        C.main([str(experiment), "hosts=2", "plots=false"])
+        C.main([str(experiment), "hosts=2"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("esper: ")
-    assert "report.html" in said
-    assert said.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("esper: ")
+    assert "report.html" in shown
+    assert shown.count("\n") == 1

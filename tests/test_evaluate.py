@@ -1,4 +1,4 @@
-"""Evaluation: the same fresh hosts for every controller, paired differences, and clear words."""
+"""Evaluation on held-out hosts."""
 
 import json
 
@@ -6,43 +6,41 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.evaluate import main, parse
-from esper.lab.evaluation import Evaluation, HostOutcomes, summarise
+from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.trainer import Trainer, find_checkpoint
-
-register()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    words = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
-    Trainer(check(words), folder).run()
+    overrides = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
+    Trainer(check(overrides), folder).run()
     return folder
 
 
-def test_every_controller_grows_the_same_fresh_hosts(folder):
+def test_every_controller_grows_the_same_held_out_hosts(folder):
     evaluation = Evaluation.load(str(folder), hosts=3)
     outcomes = evaluation.run()
     assert list(outcomes) == ["policy", "policy_greedy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     assert len({tuple(outcome.instance) for outcome in outcomes.values()}) == 1
     again = evaluation.grow(evaluation.controller("wait"))
-    assert np.array_equal(again.accuracy_N, outcomes["wait"].accuracy_N)
+    assert np.array_equal(again.values["accuracy"], outcomes["wait"].values["accuracy"])
     assert evaluation.env.split is Split.HELD_OUT
     other = Evaluation.load(str(folder), hosts=3, episode=1)
-    assert not np.array_equal(other.grow(other.controller("wait")).return_N, again.return_N)
+    assert not np.array_equal(other.grow(other.controller("wait")).values["return"], again.values["return"])
 
 
-def test_the_policy_is_the_one_that_was_trained(folder):
+def test_the_policy_has_the_trained_weights(folder):
     evaluation = Evaluation.load(str(folder), hosts=2)
     trained = evaluation.controller("policy").state_dict()["network"]
     saved = evaluation.agent_state["network"]
     assert all(trained[name].equal(saved[name]) for name in saved)
 
 
-def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
+def test_search_adds_the_best_schedule_and_the_oracle(folder):
     evaluation = Evaluation.load(str(folder), hosts=2)
     outcomes = evaluation.run(["wait"]) | evaluation.search()
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind"]
@@ -51,16 +49,8 @@ def test_the_search_knows_the_oracle_and_the_best_schedule(folder):
 def test_differences_are_paired_host_by_host():
     def outcome(values):
         values = np.array(values, dtype=np.float32)
-        return HostOutcomes(
-            return_N=values,
-            accuracy_N=2 * values,
-            validation_N=2 * values,
-            params_N=values,
-            flops_N=3 * values,
-            training_flops_N=4 * values,
-            instance=["o"] * 3,
-            kept=[[]] * 3,
-        )
+        scale = dict.fromkeys(HELD_OUT, 1) | {"accuracy": 2}
+        return HostOutcomes(values={name: scale[name] * values for name in HELD_OUT}, instance=["o"] * 3, kept=[[]] * 3)
 
     rows = summarise({"wait": outcome([1, 20, 300]), "better": outcome([2, 21, 301])})
     difference = rows[1]["return_over_wait"]
@@ -69,7 +59,7 @@ def test_differences_are_paired_host_by_host():
     assert rows[0]["return_over_wait"] == pytest.approx({"mean": 0, "low": 0, "high": 0})
 
 
-def test_the_command_shows_a_table_and_keeps_the_numbers(folder, capsys):
+def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     shown = capsys.readouterr().out
     assert "policy" in shown
@@ -78,61 +68,61 @@ def test_the_command_shows_a_table_and_keeps_the_numbers(folder, capsys):
     assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
 
 
-# ---- controllers that do not learn, and what was kept
+# ---- controllers that do not learn, and replay
 
 SHORT = ["hosts=2", "steps=9", "updates=1", "telemetry=quiet", "slots=every_block", "task.epoch_samples=256"]
 
 
-def run_of(folder, *words):
-    Trainer(check([*SHORT, *words]), folder).run()
+def run_of(folder, *overrides):
+    Trainer(check([*SHORT, *overrides]), folder).run()
     return folder
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["agent=periodic", "agent.first=1"],
         ["agent=schedule", "agent.actions=[{at:1,op:germinate,slot:2,blueprint:norm},{at:3,op:fossilize,slot:2}]"],
         ["agent=best_of_random"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_a_run_of_any_controller_can_be_evaluated(tmp_path, words):
-    folder = run_of(tmp_path, *words)
+def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
+    folder = run_of(tmp_path, *overrides)
     evaluation = Evaluation.load(str(folder), hosts=2)
     assert evaluation.names() == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     evaluation.env.close()
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
-    assert f"{words[0].removeprefix('agent=')} after 1 updates" in kept["title"]
+    assert f"{overrides[0].removeprefix('agent=')} after 1 updates" in kept["title"]
     seeds = kept["hosts"]["policy"]["kept"]
-    grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[words[0]]
+    grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[overrides[0]]
     assert [len(host) for host in seeds] == [grown, grown]
-    if words[0] == "agent=schedule":
+    if overrides[0] == "agent=schedule":
         assert seeds[0] == [{"slot": evaluation.env.layout.slot_names[2], "blueprint": "norm", "blend": "add"}]
     with pytest.raises(ConfigError, match="policy_greedy needs a policy that samples"):
         Evaluation.load(str(folder), hosts=2).run(["policy", "policy_greedy"])
 
 
-def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_from_its_file(tmp_path):
+def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
-    main([f"checkpoint={folder}", "hosts=3", "controllers=[replay,policy]"])
+    main([f"checkpoint={folder}", "hosts=3", "controllers=[replay]"])
     out = folder / "evaluation_000001_episode0.json"
     first = json.loads(out.read_text())["hosts"]
     assert list(first) == ["policy", "wait", "replay"]
     assert first["replay"]["kept"] == first["policy"]["kept"]
     assert first["replay"]["parameters"] == first["policy"]["parameters"]
     assert min(first["policy"]["parameters"]) > 0
-    assert first["replay"]["return"] != first["policy"]["return"], "they were there earlier"
+    assert first["replay"]["return"] != first["policy"]["return"], "the seeds were there earlier"
     again = run_of(tmp_path / "replay", "agent=replay", f"agent.topology={out}")
     main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
     second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
     assert second["policy"] == first["replay"]
-    for more, said in (
+    for more, sentence in (
         ({"episode": 1}, "was recorded on hosts of episode=0.*evaluate with episode=0"),
         ({"hosts": 4}, "hosts to at most 3"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=sentence):
             Evaluation.load(str(again), **{"hosts": 2, **more}).run(["policy"])
     out.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -140,9 +130,8 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "sentence"),
     [
-        (["checkpoint=x", "controllers=[replay]"], r"write controllers=\[policy,replay\]"),
         ([], "checkpoint is not set"),
         (["checkpoint=x", "hostss=3"], "there is no key hostss: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),
@@ -152,9 +141,9 @@ def test_what_was_kept_is_replayed_on_the_same_hosts_in_the_same_evaluation_or_f
         (["checkpoint=x", "controllers=[polcy]"], "controllers=polcy is not known: .*did you mean policy"),
     ],
 )
-def test_words_that_do_not_fit_are_one_sentence(words, said):
-    with pytest.raises(ConfigError, match=said) as caught:
-        parse(words)
+def test_invalid_arguments_are_one_sentence(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        parse(overrides)
     assert "\n" not in str(caught.value)
 
 

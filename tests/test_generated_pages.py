@@ -7,7 +7,7 @@ import pytest
 
 from docs import generate
 from esper.cli.overrides import check
-from esper.config import SWEEPS, register
+from esper.config import SWEEPS
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
 from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
@@ -16,7 +16,6 @@ from esper.training.config_io import flat, to_plain
 
 DOCS = Path(__file__).parent.parent / "docs"
 CONFIG = (DOCS / "config.md").read_text()
-register()
 
 
 @pytest.mark.parametrize("page", generate.PAGES)

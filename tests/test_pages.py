@@ -1,4 +1,4 @@
-"""The pages of docs/: their links lead somewhere, and what they say of files is what a run writes."""
+"""The pages of docs/: links resolve, and files and examples match a run."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ONLY_WHERE_SOMETHING_IS_WRONG = "events.jsonl"
+ONLY_AFTER_ANOMALIES = "events.jsonl"
 
 
 LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "multirun/README.md"))]
@@ -57,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_writes_what_the_page_says(folder: Path) -> None:
-    told = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "files.md").read_text(), flags=re.MULTILINE)
+    listed = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "files.md").read_text(), flags=re.MULTILINE)
     there = [f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()]
-    assert sorted(told) == sorted([*there, ONLY_WHERE_SOMETHING_IS_WRONG])
+    assert sorted(listed) == sorted([*there, ONLY_AFTER_ANOMALIES])
     assert {path.name for path in (folder / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
     assert "checkpoint_000000.pt" in {path.name for path in (folder / "checkpoints").iterdir()}
 

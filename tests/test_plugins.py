@@ -63,7 +63,7 @@ register("reward", "mine", MineConfig)
         ("writer", "mine", MineConfig, "writer=mine must derive from .*WriterConfig"),
     ],
 )
-def test_what_cannot_be_registered_is_one_sentence(group: str, name: str, kind: Any, sentence: str) -> None:
+def test_a_refused_registration_is_one_sentence(group: str, name: str, kind: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as raised:
         esper.register(group, name, kind)
     assert "\n" not in str(raised.value)

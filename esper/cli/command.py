@@ -15,7 +15,7 @@ from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.help import help_text
 from esper.cli.overrides import check, check_folder, check_sweep, quoted
 from esper.cli.readiness import ready
-from esper.config import ALIASES, CHECKPOINTS, GROUPS, RENAMED, SWEEPS, Config, ConfigError, did_you_mean, register
+from esper.config import CHECKPOINTS, SWEEPS, ConfigError
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
 
@@ -47,43 +47,38 @@ def warn_plainly() -> None:
     warnings.formatwarning = _say
 
 
+def sweep_keys(kind: type) -> list[str]:
+    """Return the keys of a sweep."""
+    return [field.name for field in fields(kind) if not field.name.startswith("_")]
+
+
 def spelled_out(overrides: list[str]) -> list[str]:
     """Return overrides in full for Hydra: in a sweep of ours, arms=... is short for hydra.sweeper.arms=..., quoted."""
     kinds = [kind for name, kind in SWEEPS.items() for override in overrides if override.startswith(f"sweep={name}")]
-    short = tuple(f"{field.name}=" for kind in kinds for field in fields(kind) if not field.name.startswith("_"))
+    short = tuple(f"{key}=" for kind in kinds for key in sweep_keys(kind))
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration", "tune"):
+        if key in ("arms", "preregistration"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 
     return [spelled(override) if override.startswith(short) else override for override in overrides]
 
 
-def _check_sweep_keys(overrides: list[str], *, many: bool) -> None:
-    """Check the keys that only sweeps know, as they were typed.
+def _check_sweep(overrides: list[str], *, many: bool) -> None:
+    """Check that a command asks for several runs if and only if it names a sweep.
 
     Raises:
-        ConfigError: there is no sweep where there has to be one, or a key of it is misspelt.
+        ConfigError: it does not.
     """
-    kinds = {name: [field.name for field in fields(kind) if not field.name.startswith("_")] for name, kind in SWEEPS.items()}
-    keys = [override.partition("=")[0] for override in overrides]
     chosen = next((override.partition("=")[2] for override in overrides if override.startswith("sweep=")), None)
     if chosen is not None and not many:
         raise ConfigError(f"sweep={chosen} is several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
-    if chosen is None:
-        for key in keys:
-            if owner := next((name for name, known in kinds.items() if key in known), None):
-                raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
-    known = next((known for name, known in kinds.items() if chosen is not None and chosen.startswith(name)), [])
-    own = [field.name for field in fields(Config)]
-    for key in keys:
-        if RENAMED.get(key) in known:
-            raise ConfigError(f"{key} is now called {RENAMED[key]}")
-        hint = did_you_mean(key, [*known, *own])
-        if key.isidentifier() and key not in (*known, *own, *GROUPS, *ALIASES) and any(f" {name}?" in hint for name in known):
-            raise ConfigError(f"there is no key {key}: sweep={chosen} has {', '.join(known)}{hint}")
+    for key in (override.partition("=")[0] for override in overrides):
+        owner = next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None)
+        if owner and chosen is None:
+            raise ConfigError(f"{key} belongs to a sweep: put -m sweep={owner} in front")
 
 
 def load_parts(overrides: list[str]) -> list[str]:
@@ -98,7 +93,6 @@ def load_parts(overrides: list[str]) -> list[str]:
     recorded = load(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
     load_plugins(recorded)
-    register()
     return others
 
 
@@ -112,7 +106,7 @@ def run(main: Callable[[], None]) -> None:
     typed = [word for word in sys.argv[1:] if word not in many]
     with in_one_sentence():
         load_parts(typed)
-        _check_sweep_keys(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
+        _check_sweep(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
     sys.argv[1:] = [*many[:1], *spelled_out(typed)]
     args = get_args_parser().parse_args()
     if args.help:
@@ -141,16 +135,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         return
     asked: list[object] = []
     for config in configs:
-        key = [
-            config.resume,
-            config.task,
-            config.host,
-            config.devices,
-            config.hosts,
-            config.slots,
-            config.blueprint,
-            config.agent,
-        ]
+        key = [getattr(config, name) for name in ("resume", "task", "host", "devices", "hosts", "slots", "blueprint", "agent")]
         if key not in asked:
             ready(config)
             asked.append(key)

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.help import as_typed, field_docs, in_words
-from esper.config import RENAMED, ConfigError, did_you_mean
+from esper.config import ConfigError, did_you_mean, renamed
 
 C = TypeVar("C")
 
@@ -28,10 +28,10 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
         key, equals, _ = override.partition("=")
         if not equals:
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
-        if RENAMED.get(key) in names:
-            raise ConfigError(f"{key} is now called {RENAMED[key]}")
         if key not in names:
-            raise ConfigError(f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}")
+            raise ConfigError(
+                renamed(key) or f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}"
+            )
     config = OmegaConf.structured(kind)
     hints = get_type_hints(kind)
     for override in overrides:

@@ -13,13 +13,13 @@ from hashlib import sha256
 from esper.cli.help import as_typed
 from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
-from esper.config import ALIASES, Config, ConfigError, register
+from esper.config import ALIASES, Config, ConfigError
 from esper.training.config_io import flat, to_plain
 
-WORLD = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
-"""Roots of the keys that an evaluation may change."""
-SAME_WORLD = ("seed", "devices")
-"""Root keys of these that leave the kind of hosts unchanged: the random draws and the devices."""
+TRANSFERABLE = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
+"""Root keys that an evaluation may change."""
+DRAWS_AND_DEVICES = ("seed", "devices")
+"""Root keys of these that do not change the kind of hosts."""
 _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
@@ -46,7 +46,7 @@ class Transfer:
     @property
     def title(self) -> str:
         """Such as "transfer from task=digits to task=mnist5k"; empty if the kind of hosts is unchanged."""
-        if not any(_root(override) not in SAME_WORLD for override in self.target):
+        if not any(_root(override) not in DRAWS_AND_DEVICES for override in self.target):
             return ""
         return f"transfer from {' '.join(self.source)} to {' '.join(self.target)}"
 
@@ -56,12 +56,12 @@ class Transfer:
         return slug(self.target)
 
 
-def is_of_world(override: str) -> bool:
-    """Return whether an override concerns the run's config, rather than the evaluation's own."""
+def is_run_override(override: str) -> bool:
+    """Return whether an override changes the config of the run; else it belongs to the evaluation."""
     return _root(override) in {*(entry.name for entry in fields(Config)), *ALIASES, *_REFUSED, "hydra"} - {"hosts"}
 
 
-def moved(saved: Config, overrides: list[str]) -> Config:
+def transferred(saved: Config, overrides: list[str]) -> Config:
     """Return the config of a run with overrides, after checking that this machine has its data and devices.
 
     Raises:
@@ -73,10 +73,9 @@ def moved(saved: Config, overrides: list[str]) -> Config:
             raise ConfigError(f"{override} cannot be changed in an evaluation, since {_REFUSED[key]}")
         if override[:1] in "+~" or key == "hydra":
             raise ConfigError(f"{override} cannot be given to an evaluation: write key=value, as in task=mnist5k or steps=40")
-    register()
-    judged = copy(saved)
-    judged.agent = saved.agent.acting()
-    config = check_over(judged, overrides)
+    acting = copy(saved)
+    acting.agent = saved.agent.acting()
+    config = check_over(acting, overrides)
     config.agent = saved.agent
     config.resume = None  # the folder that the training resumed may be gone
     ready(config)

@@ -1,16 +1,19 @@
-"""The interface of an environment: Gymnasium's `VectorEnv`, and what the trainer asks besides."""
+"""The base of environments: Gymnasium's `VectorEnv`, and what the trainer also needs."""
 
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, legal_values, parameters_legal
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -27,93 +30,130 @@ Array = npt.NDArray[Any]
 Hparam = bool | int | float | str
 
 
-class EpisodeRecord(Protocol):
-    """The record of one episode of N hosts, kept by `play`."""
+@dataclass(kw_only=True, slots=True)
+class EpisodeRecord:
+    """The record of one episode of N hosts, kept by `play`.
+
+    A record from outside the package may derive from this class, or offer the same methods and attributes.
+    """
 
     return_N: npt.NDArray[np.float32]
     """Undiscounted sum of rewards so far [points]."""
-    instance: list[str]
+    instance: list[str] = field(default_factory=list[str])
     """Kind of each host; known at the end."""
-    audit: Audit | None
+    audit: Audit | None = None
     """Reward-hacking checks; None before the end, and in an environment that has none."""
-    act_seconds: float
+    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
+    """Count of each operation carried out."""
+    fossilized: int = 0
+    """Number of seeds fossilized."""
+    act_seconds: float = 0.0
     """Time that the controller took [s]."""
-    seconds: float
+    seconds: float = 0.0
     """Time of the whole episode [s]."""
 
     def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Take in one step."""
-        ...
+        """Add one step, with the operation carried out, `info["op"]`, and the number of seeds fossilized, of each host."""
+        self.return_N += reward_N
+        self.ops += np.bincount(info["op"], minlength=len(Op))
+        self.fossilized += int(info["fossilized"].sum())
 
     def close(self, info: Mapping[str, Any]) -> None:
-        """Take in the info of the last step, after `add`."""
-        ...
+        """Add the info of the last step, after `add`."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by tag."""
-        ...
+        hosts, host_steps = len(self.return_N), int(self.ops.sum())
+        return {
+            "policy/return": float(self.return_N.mean()),
+            "host/seeds_germinated": float(self.ops[Op.GERMINATE] / hosts),
+            "host/seeds_fossilized": self.fossilized / hosts,
+            "time/rollout_seconds": self.seconds,
+            "time/act_seconds": self.act_seconds,
+            "time/host_epochs_per_second": host_steps / self.seconds,
+        } | {f"action/{op.name.lower()}": float(self.ops[op] / host_steps) for op in Op}
 
     def summary(self) -> list[tuple[str, str]]:
         """Return rows of name and text for the summary at the end of a run."""
-        ...
+        return [("return", f"{self.return_N.mean():.3f} points per host in the last update")]
 
 
-class Environment(Protocol):
-    """A vectorised environment of N hosts, as the trainer, `play` and the decision log use it."""
+class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+    """N hosts in lockstep, as the trainer, `play` and the decision log use them.
 
+    An environment from outside the package may derive from this class, or offer the same methods and attributes.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012  (as in Gymnasium)
     layout: EnvSpec
     """Sizes and names of observations and actions."""
     root: int
     """Root seed of all random streams."""
     split: Split
     """Hosts to train the controller on, or held-out hosts."""
-    episode: int
+    episode: int = -1
     """Number of the current episode; -1 before the first reset."""
-    num_envs: int
-    """N."""
     chosen_S: npt.NDArray[np.bool_]
     """Slots in use."""
     num_steps: int
     """T."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Start an episode; `options={"episode": e}` asks for one by number."""
-        ...
-
-    def step(self, actions: npt.NDArray[np.int64]) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
-        """Act, and return observation, reward, terminated, truncated and info.
-
-        `info["rolled_back"]` and `info["signals"]` become parts of the transition; both may be missing.
-        """
-        ...
+    def __init__(self, layout: EnvSpec, *, seed: int, split: Split, heads: HeadsConfig, slots: SlotsConfig) -> None:
+        self.layout, self.root, self.split = layout, seed, split
+        self.num_envs, self.num_steps = layout.num_hosts, layout.num_steps
+        self._legal_values = legal_values(layout.num_hosts, len(layout.blueprint_names), heads, slots)
+        self.single_action_space = spaces.MultiDiscrete(np.array(layout.head_sizes, dtype=np.int64))
+        self.single_observation_space = observation_space(layout)
+        self.action_space = batch_space(self.single_action_space, layout.num_hosts)
+        self.observation_space = batch_space(self.single_observation_space, layout.num_hosts)
 
     def observation(self) -> dict[str, Array]:
         """Return the current observation, by the names of `Observation`."""
-        ...
+        raise NotImplementedError
+
+    def legal_slots(self) -> npt.NDArray[np.bool_]:
+        """Return which operations are legal on which slots now `[N, O, S]`."""
+        raise NotImplementedError
 
     def record(self) -> EpisodeRecord:
         """Return an empty record of the episode that starts now."""
-        ...
+        raise NotImplementedError
 
     def prepare(self, state: dict[str, Any] | None = None) -> None:
         """Measure what a run measures once, or restore what `state_dict` returned."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs of the environment between two episodes."""
-        ...
+        return {}
 
     def hparams(self) -> dict[str, Hparam]:
         """Return what distinguishes the data from that of other runs."""
-        ...
+        return {}
 
     def costs_table(self) -> dict[str, Any]:
         """Return the costs of hosts and seeds, for `costs.json`; empty if there are none."""
-        ...
+        return {}
 
-    def close(self) -> None:
-        """Release threads and memory."""
-        ...
+    # ---- for environments that derive from this class
+
+    def begin(self, seed: int | list[int] | None, options: dict[str, Any] | None) -> None:
+        """Set root and episode from the arguments of `reset`; `options={"episode": e}` asks for an episode by number."""
+        if isinstance(seed, list):
+            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
+        if seed is not None:
+            self.root, self.episode = int(seed), -1
+        wanted = (options or {}).get("episode")
+        self.episode = self.episode + 1 if wanted is None else int(wanted)
+
+    def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`."""
+        if self.episode < 0:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        action_NH = np.array(actions, dtype=np.int64)
+        allowed_N = self.legal_slots()[np.arange(self.num_envs), action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
+        allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
+        action_NH[:, Head.OP] = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
+        return action_NH, ~allowed_N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 # N hosts, S slots
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import Op
+from esper.env.base import EpisodeRecord
 from esper.governor.base import Cause
 from esper.lifecycle.stages import EMPTY, LIVE, Stage
 from esper.measure.costs import Costs
-from esper.reward.audit import Audit, Auditor
+from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
 
@@ -21,48 +22,26 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(kw_only=True, slots=True)
-class Episode:
+class Episode(EpisodeRecord):
     """The results of an episode, host by host."""
 
-    return_N: FloatArray
-    """Undiscounted sum of rewards [pp], without the shaping potential that a rollback deducts a second time."""
     modes: Mapping[str, slice] = field(default_factory=lambda: dict[str, slice]())
     """Hosts by reward mode; empty for a single mode."""
-    audit: Audit | None = None
-    """Reward-hacking checks; None before the end."""
     terms: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     """Mean over hosts of each term of the reward [pp]."""
     first_accuracy_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """Accuracy of the newborn hosts [pp]."""
     signals: StepSignals | None = None
     """Signals of the last step."""
-    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
-    """Count of each operation carried out."""
-    fossilized: int = 0
-    """Number of seeds fossilized."""
-    pruned: int = 0
-    """Number of seeds removed, excluding rollbacks."""
-    causes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Cause), np.int64))
-    """Count of each verdict of the governor."""
-    suspect: int = 0
-    """Number of suspect host epochs, excluding rollbacks."""
-    vetoed: int = 0
-    """Number of host steps in which the governor vetoed a legal operation."""
-    retired: int = 0
-    """Number of hosts retired before the end."""
+    tally: Counter[str] = field(default_factory=Counter[str])
+    """Number of pruned seeds, excluding rollbacks; of rollbacks by cause; and of host epochs that are suspect or have a veto."""
     samples: int = 0
     """Number of training samples per host epoch."""
-    seconds: float = 0.0
-    """Duration of the episode [s]."""
-    act_seconds: float = 0.0
-    """Share of it that the controller took [s]."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
     costs: Costs | None = None
     """Costs of hosts and seeds."""
     auditor: Auditor = field(default_factory=Auditor)
-    instance: list[str] = field(default_factory=lambda: list[str]())
-    """Instance of each host, as text."""
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Blueprint of the fossil in each slot at the end, -1 for none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
@@ -78,21 +57,18 @@ class Episode:
     """Committed accuracy on the test part [pp]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
-        """Add one step."""
+        """Add one step. The return leaves out the shaping potential that a rollback deducts a second time."""
         signals: StepSignals = info["signals"]
         restored_N = info["restored_potential"]  # the next sub-episode deducts it again, although the host lost nothing
-        self.return_N += (reward_N + restored_N).astype(np.float32)
+        EpisodeRecord.add(self, info, (reward_N + restored_N).astype(np.float32))
         for name, paid_N in info["components"].items():
             reported_N = paid_N + restored_N if name == SHAPING else paid_N
             self.terms[name] = self.terms.get(name, 0.0) + float(reported_N.mean())
-        self.ops += np.bincount(signals.op_N, minlength=len(Op))
-        live = signals.before.within(*LIVE)
-        self.fossilized += int((live & signals.after.within(Stage.FOSSILIZED)).sum())
-        self.pruned += int((live & signals.after.within(Stage.PRUNED)).sum())
-        self.causes += np.bincount(info["cause"], minlength=len(Cause))
-        self.suspect += int(info["suspect"].sum())
-        self.vetoed += int(info["vetoed"].sum())
-        self.retired = int(info["retired"].sum())
+        pruned = signals.before.within(*LIVE) & signals.after.within(Stage.PRUNED)
+        rollbacks = {f"rollbacks_{cause.name.lower()}": info["cause"] == cause for cause in Cause if cause}
+        events = rollbacks | {name: info[name] for name in ("suspect", "vetoed")}
+        self.tally.update({"pruned": int(pruned.sum())} | {name: int(which_N.sum()) for name, which_N in events.items()})
+        self.tally["retired"] = int(info["retired"].sum())
         # A rolled-back host has the fossils of its last healthy step again.
         healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
@@ -136,9 +112,8 @@ class Episode:
         """Return values for telemetry by tag."""
         signals = self.signals
         assert signals is not None
-        hosts, steps = len(self.return_N), int(self.ops.sum()) / len(self.return_N)
-        values = {
-            "policy/return": self.return_N.mean(),
+        hosts, epochs_per_second = len(self.return_N), self.ops.sum() / self.seconds
+        values = EpisodeRecord.metrics(self) | {
             "host/accuracy": _mean(signals.accuracy_N),
             "host/accuracy_gain": _mean(signals.accuracy_N - self.first_accuracy_N),
             "host/loss": _mean(signals.loss_N),
@@ -149,23 +124,11 @@ class Episode:
             "host/latency_committed": self.committed["latency"].mean(),
             "host/training_flops": self.training_flops_N.mean(),
             "host/measuring_flops": self.measuring_flops_N.mean(),
-            "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
-            "host/seeds_fossilized": self.fossilized / hosts,
-            "host/seeds_pruned": self.pruned / hosts,
-            "governor/rollbacks_nonfinite": self.causes[Cause.NONFINITE],
-            "governor/rollbacks_divergence": self.causes[Cause.DIVERGENCE],
-            "governor/rollbacks_lobotomy": self.causes[Cause.LOBOTOMY],
-            "governor/rollbacks_decline": self.causes[Cause.DECLINE],
-            "governor/suspect": self.suspect,
-            "governor/vetoed": self.vetoed,
-            "governor/retired": self.retired,
-            "time/rollout_seconds": self.seconds,
-            "time/act_seconds": self.act_seconds,
-            "time/host_epochs_per_second": hosts * steps / self.seconds,
-            "time/samples_per_second": hosts * steps * self.samples / self.seconds,
+            "host/seeds_pruned": self.tally["pruned"] / hosts,
+            "time/samples_per_second": self.samples * epochs_per_second,
         }
+        values |= {f"governor/{name}": count for name, count in self.tally.items() if name != "pruned"}
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
-        values |= {f"action/{op.name.lower()}": self.ops[op] / self.ops.sum() for op in Op}
         values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
         values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
         values |= {f"audit/{name}": value for name, value in asdict(self.audit).items()} if self.audit else {}

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from esper.env import observation as obs
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, execute, legal_slots, legal_values, parameters_legal
-from esper.env.base import EnvConfig, EnvParts, Hparam, observation_space
+from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, execute, legal_slots
+from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.guard import Guard
 from esper.env.host_sampler import HostSampler
@@ -30,9 +26,9 @@ from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage, empty
 from esper.measure.attribution import velocity
-from esper.measure.costs import Meter, count_costs
+from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
-from esper.measure.latency import BATCH, Latency, measure_latency
+from esper.measure.latency import BATCH, measure_latency
 from esper.measure.plans import Plan
 from esper.reward.rewards import Reward
 from esper.reward.signals import StepSignals
@@ -41,8 +37,6 @@ from esper.seeds.blueprints.registry import check_blueprints
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
-
-Array = npt.NDArray[Any]
 
 PROBE_EVERY = 2
 """Measure growth potential every N host epochs. Lower: fresher, costlier; see benchmarks/README.md."""
@@ -73,7 +67,7 @@ class GrowthConfig(EnvConfig):
         )
 
 
-class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+class GrowthEnv(Environment):
     """N hosts that a controller observes and grows.
 
     A step carries out one action per host, trains every host for an epoch, measures it with and without each of its seeds, has
@@ -84,8 +78,6 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
-
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012  (as in Gymnasium)
 
     def __init__(
         self,
@@ -108,16 +100,14 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     ) -> None:
         self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
         self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
-        self.num_envs, self.num_steps, self.root, self.split = num_hosts, num_steps, seed, split
         self.sampler = HostSampler(task=task, split=split, num_hosts=num_hosts, twins=twins)
-        self.test_at_end, self.episode = test_at_end, -1
+        self.test_at_end = test_at_end
         self.guard = Guard(governor)
         self.counterfactuals = counterfactuals or CounterfactualsConfig()
         example = task.host(seed, split, 0, 0)
         specs = slot_specs(example)
         self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
-        self.host_params = int(self.costs.params.host)
-        self.latency: Latency | None = None
+        self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
         self.meter = Meter(self.costs.flops, slots.incubation)
         self.pool = ShardPool(
             task,
@@ -125,27 +115,24 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             devices,
             num_hosts,
             incubation=slots.incubation,
-            fossils=slots.fossils,
             meter=self.meter,
         )
-        self.layout = EnvSpec(
+        self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(blueprints)))
+        layout = EnvSpec(
             num_hosts=num_hosts,
             num_steps=num_steps,
             slot_names=tuple(spec.name for spec in specs),
             blueprint_names=tuple(blueprints),
             seed_params=tuple(tuple(row) for row in self.costs.params.seed_KS.tolist()),
-            feature_names=tuple(feature.name for feature in obs.HOST_FEATURES),
-            slot_feature_names=tuple(feature.name for feature in obs.slot_table(tuple(blueprints))),
+            feature_names=self._tables[0].names,
+            slot_feature_names=self._tables[1].names,
         )
+        super().__init__(layout, seed=seed, split=split, heads=self.heads, slots=slots)
         self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints.values()])
         self.chosen_S = slots.chosen(self.layout.slot_names)
+        self.max_seeds = slots.max_seeds or int(self.chosen_S.sum())
         check_blueprints(blueprints, [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used], type(task).__name__)
-        self._legal_values = legal_values(num_hosts, len(blueprints), self.heads, slots)
         self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints.values()])
-        self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
-        self.single_observation_space = observation_space(self.layout)
-        self.action_space = batch_space(self.single_action_space, num_hosts)
-        self.observation_space = batch_space(self.single_observation_space, num_hosts)
         self.signals: StepSignals | None = None
 
     # ---- Gymnasium's interface
@@ -159,13 +146,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             seed: new root of all random streams; episodes then start from 0.
             options: `{"episode": e}` starts the hosts of that episode; by default the next one.
         """
-        if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams: pass an int instead of a list")
-        if seed is not None:
-            self.root, self.episode = int(seed), -1
-        wanted = (options or {}).get("episode")
+        self.begin(seed, options)
         self.time_inference()
-        self.episode = self.episode + 1 if wanted is None else int(wanted)
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         self.sampler = replace(self.sampler, root=self.root, episode=self.episode)
         self.views = self.sampler.views()
@@ -188,18 +170,17 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
         """Act, train, validate, judge, reward, observe."""
-        if self.episode < 0:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        action_NH, self.refused_N = self.permitted(actions)
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
-        self._act(np.asarray(actions, dtype=np.int64))
+        self._act(action_NH)
         report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
         # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
         unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
-        verdict = self.guard.judge(train_loss_N, self.loss_N)
+        verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
         self.time += 1
         signals = StepSignals(
             before=before,
@@ -220,6 +201,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         reward_N, components = self.reward(signals)
         components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
+        info |= {"op": signals.op_N, "fossilized": (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
@@ -237,7 +219,7 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
-    # ---- what the trainer asks besides
+    # ---- what the trainer also needs
 
     def record(self) -> Episode:
         """Return an empty record of the episode that starts now."""
@@ -255,28 +237,28 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def prepare(self, state: dict[str, Any] | None = None) -> None:
         """Measure latency where the reward needs it, or restore the measurement: no two measurements agree."""
         latency = (state or {}).get("latency")
-        self.time_inference(Latency.from_state(latency) if latency else None)
+        self.time_inference(Price.from_state(latency) if latency else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measured latency. Hosts and random streams are known by their names."""
-        return {"latency": self.latency.state_dict() if self.latency else None}
+        latency = self.costs.latency
+        return {"latency": None if math.isnan(latency.host) else latency.state_dict()}
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the fingerprint of the data."""
         return {"data": self.task.data.fingerprint()}
 
     def costs_table(self) -> dict[str, Any]:
-        """Return the costs of hosts and seeds, and how latency was measured."""
-        names = (self.layout.blueprint_names, self.layout.slot_names)
-        return self.costs.table(*names) | {"latency_measured": self.latency.table(*names) if self.latency else None}
+        """Return the costs of hosts and seeds."""
+        return self.costs.table(self.layout.blueprint_names, self.layout.slot_names)
 
-    def time_inference(self, known: Latency | None = None) -> None:
+    def time_inference(self, known: Price | None = None) -> None:
         """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
-        if known is None and self.reward.needs_latency and self.latency is None:
+        if known is None and self.reward.needs_latency and math.isnan(self.costs.latency.host):
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
             known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
         if known is not None:
-            self.latency, self.costs = known, replace(self.costs, latency=known.price)
+            self.costs = replace(self.costs, latency=known)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stop the threads of the shards."""
@@ -285,12 +267,8 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     # ---- the parts of a step
 
     def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
-        """Carry out every legal action, refuse the others without effect, and advance time."""
-        op_N, slot_N, host_N = action_NH[:, Head.OP], action_NH[:, Head.SLOT], np.arange(self.num_envs)
-        meant_N = parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
-        allowed_N = self.legal_slots()[host_N, op_N, slot_N] & meant_N
-        self.op_N, self.refused_N = np.where(allowed_N, op_N, Op.WAIT), ~allowed_N
-        before, action_NH = self.state, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1)
+        """Carry out legal actions, and advance time."""
+        self.op_N, slot_N, before = action_NH[:, Head.OP], action_NH[:, Head.SLOT], self.state
         self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
         kind_N = action_NH[:, Head.BLUEPRINT]
         gone = before.within(*LIVE) & ~self.state.within(*OCCUPIED)
@@ -347,6 +325,11 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
 
     # ---- views
 
+    @property
+    def params_NS(self) -> npt.NDArray[np.int64]:
+        """Parameters of the seed in each slot."""
+        return self.costs.params.of(self.state)
+
     def legal_slots(self) -> npt.NDArray[np.bool_]:
         """Return which operations are legal on which slots `[N, O, S]`, by the lifecycle and the governor."""
         legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
@@ -355,31 +338,15 @@ class GrowthEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     def _vetoed(self) -> npt.NDArray[np.bool_]:
         """Return the hosts for which the governor vetoes an operation that is otherwise legal `[N]`."""
         veto_NO = self.guard.health.veto_NO
-        if not veto_NO.any():
-            return np.zeros(self.num_envs, dtype=np.bool_)
         legal_NOS = legal_slots(self.state, self.slots, self.chosen_S, self.gates, self.heads)
         return np.asarray((legal_NOS & veto_NO[:, :, None]).any(axis=(1, 2)))
 
     def observation(self) -> dict[str, Array]:
         """Return the observation of every host, by the names of `Observation`."""
-        view = obs.HostView(
-            step=self.time,
-            num_steps=self.num_steps,
-            accuracy_NH=self.accuracy_NH,
-            loss_N=self.loss_N,
-            chance_loss=math.log(self.task.data.num_classes),
-            state=self.state,
-            potential_NSK=self.potential_NSK,
-            params_NS=self.costs.params.of(self.state),
-            host_params=self.host_params,
-            max_seeds=self.slots.max_seeds or int(self.chosen_S.sum()),
-            op_N=self.op_N,
-            refused_N=self.refused_N,
-        )
         blueprints = np.where(self.state.blueprint < 0, len(self.layout.blueprint_names), self.state.blueprint)
         return {
-            "features": obs.host_features(view),
-            "slots": obs.slot_features(view, self.layout.blueprint_names),
+            "features": self._tables[0].values(self),
+            "slots": self._tables[1].values(self),
             "blueprints": blueprints,
             "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from esper.env.observation import HostView
 from esper.env.shard_pool import ShardPool
 from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import LIVE, Op, SlotState
-from esper.reward.signals import FloatArray
+from esper.lifecycle.stages import LIVE, Op
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -33,16 +33,11 @@ OF_HEALTH = ("loss_NW", "best_loss_N")
 """Fields of `Health` that a rollback restores."""
 
 
-class Guarded(Protocol):
+class Guarded(HostView, Protocol):
     """The part of an environment that the guard reads and changes."""
 
     pool: ShardPool
     slots: SlotsConfig
-    state: SlotState
-    op_N: npt.NDArray[np.int64]
-    accuracy_NH: FloatArray
-    potential_NSK: FloatArray
-    loss_N: FloatArray
 
 
 class Guard:
@@ -58,10 +53,6 @@ class Guard:
         self.health = self.governor.start(env.loss_N)
         self._kept: dict[str, npt.NDArray[Any]] = {}
         self._remember(env, np.ones(len(env.loss_N), dtype=np.bool_))
-
-    def judge(self, train_loss_N: FloatArray, loss_N: FloatArray) -> Verdict:
-        """See `Governor.judge`."""
-        return self.governor.judge(self.health, train_loss_N, loss_N)
 
     def settle(self, env: Guarded, verdict: Verdict) -> None:
         """Roll back hosts by the verdict, and save snapshots of healthy hosts that are not suspect."""

@@ -10,8 +10,7 @@ see the same numbers without state. "Never measured" differs from zero. The obse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,10 @@ LOG_UNIT = 10.0
 """Scale of the logarithm of a potential, which makes it of order one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostView:
-    """What is known about N hosts when they are observed."""
+class HostView(Protocol):
+    """What the features of N hosts are computed from: the part of an environment that they read."""
 
-    step: int
+    time: int
     """Host epochs so far."""
     num_steps: int
     accuracy_NH: FloatArray
@@ -47,7 +45,6 @@ class HostView:
     state: SlotState
     potential_NSK: FloatArray
     """Growth potential of each blueprint, NaN where unknown [nats per unit of learning rate]."""
-    params_NS: npt.NDArray[np.int64]
     host_params: int
     max_seeds: int
     """Seeds a host may hold: the number of slots where there is no cap."""
@@ -55,6 +52,9 @@ class HostView:
     """Operation carried out in the last step; WAIT at the start."""
     refused_N: npt.NDArray[np.bool_]
     """Hosts whose last action was refused."""
+
+    @property
+    def params_NS(self) -> npt.NDArray[np.int64]: ...
 
 
 class RunScale(StrEnum):
@@ -92,6 +92,7 @@ class FeatureTable:
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self.features = tuple(features)
+        self.names = tuple(feature.name for feature in features)
         self.low_F, self.high_F, self.fill_F = (
             np.array([getattr(feature, key) for feature in features], np.float32) for key in ("low", "high", "fill")
         )
@@ -193,7 +194,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
     Feature(
         "time_left",
         "time left in the episode",
-        lambda v: np.full(len(v.loss_N), v.num_steps - v.step),
+        lambda v: np.full(len(v.loss_N), v.num_steps - v.time),
         unit="host epochs",
         scale=RunScale.num_steps,
     ),
@@ -310,21 +311,3 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 def slot_table(blueprints: Sequence[str]) -> tuple[Feature, ...]:
     """Return the features of a slot for these blueprints: `SLOT_FEATURES`, and the potential of each blueprint."""
     return (*SLOT_FEATURES, *(_potential_of(name, rank) for rank, name in enumerate(blueprints)))
-
-
-_HOST_TABLE = FeatureTable(HOST_FEATURES)
-
-
-@cache
-def _slot_table(blueprints: tuple[str, ...]) -> FeatureTable:
-    return FeatureTable(slot_table(blueprints))
-
-
-def host_features(view: HostView) -> FloatArray:
-    """Return `[N, D]` in the order of `HOST_FEATURES`."""
-    return _HOST_TABLE.values(view)
-
-
-def slot_features(view: HostView, blueprints: Sequence[str]) -> FloatArray:
-    """Return `[N, S, F]` in the order of `slot_table`."""
-    return _slot_table(tuple(blueprints)).values(view)

@@ -8,26 +8,21 @@ rent, and a fossilized one pays a bonus at the end. `sandbox_optimum` computes t
 
 # K blueprints, Q kinds, N hosts, S slots, T steps, H heads, O operations, C configurations of a host's slots
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, legal_values, parameters_legal
-from esper.env.base import Array, EnvConfig, EnvParts, Hparam, observation_space
-from esper.env.sandbox_optimum import optimal_value
+from esper.env.actions import Head, HeadsConfig
+from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecord
+from esper.env.sandbox_optimum import Optimum
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.ranges import check_ranges
-from esper.reward.audit import Audit
 from esper.seeding import stream
 from esper.task.instances import Split
 
@@ -40,7 +35,7 @@ class SandboxConfig(EnvConfig):
     """An exactly solvable environment without host training, for testing controllers: three slots, two blueprints, four kinds."""
 
     ignores: ClassVar[tuple[str, ...]] = (
-        *("task", "host", "blueprint", "devices", "reward", "reward_mode", "governor", "counterfactuals"),
+        *("task", "host", "blueprint", "devices", "gates", "reward", "reward_mode", "governor", "counterfactuals"),
     )
     light_accuracy: float = 0.7
     """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
@@ -54,84 +49,48 @@ class SandboxConfig(EnvConfig):
             raise ValueError(f"env.light_accuracy must be in [1/3, 1], got {self.light_accuracy}: 1/3 carries no information")
         check_ranges("env", self, {"[0, inf)": ["keep_bonus", "rent_scale"]})
 
-    def rules(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> SandboxRules:
-        """Return the rules for this config."""
-        plain = SandboxRules()
-        return SandboxRules(
-            num_steps=steps,
-            light_accuracy=self.light_accuracy,
-            keep_bonus=self.keep_bonus,
-            rent_K=tuple(self.rent_scale * rent for rent in plain.rent_K),
-            slots=slots,
-            gates=gates,
-            heads=heads,
-        )
-
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
-        self.rules(slots=slots, gates=gates, heads=heads, steps=steps).check()
+        slots.chosen(SandboxRules().slot_names)
+        if slots.prune_below is not None:
+            raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
+        if slots.max_seeds != 1:
+            raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {slots.max_seeds}: choose slots=one_seed")
+        if heads.pinned != HeadsConfig().pinned:
+            raise ValueError("env=sandbox fixes every head at its default: leave agent.heads out")
         if steps > LONGEST:
             raise ValueError(f"steps={steps} is too long for the optimum of env=sandbox: set steps to at most {LONGEST}")
 
     def build(self, parts: EnvParts) -> "SandboxEnv":
-        rules = self.rules(slots=parts.slots, gates=parts.gates, heads=parts.heads, steps=parts.num_steps)
+        rules = SandboxRules(
+            num_steps=parts.num_steps,
+            light_accuracy=self.light_accuracy,
+            keep_bonus=self.keep_bonus,
+            rent_K=tuple(self.rent_scale * rent for rent in SandboxRules().rent_K),
+            slots=parts.slots,
+        )
         return SandboxEnv(rules, num_hosts=parts.num_hosts, seed=parts.seed, split=parts.split, num_twins=parts.num_twins)
 
 
 @dataclass(kw_only=True, slots=True)
-class SandboxEpisode:
+class SandboxEpisode(EpisodeRecord):
     """The record of an episode in the sandbox."""
 
-    return_N: npt.NDArray[np.float32]
-    instance: list[str]
-    """Kind of each host."""
     optimum: float
     """Expected return of the best controller."""
-    ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
-    fossilized: int = 0
-    seconds: float = 0.0
-    act_seconds: float = 0.0
-    audit: Audit | None = None
-
-    def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Add one step."""
-        self.return_N += reward_N
-        self.ops += np.bincount(info["op"], minlength=len(Op))
-        self.fossilized += int(info["fossilized"].sum())
-
-    def close(self, info: Mapping[str, Any]) -> None:
-        """Do nothing: the sandbox measures nothing at the end."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics by tag."""
-        hosts, steps = len(self.return_N), int(self.ops.sum())
-        mean = float(self.return_N.mean())
-        values = {
-            "policy/return": mean,
-            "sandbox/optimum": self.optimum,
-            "sandbox/share_of_optimum": mean / self.optimum if self.optimum > 0 else float("nan"),
-            "host/seeds_germinated": self.ops[Op.GERMINATE] / hosts,
-            "host/seeds_fossilized": self.fossilized / hosts,
-            "time/rollout_seconds": self.seconds,
-            "time/act_seconds": self.act_seconds,
-            "time/host_epochs_per_second": steps / self.seconds,
-        }
-        values |= {f"action/{op.name.lower()}": self.ops[op] / steps for op in Op}
-        return {tag: float(value) for tag, value in values.items()}
+        mean, optimum = float(self.return_N.mean()), self.optimum
+        share = mean / optimum if optimum > 0 else float("nan")
+        return EpisodeRecord.metrics(self) | {"sandbox/optimum": optimum, "sandbox/share_of_optimum": share}
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return rows of name and text for the summary at the end of a run."""
         metrics = self.metrics()
         share = f"{metrics['sandbox/share_of_optimum']:.1%} of the optimum, {self.optimum:.3f}"
         return [("return", f"{metrics['policy/return']:.3f} points per host in the last update, {share}")]
 
 
-class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
+class SandboxEnv(Environment):
     """N hosts in lockstep. The last step of an episode returns the first observation of the next, as in `GrowthEnv`."""
-
-    metadata: dict[str, Any] = {  # noqa: RUF012  (Gymnasium declares it so)
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "render_modes": [],
-    }
 
     def __init__(
         self,
@@ -141,31 +100,16 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         seed: int = 0,
         split: Split = Split.TRAINING,
         num_twins: int = 1,
-        optimum: float | None = None,
     ) -> None:
-        """Make the environment.
+        """Build the environment; `num_twins` consecutive hosts have the same kind and lights."""
+        super().__init__(rules.layout(num_hosts), seed=seed, split=split, heads=HeadsConfig(), slots=rules.slots)
+        self.rules, self.num_twins = rules, num_twins
+        self.chosen_S = rules.chosen_S
 
-        Args:
-            num_twins: number of consecutive hosts of one kind and with the same lights.
-            optimum: expected return of the best controller; computed if not given.
-        """
-        self.rules, self.root, self.split, self.num_twins, self.episode = rules, seed, split, num_twins, -1
-        self.num_envs, self.num_steps = num_hosts, rules.num_steps
-        self.layout: EnvSpec = rules.layout(num_hosts)
-        self._optimum = optimum
-        self.chosen_S = np.ones(self.layout.num_slots, dtype=np.bool_)
-        self._legal_values = legal_values(num_hosts, len(rules.rent_K), rules.heads, rules.slots)
-        self.single_action_space = spaces.MultiDiscrete(np.array(self.layout.head_sizes, dtype=np.int64))
-        self.single_observation_space = observation_space(self.layout)
-        self.action_space = batch_space(self.single_action_space, num_hosts)
-        self.observation_space = batch_space(self.single_observation_space, num_hosts)
-
-    @property
+    @cached_property
     def optimum(self) -> float:
-        """Expected return of the best controller, computed when first asked for."""
-        if self._optimum is None:
-            self._optimum = optimal_value(self.rules)
-        return self._optimum
+        """Expected return of the best controller."""
+        return Optimum(self.rules).value
 
     # ---- Gymnasium's interface
 
@@ -173,12 +117,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Draw new hosts; root seed, split, episode and host (or group of twins) determine each."""
-        if isinstance(seed, list):
-            raise ValueError("reset takes one seed, the root of all hosts' random streams, and not one per host")
-        if seed is not None:
-            self.root, self.episode = int(seed), -1
-        wanted = (options or {}).get("episode")
-        self.episode = self.episode + 1 if wanted is None else int(wanted)
+        self.begin(seed, options)
         rules = self.rules
         split = () if self.split is Split.TRAINING else (self.split,)
         names = ((*split, self.episode, host // self.num_twins) for host in range(self.num_envs))
@@ -193,14 +132,9 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
         """Act, grow, pay, observe. An illegal action has no effect."""
-        if self.episode < 0:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
-        action_NH, host_N, rules = np.asarray(actions, dtype=np.int64), np.arange(self.num_envs), self.rules
-        allowed_N = rules.legal(self.state)[host_N, action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
-        allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
-        self.op_N = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
-        before = self.state
-        self.state = rules.grow(before, np.concatenate([self.op_N[:, None], action_NH[:, Head.SLOT :]], axis=1))
+        action_NH, _ = self.permitted(actions)
+        before, rules, host_N = self.state, self.rules, np.arange(self.num_envs)
+        self.op_N, self.state = action_NH[:, Head.OP], rules.grow(before, action_NH)
         worth_NS = rules.worth_of(self.state)[host_N, :, self.kind_N]
         self.state = replace(self.state, contribution=np.where(self.state.measured, worth_NS, 0.0).astype(np.float32))
         self.time += 1
@@ -212,7 +146,10 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         observation = self.reset()[0] if last else self.observation()
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 
-    # ---- interface of the trainer
+    # ---- what the trainer also needs
+
+    def legal_slots(self) -> npt.NDArray[np.bool_]:
+        return self.rules.legal(self.state)
 
     def observation(self) -> dict[str, Array]:
         """Return the current observation of every host, by the names of `Observation`."""
@@ -230,7 +167,7 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
             "features": np.full((self.num_envs, 1), 1 - self.time / rules.num_steps, np.float32),
             "slots": np.stack(columns, axis=2).astype(np.float32),
             "blueprints": np.where(state.blueprint < 0, len(rules.rent_K), state.blueprint),
-            "legal_slots": rules.legal(state).astype(np.int8),
+            "legal_slots": self.legal_slots().astype(np.int8),
             "legal_values": self._legal_values.astype(np.int8),
         }
 
@@ -238,19 +175,3 @@ class SandboxEnv(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Return an empty record of the episode that starts now."""
         kinds = [f"kind {kind}" for kind in self.kind_N.tolist()]
         return SandboxEpisode(return_N=np.zeros(self.num_envs, np.float32), instance=kinds, optimum=self.optimum)
-
-    def prepare(self, state: dict[str, Any] | None = None) -> None:
-        """Restore or compute the optimum."""
-        self._optimum = (state or {}).get("optimum", self._optimum)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimum, so that a resumed run need not compute it again."""
-        return {"optimum": self.optimum}
-
-    def hparams(self) -> dict[str, Hparam]:
-        """Return nothing: the rules are in the config."""
-        return {}
-
-    def costs_table(self) -> dict[str, Any]:
-        """Return nothing: seeds cost what the rules say."""
-        return {}

@@ -7,7 +7,6 @@ they add up without division (Smallwood, Sondik 1973: a value is linear in the u
 
 # C configurations of a host's slots, A actions, Q kinds, M sets of kinds still possible, L counts of lights, S slots, H heads
 
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -18,17 +17,6 @@ from esper.env.sandbox_rules import Array, SandboxRules
 from esper.lifecycle.stages import SlotState, Stage, empty
 
 Ints = npt.NDArray[np.int64]
-UNREAD = (
-    "accuracy",
-    "accuracy_start",
-    "contribution",
-    "contribution_error",
-    "gradient_ratio",
-    "gradient_norm",
-    "velocity",
-    "fresh",
-)
-"""Arrays of a configuration that no rule reads."""
 
 
 def every_action(rules: SandboxRules) -> Ints:
@@ -44,23 +32,11 @@ def every_action(rules: SandboxRules) -> Ints:
 
 def distinct(state: SlotState) -> tuple[SlotState, Ints]:
     """Return the distinct configurations, and the index of each row's."""
-    read = {name: array for name, array in state.arrays().items() if name not in UNREAD}
+    read = state.arrays()
     read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # no rule reads it there
-    _, first_C, which = np.unique(np.concatenate(list(read.values()), axis=1), axis=0, return_index=True, return_inverse=True)
+    rows = np.nan_to_num(np.concatenate(list(read.values()), axis=1))
+    _, first_C, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return SlotState(**{name: array[first_C] for name, array in state.arrays().items()}), which.reshape(-1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """Beliefs before a step, and the best action for each."""
-
-    state: SlotState
-    """C configurations."""
-    next_CA: Ints
-    """The configuration that each action leads to; -1 where it is not legal."""
-    counts_LS: Ints
-    best_CML: npt.NDArray[np.int64]
-    """Best action."""
 
 
 class Optimum:
@@ -71,17 +47,19 @@ class Optimum:
         kinds, slots, _ = rules.worth_QSK.shape
         self.member_MQ = np.array(list(product((False, True), repeat=kinds)))[:, ::-1]
         """Set m holds kind q where bit q of m is 1."""
-        states, nexts = self._reach()
-        counts = [_counts(time + 1, slots) for time in range(rules.num_steps)]
-        self.steps: list[Step] = []
+        states, self.next_TCA = self._reach()
+        """The configuration that each action leads to, by step; -1 where it is not legal."""
+        self.counts_TLS = counts = [_counts(time + 1, slots) for time in range(rules.num_steps)]
+        self.best_TCML: list[Ints] = []
+        """Best action for each belief, by step."""
         following = np.zeros((len(states[-1].stage), 2**kinds, 0))
         for time in reversed(range(rules.num_steps)):
             after = counts[time + 1] if time + 1 < rules.num_steps else None
             gain_CML = self._gain(states[time + 1], counts[time], after, following)
-            value_ACML = np.where(nexts[time].T[:, :, None, None] >= 0, gain_CML[nexts[time].T], -np.inf)
-            following, best_CML = value_ACML.max(axis=0), value_ACML.argmax(axis=0)
-            step = Step(state=states[time], next_CA=nexts[time], counts_LS=counts[time], best_CML=best_CML)
-            self.steps.insert(0, step)
+            next_AC = self.next_TCA[time].T
+            value_ACML = np.where(next_AC[:, :, None, None] >= 0, gain_CML[next_AC], -np.inf)
+            following = value_ACML.max(axis=0)
+            self.best_TCML.insert(0, value_ACML.argmax(axis=0))
         first_M = following[0].sum(axis=1)
         self.value = float(first_M[-1])
         """Expected return of the best controller."""
@@ -135,8 +113,3 @@ class Optimum:
 def _counts(total: int, slots: int) -> Ints:
     """Return every way to distribute a number of lights over the slots `[L, S]`."""
     return np.array([row for row in product(range(total + 1), repeat=slots) if sum(row) == total])
-
-
-def optimal_value(rules: SandboxRules) -> float:
-    """Return the expected return of the best controller under these rules."""
-    return Optimum(rules).value

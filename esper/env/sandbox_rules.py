@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from esper.env.actions import EnvSpec, HeadsConfig, execute, legal_slots
+from esper.env.actions import EnvSpec, execute, legal_slots
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import OneSeedConfig, SlotsConfig
@@ -43,34 +43,25 @@ class SandboxRules:
     light_accuracy: float = 0.7
     """Probability that the light is at the slot that pays best; uniform on a host that never pays."""
     slots: SlotsConfig = field(default_factory=lambda: OneSeedConfig(min_prune_age=1, embargo=1))
-    gates: GatesConfig = field(default_factory=GatesConfig)
-    heads: HeadsConfig = field(default_factory=HeadsConfig)
-
-    def check(self) -> None:
-        """Raise ValueError if the optimum cannot be computed under these rules."""
-        if self.slots.prune_below is not None:
-            raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
-        if self.slots.max_seeds != 1:
-            raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {self.slots.max_seeds}: choose slots=one_seed")
-        if self.gates != GatesConfig():
-            raise ValueError("env=sandbox needs gates=permissive: legality must not depend on the hidden kind")
-        if self.slots.where:
-            raise ValueError(f"env=sandbox uses all of its slots: leave slots.where={self.slots.where} out")
-        if held := [head.name.lower() for head in self.heads.pinned if self.heads.pinned[head] != HeadsConfig().pinned[head]]:
-            raise ValueError(f"env=sandbox fixes every head at its default: leave agent.heads.{held[0]} out")
-        if len(self.heads.pinned) < len(HeadsConfig().pinned):
-            raise ValueError("env=sandbox fixes every head at its default: leave agent.heads out")
 
     @property
     def light_QS(self) -> Array:
         """Return `[Q, S]`: probability that a slot lights up, by kind."""
         kinds, slots, _ = self.worth_QSK.shape
         best_QS = self.worth_QSK.max(axis=2)
-        if slots == 1:
-            return np.ones((kinds, 1))
         light_QS = np.full((kinds, slots), (1 - self.light_accuracy) / (slots - 1))
         light_QS[np.arange(kinds), best_QS.argmax(axis=1)] = self.light_accuracy
         return np.where(best_QS.any(axis=1, keepdims=True), light_QS, 1 / slots)
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the slots, all in row 0."""
+        return tuple(f"r0c{slot}" for slot in range(self.worth_QSK.shape[1]))
+
+    @property
+    def chosen_S(self) -> npt.NDArray[np.bool_]:
+        """Slots in use."""
+        return self.slots.chosen(self.slot_names)
 
     def layout(self, num_hosts: int) -> EnvSpec:
         """Return sizes and names of observations and actions."""
@@ -78,7 +69,7 @@ class SandboxRules:
         return EnvSpec(
             num_hosts=num_hosts,
             num_steps=self.num_steps,
-            slot_names=tuple(f"r0c{slot}" for slot in range(slots)),
+            slot_names=self.slot_names,
             blueprint_names=tuple(f"kind{blueprint}" for blueprint in range(blueprints)),
             seed_params=tuple((int(100 * rent),) * slots for rent in self.rent_K),
             feature_names=("time_left",),
@@ -87,12 +78,11 @@ class SandboxRules:
 
     def legal(self, state: SlotState) -> npt.NDArray[np.bool_]:
         """Return `[C, O, S]`: the operations that are legal on each slot."""
-        chosen_S = np.ones(state.stage.shape[1], dtype=np.bool_)
-        return legal_slots(state, self.slots, chosen_S, self.gates, self.heads)
+        return legal_slots(state, self.slots, self.chosen_S)
 
     def grow(self, state: SlotState, action_CH: npt.NDArray[np.int64]) -> SlotState:
         """Return configurations after one step of legal actions, in which every seed at an alpha above 0 is measured."""
-        state = lifecycle.tick(execute(state, action_CH, self.slots), self.slots, self.gates)
+        state = lifecycle.tick(execute(state, action_CH, self.slots), self.slots, GatesConfig())
         return replace(state, measured=state.measured | (state.within(*TAKES_PART) & (state.alpha > 0)))
 
     def worth_of(self, state: SlotState) -> Array:

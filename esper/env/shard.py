@@ -20,9 +20,10 @@ from esper.env.member_data import MemberData
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
-from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import SAMPLES, SPOTS
+from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import GradientHooks, SlotArrays, SlotGradients
@@ -53,10 +54,7 @@ class DeviceConfig:
     Shards run in parallel threads. Results are the same for every value up to float rounding."""
 
     def __post_init__(self) -> None:
-        if self.members_per_shard < 0:
-            raise ValueError(
-                f"devices.<name>.members_per_shard must be at least 0, got {self.members_per_shard}: 0 chooses a default"
-            )
+        check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
 
 
 def find_device(name: str) -> torch.device:
@@ -106,7 +104,6 @@ class Shard:
         views: Sequence[DataView] = (),
         *,
         incubation: Incubation = Incubation.straight_through,
-        fossils: Fossils = Fossils.learning,
     ) -> None:
         self.data, self.task, self.device = data, task, device
         self.views = MemberData(data, views, task.augmentation, device)
@@ -119,7 +116,6 @@ class Shard:
             host_optimiser=host_optimiser,
             seed_optimiser=seed_optimiser,
             incubation=incubation,
-            fossils=fossils,
             rate_M1=self.views.rate_M1,
             device=device,
         )
@@ -178,7 +174,7 @@ class Shard:
 
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots; see `GrowingNetwork.restore`."""
-        self.network.restore(torch.from_numpy(failed_M).to(self.device))
+        self.network.restore(failed_M)
 
     # ---- training and validation
 
@@ -192,14 +188,14 @@ class Shard:
     ) -> TrainReport:
         """Train every member on its own order of the training samples.
 
-        Members are one program: one whose loss is not finite is computed on with the others, whose numbers are the same without
-        it up to float rounding. The epoch is cut short once no member is left that is finite.
+        Members are one program: a member with a non-finite loss is computed with the others, whose numbers do not depend on it
+        but for float rounding. The epoch is cut short once no member is finite.
 
         Args:
             order_MI: sample indices; only whole batches are used.
             draws_MI3: how each image is moved, see `Augmentation`; None moves none.
             probe: return the slot gradients of a few samples of the last batch.
-            retired_M: members that stay as they are: they are computed with the others, and restored afterwards.
+            retired_M: members that stay at their snapshot: they are computed with the others, and restored afterwards.
         """
         network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
         network.train()
@@ -213,7 +209,7 @@ class Shard:
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
-        kept, learning = network.copies(retired_M), torch.from_numpy(~retired_M).to(self.device)
+        learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain = bool(retired_M.all())
         for step in range(batches):
             if in_vain and step < batches - 1:  # the hooks watch the last batch
@@ -225,7 +221,7 @@ class Shard:
                 in_vain = not bool((losses.isfinite() & learning).any())
         columns = [(losses / batches)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
         report = torch.cat(columns, 1).cpu().numpy()
-        network.put_back(retired_M, kept)
+        network.restore(retired_M)
         report[retired_M] = np.nan
         return TrainReport(
             loss_M=report[:, 0],

@@ -16,7 +16,10 @@ import torch
 from torch import nn
 
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
-from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles, no_seeds
+from esper.lifecycle import operations
+from esper.lifecycle.roles import Blend, Incubation, Roles
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import empty
 from esper.measure.costs import Meter
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import PotentialSensor
@@ -50,7 +53,6 @@ class ShardPool:
         num_hosts: int,
         *,
         incubation: Incubation = Incubation.straight_through,
-        fossils: Fossils = Fossils.learning,
         meter: Meter | None = None,
     ) -> None:
         """Find the devices and copy the data there.
@@ -59,11 +61,10 @@ class ShardPool:
             meter: counts the FLOPs of training and measuring, if given.
         """
         self.meter = meter
-        self.task, self.blueprints, self._growth = task, tuple(blueprints), (incubation, fossils)
+        self.task, self.blueprints, self.incubation = task, tuple(blueprints), incubation
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
-        self._roles: Roles | None = None
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread per shard: kernels this small gain nothing from more, and their threads spin while they wait for each other,
         # which beside a busy neighbour has taken a hundred times as long.
@@ -73,8 +74,7 @@ class ShardPool:
 
     def start(self, hosts: Sequence[nn.Module], views: Sequence[DataView] = ()) -> None:
         """Replace all hosts by N new ones, with their instances' views of the data."""
-        incubation, fossils = self._growth
-        self.shards, self._roles = [], None
+        self.shards = []
         if self.meter:
             self.meter.start(len(hosts))
         return_memory()
@@ -86,13 +86,13 @@ class ShardPool:
                 self.task,
                 device,
                 views[rows],
-                incubation=incubation,
-                fossils=fossils,
+                incubation=self.incubation,
             )
             for device, rows in self.places
         ]
+        slots = self.shards[0].slots
+        self._roles = operations.roles(empty(len(hosts), len(slots)), SlotsConfig())
         if not self._sensors:  # all hosts of a task have the same slots
-            slots = self.shards[0].slots
             self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
 
     # ---- training and measuring
@@ -110,7 +110,7 @@ class ShardPool:
 
         Args:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
-            retired_N: hosts that stay as they are.
+            retired_N: hosts that stay at their snapshot.
         """
 
         def train(index: int) -> TrainReport:
@@ -171,9 +171,9 @@ class ShardPool:
         """Count training on this many samples per host, and one measurement."""
         if self.meter is None:
             return
-        roles, batch = self._roles or no_seeds(*alpha_VNS.shape[1:]), min(self.task.batch_size, max(trained, 1))
-        self.meter.train(roles, trained // batch * batch)
-        self.meter.measure(roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
+        batch = min(self.task.batch_size, max(trained, 1))
+        self.meter.train(self._roles, trained // batch * batch)
+        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
 
     # ---- seeds and snapshots
 

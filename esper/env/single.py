@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Op
-from esper.env.growth_env import Array, GrowthEnv
+from esper.env.base import Array
+from esper.env.growth_env import GrowthEnv
 
 PRIVATE = ("signals", "final_obs", "_final_obs")
 """Entries of the vector environment's info that are left out for a single host."""

@@ -43,6 +43,8 @@ class StackedLayer(nn.Module):
     """Id of the parameter of the first module behind each parameter, by which a `Fleet` ties shared parameters."""
     weight: Tensor
     bias: Tensor | None
+    """None where the layer has none."""
+    mask: Tensor | None
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -52,12 +54,11 @@ class StackedLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.stack([layer.get_parameter(name) for layer in layers])))
         for name, _ in layers[0].named_buffers(recurse=False):
             self.register_buffer(name, torch.stack([layer.get_buffer(name) for layer in layers]))
+        self.bias, self.mask = getattr(self, "bias", None), getattr(self, "mask", None)
 
 
 class StackedConv2d(StackedLayer):
     """`Conv2d` and `MaskedConv2d`: one grouped convolution. Input `[B, M*I, H, W]`, weight `[M, O, I, k, k]`."""
-
-    mask: Tensor | None
 
     def __init__(self, layers: Sequence[nn.Conv2d]) -> None:
         super().__init__(layers)
@@ -66,10 +67,6 @@ class StackedConv2d(StackedLayer):
             what = f"padding={first.padding!r} and padding_mode={first.padding_mode!r}"
             raise refuse(first, what, "use numeric zero padding")
         self.stride, self.padding, self.dilation, self.groups = first.stride, first.padding, first.dilation, first.groups
-        if not isinstance(first, MaskedConv2d):
-            self.mask = None
-        if first.bias is None:
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.mask is None else self.weight * self.mask[:, None, None]
@@ -126,8 +123,6 @@ class StackedLayerNorm(StackedLayer):
         if len(first.normalized_shape) != 1 or not first.elementwise_affine:
             raise refuse(first, "several axes or no affine parameters", "normalise the last axis, with the defaults")
         self.normalized_shape, self.eps = first.normalized_shape, first.eps
-        if first.bias is None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
@@ -146,15 +141,6 @@ class StackedLinear(StackedLayer):
 
     Vectors `[B, M*I]` to `[B, M*O]`, sequences `[M*B, T, I]` to `[M*B, T, O]`.
     """
-
-    mask: Tensor | None
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__(layers)
-        if not isinstance(layers[0], MaskedLinear):
-            self.mask = None
-        if layers[0].bias is None:  # pyright: ignore[reportUnnecessaryComparison]  (bias=False makes it None)
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:

@@ -64,19 +64,11 @@ def newborn(loss_N: FloatArray, window: int) -> Health:
     return blank.rebased(np.ones(len(loss_N), dtype=np.bool_), loss_N)
 
 
-def median(values_NW: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the median of each row `[N]`, ignoring NaN; NaN where all values are."""
-    ordered_NW = np.sort(values_NW, axis=1)  # NaN comes last
-    count_N = (~np.isnan(values_NW)).sum(axis=1)
-    middle_N2 = np.stack([np.maximum(count_N - 1, 0) // 2, count_N // 2], axis=1)
-    return np.take_along_axis(ordered_NW, np.minimum(middle_N2, values_NW.shape[1] - 1), axis=1).mean(axis=1)
-
-
 def usual(loss_NW: FloatArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the median of each host's losses, and a robust standard deviation (median absolute deviation), `[N]` each.
 
     Both are robust to outliers; F. R. Hampel, "The influence curve and its role in robust estimation", 1974.
     """
     loss = loss_NW.astype(np.float64)
-    middle_N = median(loss)
-    return middle_N, SPREAD * median(np.abs(loss - middle_N[:, None]))
+    middle_N = np.nanmedian(loss, axis=1)
+    return middle_N, SPREAD * np.nanmedian(np.abs(loss - middle_N[:, None]), axis=1)

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from esper.governor.base import Cause, Governor, GovernorConfig, Verdict
-from esper.governor.health import BoolArray, FloatArray, Health, usual
+from esper.governor.health import FloatArray, Health, usual
+from esper.ranges import check_ranges
 
 FEWEST = 3
 """Minimum number of healthy losses to judge a loss by."""
@@ -47,24 +49,16 @@ class WatchdogConfig(GovernorConfig):
     actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
 
     def __post_init__(self) -> None:
-        finite = math.isfinite(self.penalty) and self.penalty >= 0
-        rules: dict[str, tuple[bool, str]] = {
-            "chance_multiple": (self.chance_multiple > 1, "above 1"),
-            "best_multiple": (self.best_multiple > 1, "above 1"),
-            "deviations": (self.deviations > 0, "above 0"),
-            "least_spread": (self.least_spread >= 0, "at least 0"),
-            "window": (self.window >= 3, "at least 3"),
-            "patience": (self.patience >= 1, "at least 1"),
-            "good_share": (0 < self.good_share < 1, "in (0, 1)"),
-            "chance_share": (0 <= self.chance_share < 1, "in [0, 1)"),
-            "penalty": (finite, "finite and at least 0"),
-            "recovery": (self.recovery >= 1, "at least 1"),
-            "max_falls": (self.max_falls >= 1, "at least 1"),
+        ranges = {
+            "(1, inf)": ["chance_multiple", "best_multiple"],
+            "(0, inf)": ["deviations"],
+            "[0, inf)": ["least_spread", "penalty"],
+            "[3, inf]": ["window"],
+            "[1, inf]": ["patience", "recovery", "max_falls"],
+            "(0, 1)": ["good_share"],
+            "[0, 1)": ["chance_share"],
         }
-        for name, (fine, rule) in rules.items():
-            if not fine:
-                start = type(self).__dataclass_fields__[name].default
-                raise ValueError(f"governor.{name} must be {rule}, got {getattr(self, name)}: {start} is a good start")
+        check_ranges("governor", self, ranges)
         if self.good_share >= 1 - self.chance_share:
             raise ValueError(
                 f"governor.good_share={self.good_share} and governor.chance_share={self.chance_share} overlap, so that a host "
@@ -135,7 +129,7 @@ class Watchdog(Governor):
             retired_N=health.retired_N | (falls_N >= config.max_falls),
         )
 
-    def _usual_limit(self, health: Health) -> BoolArray:
+    def _usual_limit(self, health: Health) -> npt.NDArray[np.float64]:
         """Return the loss above which each host is suspect `[N]` [nats]; infinite with fewer than `FEWEST` healthy losses."""
         middle_N, spread_N = usual(health.loss_NW)
         known_N = (~np.isnan(health.loss_NW)).sum(axis=1)

@@ -18,60 +18,32 @@ from torch import Tensor
 from esper.fusion.layout import add_members, per_member, take_members
 
 
-class _Isolate(torch.autograd.Function):
-    """Identity whose gradient passes only for the members marked `open`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, open_L: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(open_L)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (open_L,) = ctx.saved_tensors
-        return torch.where(per_member(open_L, grad), grad, 0.0), None
-
-
 class _Blend(torch.autograd.Function):
-    """ADD for all live members; see `blend`."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, members: int
-    ) -> Tensor:
-        ctx.save_for_backward(pull_L, live_L)
-        ctx.members = members
-        return add_members(h.clone(), live_L, delta * per_member(alpha_L, delta), members)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pull_L, live_L = ctx.saved_tensors
-        part = take_members(grad, live_L, ctx.members)
-        return grad, part * per_member(pull_L, part), None, None, None, None
-
-
-class _MixedBlend(torch.autograd.Function):
     """MULTIPLY for the members marked in `times_L`, ADD for the other live ones; see `blend`."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, times_L: Tensor, members: int
+        ctx: Any, h: Tensor, delta: Tensor, alpha_L: Tensor, pull_L: Tensor, live_L: Tensor, times_L: Tensor | None, members: int
     ) -> Tensor:
-        part, factor, times = take_members(h, live_L, members), torch.tanh(delta), per_member(times_L, delta)
-        ctx.save_for_backward(alpha_L, pull_L, live_L, times_L, part, factor)
-        ctx.members = members
-        effect = torch.where(times, part * factor, delta)
+        ctx.members, effect, mixed = members, delta, tuple[Tensor, ...]()
+        if times_L is not None:
+            part, factor = take_members(h, live_L, members), torch.tanh(delta)
+            effect, mixed = torch.where(per_member(times_L, delta), part * factor, delta), (alpha_L, times_L, part, factor)
+        ctx.save_for_backward(pull_L, live_L, *mixed)
         return add_members(h.clone(), live_L, effect * per_member(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        alpha_L, pull_L, live_L, times_L, part, factor = ctx.saved_tensors
+        pull_L, live_L, *mixed = ctx.saved_tensors
         g = take_members(grad, live_L, ctx.members)
-        times = per_member(times_L, g)
-        direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
-        slope = torch.where(times, part * (1.0 - factor.square()), 1.0)
-        grad_h = add_members(grad.clone(), live_L, direct, ctx.members)
-        return grad_h, g * per_member(pull_L, g) * slope, None, None, None, None, None
+        grad_delta = g * per_member(pull_L, g)
+        if mixed:
+            alpha_L, times_L, part, factor = mixed
+            times = per_member(times_L, g)
+            direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
+            grad = add_members(grad.clone(), live_L, direct, ctx.members)
+            grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)
+        return grad, grad_delta, None, None, None, None, None
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
@@ -83,7 +55,14 @@ def isolate(h: Tensor, open_L: Tensor) -> Tensor:
         h: host features `[B, L*C, ...]`.
         open_L: bool `[L]`; True where the seed's gradient may reach the host.
     """
-    return _Isolate.apply(h, open_L)  # pyright: ignore[reportReturnType]
+    x = h.view_as(h)
+
+    def closed(grad: Tensor) -> Tensor:
+        return torch.where(per_member(open_L, grad), grad, 0.0)
+
+    if x.requires_grad:
+        x.register_hook(closed)
+    return x
 
 
 def blend(
@@ -111,6 +90,4 @@ def blend(
         members: M.
         times_L: seeds that blend by multiplication, bool `[L]`; None for none.
     """
-    if times_L is None:
-        return _Blend.apply(h, delta, alpha_L, pull_L, live_L, members)  # pyright: ignore[reportReturnType]
-    return _MixedBlend.apply(h, delta, alpha_L, pull_L, live_L, times_L, members)  # pyright: ignore[reportReturnType]
+    return _Blend.apply(h, delta, alpha_L, pull_L, live_L, times_L, members)  # pyright: ignore[reportReturnType]

@@ -10,7 +10,8 @@ in the banks. Seeds in training are behind the host: it computes the same as wit
 
 where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
 
-Hosts and seeds have a clipping budget each. A fossil learns with the settings of the host's optimiser, or not at all (`fossils`).
+Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings of the
+host's optimiser.
 """
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
@@ -32,7 +33,7 @@ from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
-from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.seeds.bank import MemberSGD, RowSettings, SeedBank, SGDConfig
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
@@ -63,7 +64,6 @@ class GrowingNetwork:
         host_optimiser: optimiser of hosts, and of fossils that learn.
         seed_optimiser: optimiser of the other seeds.
         incubation: how seeds behind the host learn.
-        fossils: whether fossils learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
         device: device of all tensors.
     """
@@ -76,7 +76,6 @@ class GrowingNetwork:
         host_optimiser: SGDConfig,
         seed_optimiser: SGDConfig,
         incubation: Incubation = Incubation.straight_through,
-        fossils: Fossils = Fossils.learning,
         rate_M1: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -84,7 +83,7 @@ class GrowingNetwork:
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
-        self.incubation, self.fossils = incubation, fossils
+        self.incubation = incubation
         self.host = Fleet(hosts, device)
         self.optimiser = MemberSGD(self.host.flat, host_optimiser, rate_M1)
         self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
@@ -145,8 +144,6 @@ class GrowingNetwork:
         """Set which seeds take part until the next call; `roles` has a row for each member."""
         closed = self.incubation is Incubation.closed_loop
         learns_MS = roles.learns & (roles.blueprint >= 0)
-        if self.fossils is Fossils.frozen:
-            learns_MS &= ~roles.fossil
         pull_MS = np.where(roles.behind, np.float32(1.0), roles.alpha).astype(np.float32)
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
@@ -294,23 +291,14 @@ class GrowingNetwork:
                 kept = self._kept[name] = torch.zeros_like(row)
             kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
-    def restore(self, failed_M: Tensor) -> None:
+    def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots, exactly; other members keep their bits."""
+        if not failed_M.any():
+            return
+        mask = self._tensor(failed_M)
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))
-            row.copy_(torch.where(failed_M.view(-1, *[1] * (row.dim() - 1)), kept, row))
-
-    def copies(self, which_M: npt.NDArray[np.bool_]) -> dict[str, Tensor]:
-        """Return copies of the rows of the marked members."""
-        mask = self._tensor(which_M)
-        return {name: row[mask] for name, row in self.rows().items()} if which_M.any() else {}
-
-    def put_back(self, which_M: npt.NDArray[np.bool_], copies: dict[str, Tensor]) -> None:
-        """Restore the marked members from `copies`, exactly; other members keep their bits."""
-        mask = self._tensor(which_M)
-        for name, row in self.rows().items():
-            if name in copies:
-                row[mask] = copies[name]
+            row.copy_(torch.where(mask.view(-1, *[1] * (row.dim() - 1)), kept, row))
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -90,9 +90,3 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
             "segments"
         )
     return slots
-
-
-def check_lesioned(lesioned: Sequence[bool], count: int, parts: str) -> None:
-    """Raise ValueError unless `lesioned` has one entry per part of a host."""
-    if len(lesioned) != count:
-        raise ValueError(f"lesioned must name {count} {parts}, got {len(lesioned)}")

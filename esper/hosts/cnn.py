@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.layers import MaskedConv2d
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
+from esper.ranges import check_ranges
 
 SURFACES = ("pre", "post")
 """Places of the slots in a block; the row in a slot's name is the index in this tuple."""
@@ -38,18 +39,13 @@ class CNNConfig(HostConfig):
     that change fast, so that validation is low and noisy: 0.1 costs 5 pp on `digits` and doubles the noise."""
 
     def __post_init__(self) -> None:
-        if self.blocks < 1:
-            raise ValueError(f"host.blocks must be at least 1, got {self.blocks}")
-        if self.base_channels < 1:
-            raise ValueError(f"host.base_channels must be at least 1, got {self.base_channels}")
+        check_ranges("host", self, {"[1, inf]": ["blocks", "base_channels"], "(0, 1]": ["norm_momentum"]})
         if not 0 <= self.pools <= self.blocks:
             raise ValueError(
                 f"host.pools must be from 0 to host.blocks={self.blocks}, got {self.pools}: each pooling belongs to a block"
             )
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"host.kernel must be odd and at least 1, got {self.kernel}: use 3 or 1")
-        if not 0 < self.norm_momentum <= 1:
-            raise ValueError(f"host.norm_momentum must be above 0 and at most 1, got {self.norm_momentum}: 0.8 is a good start")
         if not self.surfaces or len(set(self.surfaces)) < len(self.surfaces) or set(self.surfaces) - set(SURFACES):
             got = ",".join(self.surfaces)
             raise ValueError(f"host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
@@ -74,7 +70,6 @@ class CNNHost(Host):
     """A convolutional network from images `[B, in_channels, H, W]` to logits `[B, num_classes]`."""
 
     def __init__(self, config: CNNConfig, in_channels: int, num_classes: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.blocks, "blocks")
         widths = [config.base_channels * 2**block for block in range(config.blocks)]
         parts, segments, slots = list[nn.Module](), list[nn.Module](), list[SlotSpec]()
         for block, (before, width) in enumerate(zip([in_channels, *widths], widths, strict=False)):

@@ -9,7 +9,8 @@ from torch import nn
 
 from esper.fusion.layers import MaskedLinear, spread_mask
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
+from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,11 +31,7 @@ class MLPConfig(HostConfig):
     """Share of its inputs that a lesioned layer sees, in (0, 1). Lower hurts more."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"host.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.lesion_keeps < 1:
-            raise ValueError(f"host.lesion_keeps must be above 0 and below 1, got {self.lesion_keeps}")
+        check_ranges("host", self, {"[1, inf]": ["layers", "width"], "(0, 1)": ["lesion_keeps"]})
 
     def num_parts(self) -> int:
         return self.layers
@@ -47,7 +44,6 @@ class MLPHost(Host):
     """An MLP from samples `[B, ...]` to logits `[B, num_classes]`."""
 
     def __init__(self, config: MLPConfig, inputs: int, num_classes: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.layers, "layers")
         segments: list[nn.Module] = []
         for layer in range(config.layers):
             before = config.width if layer else inputs

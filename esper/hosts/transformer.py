@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from esper.fusion.layers import CausalAttention, Positions
 from esper.fusion.layout import Layout
-from esper.hosts.base import Host, HostConfig, SlotSpec, check_lesioned
+from esper.hosts.base import Host, HostConfig, SlotSpec
+from esper.ranges import check_ranges
 
 SURFACES = ("attention", "mlp")
 """Places of the slots in a layer; the row in a slot's name is the index in this tuple."""
@@ -42,9 +43,7 @@ class TransformerConfig(HostConfig):
     """If true, the head shares its weights with the token embedding, which saves vocabulary times width parameters."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"host.{name} must be at least 1, got {getattr(self, name)}")
+        check_ranges("host", self, {"[1, inf]": ["layers", "width", "heads", "context"]})
         if self.width % self.heads:
             raise ValueError(
                 f"host.width={self.width} must be a multiple of host.heads={self.heads}: "
@@ -88,7 +87,6 @@ class TransformerHost(Host):
     """
 
     def __init__(self, config: TransformerConfig, vocab: int, lesioned: Sequence[bool]) -> None:
-        check_lesioned(lesioned, config.layers, "layers")
         d, slots, segments = config.width, list[SlotSpec](), list[nn.Module]()
         table = nn.Embedding(vocab, d)
         parts: list[nn.Module] = [table, Positions(config.context, d)]

@@ -124,17 +124,15 @@ class Design:
         """
         path = folder / FILE
         try:
-            plain = json.loads(path.read_text())
-            if "again" in plain["arms"] or "plan" in plain:
-                raise ConfigError(
-                    f"{path} was written by an earlier version: rename arm again to {AA_CONTROL}, in it and as a folder, and key "
-                    "plan to preregistration"
-                )
-            return Design(**plain)
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"{path} is damaged: remove it, and repeat the command that made it") from error
+            found = Design(**json.loads(path.read_text()))
+            if "again" in found.arms:
+                raise ValueError
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename in it "
+                f"key plan to preregistration and arm again to {AA_CONTROL}, with its folder"
+            ) from error
+        return found
 
 
 def design(
@@ -163,16 +161,14 @@ def design(
     table = _arms(arms)
     if blocks < 1:
         raise ConfigError(f"blocks must be 1 or more, got {blocks}: a verdict takes at least 10")
-    for override in [*common, *(override for overrides in table.values() for override in overrides)]:
-        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
-            raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
+    refuse_seeds([*common, *(override for overrides in table.values() for override in overrides)])
     if aa_control:
         if AA_CONTROL in table:
             raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
         table[AA_CONTROL] = list(next(iter(table.values())))
     if len(table) < 2:
         raise ConfigError("one arm is no comparison: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true")
-    drawn = stream(root, "blocks").choice(2**31, size=2 * blocks, replace=False).tolist()
+    drawn = draw_seeds(root, 2 * blocks)
     names = list(table)
     return Design(
         arms=table,
@@ -182,6 +178,18 @@ def design(
         common=list(common),
         preregistration=None if preregistration is None else _read_preregistration(preregistration),
     )
+
+
+def draw_seeds(root: int, count: int) -> list[int]:
+    """Return distinct seeds for the blocks of an experiment."""
+    return stream(root, "blocks").choice(2**31, size=count, replace=False).tolist()
+
+
+def refuse_seeds(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if an override sets a seed, which blocks draw from root."""
+    for override in overrides:
+        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
+            raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 
 def fingerprint(text: str) -> str:
@@ -205,39 +213,28 @@ def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
         arms = _read_arms(arms, usage)
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")
-    table: dict[str, list[str]] = {}
-    for name, overrides in arms.items():
-        if not _NAME.fullmatch(str(name)):
+    table = {str(name): list(map(str, own)) if isinstance(own, list) else str(own).split() for name, own in arms.items()}
+    for name, overrides in table.items():
+        if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
-        if not isinstance(overrides, str | Sequence):
-            raise ConfigError(f"arm {name} needs overrides, got {overrides!r}: {usage}")
-        if str(name) in table:
-            raise ConfigError(_twice(name))
-        table[str(name)] = overrides.split() if isinstance(overrides, str) else list(map(str, overrides))
-        if twin := next((other for other, own in table.items() if own == table[str(name)] and other != str(name)), None):
-            raise ConfigError(f"arms {twin} and {name} have the same overrides, hence the same runs: remove or change one")
+        if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
+            raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
     return table
 
 
-def _read_arms(text: str, usage: str) -> dict[Any, Any] | None:
+def _read_arms(text: str, usage: str) -> dict[str, Any] | None:
     """Return the arms of "reward: shaped,sparse" or "{small: ..., large: ...}"; None for any other text."""
     try:
-        node, read = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        node, read = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader)  # BaseLoader: 1e-3 stays text
     except yaml.YAMLError as error:
         raise ConfigError(f"cannot read arms={text!r}: {usage}") from error
-    if not isinstance(node, yaml.MappingNode) or not isinstance(read, dict):
+    if not isinstance(node, yaml.MappingNode):
         return None
-    pairs = [(key.value, value) for key, value in node.value]
-    names = [name for name, _ in pairs]
-    short = len(pairs) == 1 and isinstance(pairs[0][1], yaml.ScalarNode) and not text.lstrip().startswith("{")
-    if short:
-        key, values = pairs[0]
-        names = [name for value in values.value.split(",") if (name := value.strip())]
+    names = [key.value for key, _ in node.value]
+    if len(names) == 1 and isinstance(read[names[0]], str) and not text.lstrip().startswith("{"):
+        key, values = names[0], read[names[0]]
+        names = [name for value in values.split(",") if (name := value.strip())]
         read = {name: f"{key}={name}" for name in names}
-    if len(set(names)) < len(names):  # a dict would keep the last one
-        raise ConfigError(_twice(next(name for name in names if names.count(name) > 1)))
+    if twice := next((name for name in names if names.count(name) > 1), None):  # a dict keeps only the last one
+        raise ConfigError(f"arms has two arms called {twice}: remove one, an A/A control is added anyway")
     return read
-
-
-def _twice(name: object) -> str:
-    return f"arms has two arms called {name}: remove one, an A/A control is added anyway"

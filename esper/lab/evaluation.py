@@ -7,7 +7,7 @@ that of the committed network, host and fossils, on the test split of the data, 
 # N hosts
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from esper.agent.base import Controller, Learner
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.checkpoint import load
-from esper.cli.transfer import changes, moved
+from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
-from esper.stats.intervals import mean_interval
+from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.play import play
@@ -34,55 +34,40 @@ REPLAY = "replay"
 """The topologies that `policy` kept at the end, grown from the start on the same hosts."""
 
 
+HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
+"""Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [pp], return, parameters of
+its seeds, its FLOPs per sample, and the FLOPs of training it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOutcomes:
     """Outcomes of one controller, host by host."""
 
-    return_N: np.ndarray
-    accuracy_N: np.ndarray
-    """Accuracy of the committed network on the test split [pp]."""
-    validation_N: np.ndarray
-    """The same on the validation split, which controllers observe [pp]."""
-    params_N: np.ndarray
-    """Parameters of the seeds in the committed network."""
-    flops_N: np.ndarray
-    """FLOPs per sample of the committed network."""
-    training_flops_N: np.ndarray
+    values: dict[str, np.ndarray]
+    """Value of every host `[N]`, by the names in `HELD_OUT`; NaN if the environment does not measure it."""
     instance: list[str]
     kept: list[Topology]
     """The seeds that each host kept."""
 
     @staticmethod
     def of(episode: EpisodeRecord, layout: EnvSpec) -> "HostOutcomes":
-        """Return the outcomes of an episode; NaN where its environment does not measure them."""
-        if not isinstance(episode, Episode):
-            nan_N = np.full(len(episode.return_N), np.nan)
-            measured = {entry.name: nan_N for entry in fields(HostOutcomes) if entry.name.endswith("_N")}
-            kept = list[Topology]([[] for _ in nan_N])
-            return HostOutcomes(**measured | {"return_N": episode.return_N}, instance=episode.instance, kept=kept)
-        assert episode.test_accuracy_N is not None
-        assert episode.signals is not None
-        return HostOutcomes(
-            return_N=episode.return_N,
-            accuracy_N=episode.test_accuracy_N,
-            validation_N=episode.signals.worth.committed_accuracy_N,
-            params_N=episode.kept_params_N,
-            flops_N=episode.committed["flops"],
-            training_flops_N=episode.training_flops_N,
-            instance=episode.instance,
-            kept=topologies(episode.kept_NS, episode.blend_NS, layout),
-        )
+        """Return the outcomes of an episode."""
+        values = dict.fromkeys(HELD_OUT, np.full(len(episode.return_N), np.nan)) | {"return": episode.return_N}
+        kept = list[Topology]([[] for _ in episode.instance])
+        if isinstance(episode, Episode):
+            assert episode.test_accuracy_N is not None
+            assert episode.signals is not None
+            values["accuracy"] = episode.test_accuracy_N
+            values["validation"] = episode.signals.worth.committed_accuracy_N
+            values["parameters"] = episode.kept_params_N
+            values["flops"] = episode.committed["flops"]
+            values["training_flops"] = episode.training_flops_N
+            kept = topologies(episode.kept_NS, episode.blend_NS, layout)
+        return HostOutcomes(values=values, instance=episode.instance, kept=kept)
 
-    def values(self) -> dict[str, list[float]]:
+    def lists(self) -> dict[str, list[float]]:
         """Return the value of every host, by outcome."""
-        return {
-            "accuracy": self.accuracy_N.tolist(),
-            "validation": self.validation_N.tolist(),
-            "return": self.return_N.tolist(),
-            "parameters": self.params_N.tolist(),
-            "flops": self.flops_N.tolist(),
-            "training_flops": self.training_flops_N.tolist(),
-        }
+        return {name: values_N.tolist() for name, values_N in self.values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +109,7 @@ class Evaluation:
             ConfigError: an override or the agent does not fit these hosts.
         """
         torch.set_num_threads(1)
-        self.config = moved(config, list(overrides)) if overrides else config
+        self.config = transferred(config, list(overrides)) if overrides else config
         self.transfer = changes(config, self.config, list(overrides))
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:
@@ -174,7 +159,8 @@ class Evaluation:
     def names(self, controllers: Sequence[str] = ()) -> list[str]:
         """Return the controllers to evaluate: these, or all but replay by default, and always `wait`."""
         policies = POLICIES if self.config.agent.greedy else POLICIES[:1]
-        return list(dict.fromkeys([*(controllers or (*policies, *standalone_agents())), "wait"]))
+        needed = ("policy", "wait") if REPLAY in controllers else ("wait",)
+        return list(dict.fromkeys([*(controllers or (*policies, *standalone_agents())), *needed]))
 
     def run(self, controllers: Sequence[str] = ()) -> dict[str, HostOutcomes]:
         """Return the outcomes of the controllers, and of `wait`, by name; see `names`.
@@ -208,20 +194,18 @@ class Evaluation:
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
         grown = {name: self.grow(self._schedule(name), env) for name in names}
         env.close()
-        kinds = np.array(grown["wait"].instance)
-        for_kind = {kind: max(grown, key=lambda name: grown[name].return_N[kinds == kind].mean()) for kind in np.unique(kinds)}
-        return Choice(best=max(grown, key=lambda name: grown[name].return_N.mean()), for_kind=for_kind)
+        kinds, returns = np.array(grown["wait"].instance), {name: one.values["return"] for name, one in grown.items()}
+        for_kind = {kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)}
+        return Choice(best=max(returns, key=lambda name: returns[name].mean()), for_kind=for_kind)
 
     def grow_schedules(self, choice: Choice) -> tuple[HostOutcomes, HostOutcomes]:
         """Return the outcomes of the best fixed schedule and of the oracle, which uses the former for an unknown kind of host."""
         grown = {name: self.grow(self._schedule(name)) for name in dict.fromkeys([choice.best, *choice.for_kind.values()])}
         best = grown[choice.best]
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
-        picked: dict[str, Any] = {}
-        for name in (entry.name for entry in fields(HostOutcomes)):
-            column = [getattr(outcomes, name)[host] for host, outcomes in enumerate(by_host)]
-            picked[name] = np.array(column) if name.endswith("_N") else column
-        return best, HostOutcomes(**picked)
+        values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in HELD_OUT}
+        kept = [one.kept[host] for host, one in enumerate(by_host)]
+        return best, HostOutcomes(values=values, instance=best.instance, kept=kept)
 
     def _schedule(self, name: str) -> Controller:
         """Return the schedule of one seed by its name, as in `conv_light in r0c1`, or `wait`."""
@@ -234,21 +218,14 @@ class Evaluation:
 
 def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
     """Return one row per controller: means over hosts with 95 % intervals, and paired differences to `wait`."""
-    wait = outcomes["wait"]
+    wait = outcomes["wait"].values
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
-        row: dict[str, Any] = {
-            "controller": name,
-            "parameters": float(outcome.params_N.mean()),
-            "flops": float(outcome.flops_N.mean()),
-            "training_flops": float(outcome.training_flops_N.mean()),
-        }
-        for key, values, base in (("return", outcome.return_N, wait.return_N), ("accuracy", outcome.accuracy_N, wait.accuracy_N)):
-            for label, sample in ((key, values), (f"{key}_over_wait", values - base)):
-                if np.isfinite(sample).all():
-                    interval = mean_interval(sample)
-                    row[label] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-                else:  # the environment does not measure it
-                    row[label] = dict.fromkeys(("mean", "low", "high"), float("nan"))
+        values = outcome.values
+        row: dict[str, Any] = {"controller": name}
+        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", "training_flops")}
+        for key in ("return", "accuracy"):
+            for label, sample in ((key, values[key]), (f"{key}_over_wait", values[key] - wait[key])):
+                row[label] = asdict(mean_interval(sample) if np.isfinite(sample).all() else UNKNOWN)
         rows.append(row)
     return rows

@@ -5,31 +5,23 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib import color_sequences
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
-from esper.config import ConfigError
 from esper.lab.comparison import wide
 from esper.lab.runs import OutcomeSpec, Run, records_of
 from esper.stats.intervals import mean_interval
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 CURVE = "host/committed_accuracy"
-# Twenty distinct colours: ten, and the same ten lighter.
-COLOURS = (
-    *("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#ff7f0e", "#7f7f7f"),
-    *("#aec7e8", "#ff9896", "#98df8a", "#c5b0d5", "#c49c94", "#f7b6d2", "#9edae5", "#dbdb8d", "#ffbb78", "#c7c7c7"),
-)
 FEW = 5
-"""Largest number of arms that share axes, with horizontal labels."""
-COLUMNS, WIDE = 4, 11.0
-"""Axes per row for more arms, and width of the figure [inch]."""
+"""Largest number of arms with bands and horizontal labels; more would hide each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +31,7 @@ class Drawing:
     name: str
     """Stem of its file."""
     caption: str
-    figure: "Figure"
+    figure: Figure
 
     def image(self, kind: str) -> bytes:
         """Return the figure as a file of this format: png, pdf or svg."""
@@ -55,72 +47,42 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
         runs: its runs.
         outcomes: the table of `Comparison.outcomes`.
         spec: the outcome that decides.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: install the extra compare, or set plots=false") from error
     values_BA = wide(outcomes, spec.name)
-    colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(values_BA)}
+    palette = color_sequences["tab20"]  # pairs of a dark and a light colour
+    colours = dict(zip(values_BA, cycle([*palette[::2], *palette[1::2]]), strict=False))
     drawings = [
         Drawing(name, caption, Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
-            ("learning", "Committed accuracy in training: mean over blocks with 95 % interval."),
+            ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
             ("slopes", f"{spec.name} by arm, one line per block: {spec.description}."),
-            ("profiles", f"Performance profiles: share of runs above each {spec.name}."),
             ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front."),
         )
     ]
-    learning, joined, shares, costs = (one.figure for one in drawings)
-    learning_curves(learning, [run for run in runs if run.finished], colours)
+    learning, joined, costs = (one.figure for one in drawings)
+    learning_curves(learning.subplots(), [run for run in runs if run.finished], colours)
     slopes(joined.subplots(), values_BA, spec, colours)
-    profiles(shares.subplots(), values_BA, spec, colours)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours)
     return drawings
 
 
-def learning_curves(figure: "Figure", runs: Sequence[Run], colours: Mapping[str, str]) -> None:
-    """Draw mean and interval over blocks for every update that all runs of an arm have reached.
-
-    A few arms share axes. More bands would hide each other, so each further arm gets axes of its own, together with the first.
-    """
-    curves: dict[str, npt.NDArray[np.float64]] = {}
-    for arm in colours:
+def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, ColorType]) -> None:
+    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached."""
+    for arm, colour in colours.items():
         found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
-        if found and (length := min(map(len, found))):
-            curves[arm] = np.array([curve[:length] for curve in found])
-    if len(curves) <= FEW:
-        axes = figure.subplots()
-        for arm, curves_BU in curves.items():
-            _band(axes, curves_BU, colours[arm], arm)
-        _legend(axes)
-    else:
-        first, *others = curves
-        rows = -(-len(others) // COLUMNS)
-        figure.set_size_inches(WIDE, 1.9 * rows)
-        grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-        for arm, axes in zip(others, grid.flat, strict=False):
-            _band(axes, curves[first], colours[first], first)
-            _band(axes, curves[arm], colours[arm], arm)
-            axes.set_title(f"{first} and {arm}", fontsize="medium")
-        for axes in grid.flat[len(others) :]:
-            axes.set_axis_off()
-    figure.supxlabel("update", fontsize="medium")
-    figure.supylabel("committed accuracy [pp]", fontsize="medium")
+        if not found or not (length := min(map(len, found))):
+            continue
+        curves_BU, updates = np.array([curve[:length] for curve in found]), np.arange(1, length + 1)
+        axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=arm)
+        if len(found) > 1 and len(colours) <= FEW:
+            bands = [mean_interval(column) for column in curves_BU.T]
+            axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
+    axes.set_xlabel("update")
+    axes.set_ylabel("committed accuracy [pp]")
+    _legend(axes)
 
 
-def _band(axes: "Axes", curves_BU: npt.NDArray[np.float64], colour: str, label: str) -> None:
-    updates = np.arange(1, curves_BU.shape[1] + 1)
-    axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=label)
-    if len(curves_BU) > 1:
-        bands = [mean_interval(column) for column in curves_BU.T]
-        axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
-
-
-def slopes(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapping[str, str]) -> None:
+def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapping[str, ColorType]) -> None:
     """Draw one line per block across all arms, and the means of the arms."""
     arms = list(values_BA)
     axes.plot(range(len(arms)), values_BA.to_numpy().T, color="#999999", linewidth=0.8, marker=".")
@@ -131,24 +93,12 @@ def slopes(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Ma
     axes.set_ylabel(f"{spec.name} [{spec.unit}]")
 
 
-def _legend(axes: "Axes") -> None:
+def _legend(axes: Axes) -> None:
     """Put the legend beside the axes, where it hides no data."""
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def profiles(axes: "Axes", values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapping[str, str]) -> None:
-    """Draw performance profiles: the share of runs above each value (Dolan, More 2002)."""
-    for arm, column in values_BA.items():
-        values = column.dropna().sort_values()
-        if len(values):
-            steps = [values.iloc[0], *values]
-            axes.step(steps, np.linspace(1, 0, len(steps)), where="post", color=colours[str(arm)], label=arm)
-    axes.set_xlabel(f"{spec.name} [{spec.unit}]")
-    axes.set_ylabel("share of runs above")
-    _legend(axes)
-
-
-def front(axes: "Axes", parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, str]) -> None:
+def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType]) -> None:
     """Draw accuracy against parameters, with the Pareto front of all runs."""
     for arm, colour in colours.items():
         axes.scatter(parameters_BA[arm], accuracy_BA[arm], color=colour, label=arm, s=18)

@@ -55,13 +55,8 @@ def cores_each(launcher: Any) -> int | None:
         # joblib's convention: -1 runs as many cells as cores, -2 one fewer.
         cores, jobs = all_cores(), launcher.n_jobs
         return max(1, cores // max(1, jobs if jobs > 0 else cores + 1 + jobs))
-    if kind == "LocalLauncher":
-        return launcher.cpus_per_task or 1
-    if kind == "SlurmLauncher":
-        return launcher.cpus_per_task
-    if kind == "RayLauncher":
-        return launcher.cpus
-    return None
+    cores = launcher.get("cpus_per_task", launcher.get("cpus"))  # as submitit or Ray calls it
+    return 1 if cores is None and kind == "LocalLauncher" else cores
 
 
 class CellSweeper(Sweeper):

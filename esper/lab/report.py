@@ -21,61 +21,13 @@ from esper.lab.design import AA_CONTROL, fingerprint
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
 
-HEAD = (
-    *("first - second", "n", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)"),
-    *("p", "p by ranks", "p within", "verdict"),
-)
+HEAD = ("first - second", "blocks", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)", "p", "p within", "verdict")
 """Columns of the tables of differences. p and p within are Holm-corrected."""
-COLUMNS = (
-    *("outcome", "first", "second", "paired", "blocks", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "improvement"),
-    *("improvement_low", "improvement_high", "p", "p_rank", "p_equivalence", "p_holm", "p_equivalence_holm", "needed", "verdict"),
-)
-"""Columns of differences.csv."""
-PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{{ title }}</title>
-<style>
-  body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-  table { border-collapse: collapse; margin: 1rem 0; }
-  td, th { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-  td:first-child, th:first-child { text-align: left; } .verdict { font-size: 1.2rem; } .void { color: #b00020; }
-  pre { white-space: pre-wrap; background: #f6f6f6; padding: .7rem; }
-  img { max-width: 100%; } figure { margin: 1.5rem 0; } figcaption { color: #555; } caption { text-align: left; color: #555; }
-</style>
-<h1>{{ title }}</h1>
-{% for line in sentences %}
-<p class="verdict{{ ' void' if line.startswith('void') }}">{{ line }}</p>
-{% endfor %}
-{% for table in tables %}
-<table><caption>{{ table.caption }}</caption>
-<tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr>
-{% for row in table.rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-{% endfor %}
-{% for figure in figures %}
-<figure>
-<img alt="{{ figure.caption }}" src="data:image/png;base64,{{ figure.image }}">
-<figcaption>{{ figure.caption }}</figcaption>
-</figure>
-{% endfor %}
-{% if preregistration %}
-<h2>Preregistration</h2>
-<pre>{{ preregistration }}</pre>
-<p>SHA-256: {{ sha256 }}</p>
-{% else %}
-<p>No preregistration (preregistration=FILE): the outcome may have been chosen after seeing the results.</p>
-{% endif %}
-<p>{{ command }}</p>
-</html>
-""")
+PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 def differences(found: Comparison) -> pd.DataFrame:
-    """Return one row per outcome and pair of arms, with the columns `COLUMNS`; the verdict of an A/A control is `control`."""
+    """Return one row per outcome and pair of arms, the columns of differences.csv; the verdict of an A/A control is `control`."""
     rows: list[dict[str, Any]] = []
     for name, results in found.results.items():
         for result in results:
@@ -84,7 +36,7 @@ def differences(found: Comparison) -> pd.DataFrame:
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
-    return flat.reindex(columns=COLUMNS).astype({"needed": "Int64"})
+    return flat.astype({"needed": "Int64"})
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:
@@ -116,11 +68,11 @@ def _cells(row: Any) -> list[str]:
     p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
     return [
         f"{row.first} - {row.second}",
-        str(row.blocks) if row.paired else f"{row.blocks}, unpaired",
+        str(row.blocks),
         _interval(row.mean, row.low, row.high),
         _interval(row.iqm, row.iqm_low, row.iqm_high),
         f"{row.improvement:.2f}",
-        *(f"{value:.3g}" for value in (p, row.p_rank, p_within)),
+        *(f"{value:.3g}" for value in (p, p_within)),
         row.verdict,
     ]
 
@@ -137,10 +89,8 @@ def show(found: Comparison, console: Console) -> None:
     """Print the means, the differences in the outcome that decides, and the sentences."""
     for one in tables(found)[:2]:
         table = Table(title=escape(one["caption"]), title_justify="left")
-        widest = max((len(row[0]) for row in one["rows"]), default=0)
-        for index, heading in enumerate(one["head"]):
-            least = None if index else min(widest, 30)  # fold numbers rather than names
-            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", min_width=least)
+        for index, heading in enumerate(one["head"]):  # fold numbers rather than names
+            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=not index)
         for row in one["rows"]:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -158,14 +108,7 @@ def summary(found: Comparison) -> dict[str, Any]:
         "overrides": list(found.overrides),
         "faults": found.faults,
         "runs": [
-            {
-                "arm": run.arm,
-                "block": run.block,
-                "stratum": run.stratum,
-                "folder": str(run.folder),
-                "seed": run.seed,
-                "status": run.status,
-            }
+            {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
         ],
         "outcomes": _records(found.outcomes),
@@ -193,7 +136,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings = draw(found.runs, found.outcomes, found.outcome) if found.config.plots else []
+    drawings = draw(found.runs, found.outcomes, found.outcome)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
@@ -211,7 +154,8 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
     text = found.preregistration
-    return PAGE.render(
+    page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
+    return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
         sentences=found.sentences(),
         tables=tables(found),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, load, update_of
-from esper.config import CHECKPOINTS, ConfigError, did_you_mean, standalone_agents
+from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
@@ -53,8 +53,6 @@ BASELINES = ("static", *SEARCHED)
 """Baselines beside the agents that need no training."""
 FIGURES = ("png", "pdf", "svg")
 """File formats of figures."""
-RENAMED_OUTCOMES = {"catastrophes": "rollbacks"}
-"""Former name of an outcome -> its name."""
 
 
 def defines_return(key: str) -> bool:
@@ -88,8 +86,6 @@ class CompareConfig:
     """Processes that score runs in parallel, at least 1, each with its share of the cores. Higher: faster, more memory."""
     final: bool = False
     """If true, give verdicts despite missing runs. Optional stopping inflates the error rate."""
-    plots: bool = True
-    """If true, draw the figures of the report, which needs matplotlib."""
     figures: str | None = None
     """File format in which figures are also written, for a paper: png, pdf or svg; null for none."""
 
@@ -106,8 +102,6 @@ class CompareConfig:
             raise ValueError(f"workers must be 1 or more, got {self.workers}: one per core is fastest")
         if self.figures not in (None, *FIGURES):
             raise ValueError(f"figures={self.figures} is not a file format: choose from {', '.join(FIGURES)}")
-        if self.figures and not self.plots:
-            raise ValueError(f"figures={self.figures} needs plots=true: remove one of the two")
         known = [*BASELINES, *standalone_agents()]
         for name in self.baselines:
             if name not in known:
@@ -116,8 +110,8 @@ class CompareConfig:
 
 def unknown_outcome(name: str) -> str:
     """Return the sentence that refuses an outcome."""
-    if name in RENAMED_OUTCOMES:
-        return f"outcome {name} is now called {RENAMED_OUTCOMES[name]}"
+    if FORMER.get(name) in OUTCOMES:
+        return f"outcome {name} is now called {FORMER[name]}"
     return f"there is no outcome {name}: choose from {', '.join(OUTCOMES)}{did_you_mean(name, list(OUTCOMES))}"
 
 
@@ -239,10 +233,8 @@ def _group(key: str) -> str:
 
 
 def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        values.setdefault(str(run.config.get(_group(key))), set()).add(str(run.config.get(key)))
-    return any(len(found) > 1 for found in values.values())
+    values = {(str(run.config.get(_group(key))), str(run.config.get(key))) for run in runs}
+    return len(values) > len({choice for choice, _ in values})
 
 
 def records_of(run: Run) -> list[dict[str, float]]:
@@ -291,11 +283,11 @@ def _different_data(runs: Sequence[Run]) -> list[str]:
     """Return the ways in which the data of runs of one stratum differ."""
     found: list[str] = []
     for key in [*dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS), EPISODES]:
-        values: dict[str, set[str]] = {}
-        for run in runs:
-            value = run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key)
-            values.setdefault(run.arm, set()).add(str(value))
-        if len(set[str]().union(*values.values())) > 1:
-            shown = ", ".join(f"{arm} {' and '.join(sorted(several))}" for arm, several in values.items())
+        values = [
+            (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
+        ]
+        if len({value for _, value in values}) > 1:
+            arms = dict.fromkeys(arm for arm, _ in values)
+            shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
             found.append(f"runs see different data: {key} is {shown}; if this is a separate setting, add it to strata")
     return found

@@ -16,15 +16,13 @@ from joblib import Parallel, delayed
 from esper.checkpoint import load, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
-from esper.config import ConfigError, register
+from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.lab.evaluation import POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.trainer import find_checkpoint
 
-HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
-"""Outcomes that are measured on held-out hosts."""
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
 Scores = dict[str, dict[str, float]]
@@ -53,11 +51,6 @@ class Scoring:
             scores |= score_baselines(run, self)
         return scores
 
-    def chooses(self, run: Run) -> bool:
-        """Return whether scoring this run would choose the schedules for all others."""
-        searched = run.arm == self.arm and bool(set(self.baselines) & set(SEARCHED))
-        return searched and not self.choice_file().exists()
-
     def choice_file(self) -> Path:
         """Return the path of the chosen schedules."""
         return self.folder / _file_name("schedules", self.hosts, self.overrides)
@@ -74,17 +67,12 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
-    if workers == 1:
-        for index, run in enumerate(runs):
-            log(f"scoring {index + 1} of {len(runs)}: {run.folder}")
-            yield scoring.scores(run)
-        return
-    # All others wait for the run that chooses the schedules: else each worker would choose its own.
-    if (chooser := next(filter(scoring.chooses, runs), None)) is not None:
-        log(f"scoring first, to choose the schedules: {chooser.folder}")
-        scoring.scores(chooser)
-    cores = max(1, available_cores() // workers)
-    found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score_in_worker)(scoring, run, cores) for run in runs)
+    choose = bool(set(scoring.baselines) & set(SEARCHED)) and not scoring.choice_file().exists()
+    if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
+        log(f"choosing the schedules of all runs: {first.folder}")
+        scoring.scores(first)
+    cores = max(1, available_cores() // workers) if workers > 1 else None
+    found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:
         for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
             log(f"scored {index + 1} of {len(runs)}: {run.folder}")
@@ -95,11 +83,11 @@ def score_all(
         ) from error
 
 
-def _score_in_worker(scoring: Scoring, run: Run, cores: int) -> Scores:
-    """Score a run in a new process, which imports the plugins that the run recorded."""
-    register()
-    warn_plainly()
-    limit_cores(cores)
+def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
+    """Score a run; with a number of cores, in a new process, which imports the plugins that the run recorded."""
+    if cores is not None:
+        warn_plainly()
+        limit_cores(cores)
     return scoring.scores(run)
 
 
@@ -152,7 +140,7 @@ def _grown(
         schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
         outcomes |= dict(zip(SEARCHED, schedules, strict=True))
     evaluation.env.close()
-    rows |= {"static" if name == REPLAY else name: outcome.values() for name, outcome in outcomes.items()}
+    rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
     write_whole(path, json.dumps(rows) + "\n")
     return rows
 

@@ -1,8 +1,8 @@
 """Hydra sweepers of experiments: `sweep=ab` runs arms times blocks, `sweep=tune` proposes trials against a baseline.
 
-Hydra finds them through `hydra_plugins/esper_sweeps`. They are our own because Hydra's basic sweeper knows no blocks, and
-hydra-optuna-sweeper takes the return value of one run as the objective, where ours is a paired difference over several seeds; it
-also requires Optuna below 3.
+Hydra finds them through `hydra_plugins/esper_sweeps`. Its own sweepers do not fit: the basic one has no blocks, and
+hydra-optuna-sweeper, whose grammar `sweep=tune` shares, maximises the return value of one run, where ours is a paired difference
+over several seeds; it also requires Optuna below 3.
 """
 
 import warnings
@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import open_dict
 
 from esper.cli.command import in_one_sentence
-from esper.config import ConfigError, typed
+from esper.config import ConfigError, TuneConfig, typed
 from esper.lab.design import design
 from esper.lab.launch import CellSweeper
 from esper.lab.search_space import search_space
@@ -43,19 +43,19 @@ class TuneSweeper(CellSweeper):
     @staticmethod
     def preview(arguments: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
         """Return the overrides of the baseline, and of every tuned key at the ends of its range."""
-        return search_space(**arguments, common=common).previews()
+        return search_space(TuneConfig(**arguments), common).previews()
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
-            space = search_space(**self.arguments, common=arguments)
+            space = search_space(TuneConfig(**self.arguments), arguments)
             tuning = Tuning(space, self.folder)
             self.save_config()
             results: list[Any] = []
             while trials := tuning.next():
                 known = len(tuning.trials)
                 for trial in trials.values():
-                    trial.fault = self._fault([*arguments, *trial.overrides])
-                results += self.run_cells(f"trial {known + len(trials)} of {space.trials}", tuning.cells(trials))
+                    trial.fault = self._fault([*space.common, *trial.overrides])
+                results += self.run_cells(f"trial {known + len(trials)} of {space.config.trials}", tuning.cells(trials))
                 tuning.learn(trials)
                 for number in range(known, len(tuning.trials)):
                     print(tuning.line(number), flush=True)

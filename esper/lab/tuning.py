@@ -21,7 +21,7 @@ from esper.config import TUNE_SWEEPER, ConfigError
 from esper.lab.design import Cell
 from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
 from esper.lab.scoring import score
-from esper.lab.search_space import BASELINE, SearchParam, SearchSpace
+from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
 
@@ -35,8 +35,8 @@ SHOWN = 10
 class Trial:
     """One set of values with its gains."""
 
-    values: dict[str, str]
-    """Values by key, as they are typed."""
+    values: dict[str, Any]
+    """Value of each tuned key."""
     gains: list[float] = field(default_factory=lambda: list[float]())
     """Gain over the baseline, block by block."""
     fault: str | None = None
@@ -60,11 +60,11 @@ class Tuning:
         Raises:
             ConfigError: the folder holds another tuning, or the outcome does not fit.
         """
-        if space.outcome not in OUTCOMES:
-            raise ConfigError(unknown_outcome(space.outcome))
-        if space.outcome == "return" and (paid := [param.key for param in space.params if defines_return(param.key)]):
-            raise ConfigError(f"outcome=return cannot score {paid[0]}, which defines the return: choose outcome=validation")
-        self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.outcome]
+        if space.config.outcome not in OUTCOMES:
+            raise ConfigError(unknown_outcome(space.config.outcome))
+        if space.config.outcome == "return" and (paid := next(filter(defines_return, space.params), None)):
+            raise ConfigError(f"outcome=return cannot score {paid}, which defines the return: choose outcome=validation")
+        self.space, self.folder, self.outcome = space, folder, OUTCOMES[space.config.outcome]
         self.trials: list[Trial] = []
         path = folder / FILE
         if path.exists():
@@ -74,7 +74,9 @@ class Tuning:
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that a resumed tuning must share: all but the number of trials."""
-        return {name: value for name, value in asdict(self.space).items() if name != "trials"}
+        config = {name: value for name, value in asdict(self.space.config).items() if name != "trials"}
+        params = {key: repr(one) for key, one in self.space.params.items()}
+        return {"params": params, "common": self.space.common, **config}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -87,8 +89,7 @@ class Tuning:
             trials = [Trial(**trial) for trial in state.pop("trials")]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{path} is damaged: remove it, and repeat the command that made it") from error
-        asked = json.loads(json.dumps(self._identity()))
-        if changed := [name for name in asked if asked[name] != state.get(name)]:
+        if changed := [name for name, value in self._identity().items() if value != state.get(name)]:
             raise ConfigError(
                 f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
                 "hydra.sweep.dir"
@@ -97,28 +98,25 @@ class Tuning:
 
     def next(self) -> dict[str, Trial]:
         """Return the next trials by the names of their arms; empty if all are finished."""
-        known, size = len(self.trials), self.space.at_once
+        known, size = len(self.trials), self.space.config.at_once
         # Trials that start together know only the trials before the first of them, even when some of them are finished.
-        numbers = range(known, min(known - known % size + size, self.space.trials))
+        numbers = range(known, min(known - known % size + size, self.space.config.trials))
         before = self.trials[: known - known % size]
         return {name(number): Trial(values=self._propose(before, number)) for number in numbers}
 
-    def _propose(self, known: Sequence[Trial], number: int) -> dict[str, str]:
-        try:
-            import optuna
-        except ImportError as error:
-            raise ConfigError("sweep=tune needs optuna: pip install -e '.[tune]'") from error
+    def _propose(self, known: Sequence[Trial], number: int) -> dict[str, Any]:
+        import optuna  # late: takes half a second
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        seed = int(stream(self.space.root, "trial", number).integers(2**31))
+        seed = int(stream(self.space.config.root, "trial", number).integers(2**31))
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-        ranges = {param.key: _distribution(param) for param in self.space.params}
+        ranges = self.space.params
         for trial in known:
-            params = {param.key: param.read(trial.values[param.key]) for param in self.space.params}
             state = optuna.trial.TrialState.FAIL if trial.fault else optuna.trial.TrialState.COMPLETE
             value = None if trial.fault else trial.gain.mean
-            study.add_trial(optuna.trial.create_trial(state=state, params=params, distributions=ranges, value=value))
-        proposed = study.ask(ranges)
-        return {param.key: param.shown(proposed.params[param.key]) for param in self.space.params}
+            study.add_trial(optuna.trial.create_trial(state=state, params=trial.values, distributions=ranges, value=value))
+        proposed = study.ask(ranges).params
+        return {key: _rounded(proposed[key], one) for key, one in ranges.items()}
 
     def cells(self, trials: Mapping[str, Trial]) -> list[Cell]:
         """Return the runs of trials, after those of the baseline in each block."""
@@ -144,10 +142,9 @@ class Tuning:
         values: list[float] = []
         for cell in self.space.cells({arm: overrides}):
             (run,) = find_runs([self.folder / cell.folder])
-            value = score(run, self.space.score_hosts).get(self.outcome.name, float("nan"))
+            value = score(run, self.space.config.score_hosts).get(self.outcome.name, float("nan"))
             if not np.isfinite(value):
-                others = ", ".join(other for other in OUTCOMES if other != self.outcome.name)
-                raise ConfigError(f"outcome={self.outcome.name} is not measured in {run.folder}: choose from {others}")
+                raise ConfigError(f"outcome={self.outcome.name} is not measured in {run.folder}: choose another one")
             values.append(value)
         return values
 
@@ -175,13 +172,11 @@ class Tuning:
         lines = [f"gain in {self.outcome.name} over the baseline, mean of {blocks} blocks with 95 % interval:"]
         lines += [f"  {self.line(number)}" for number in ran[:SHOWN]]
         best = self.best()
-        if best is None:
-            return [*lines, f"  no trial could be run: see {FILE} for the reasons"]
-        if best.gain.mean <= 0:
+        if best is None or best.gain.mean <= 0:
             return [*lines, "no trial gained anything over the baseline"]
         common = [override for override in self.space.common if not override.startswith("sweep=")]
         arms = f'arms={{{BASELINE}: "", tuned: {json.dumps(" ".join(best.overrides))}}}'
-        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.root + 1}", *common]
+        arguments = ["-m", "sweep=ab", arms, "blocks=12", f"root={self.space.config.root + 1}", *common]
         return [
             *lines,
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
@@ -206,11 +201,8 @@ def score_tuned(sweeper: Any, folder: Path) -> None:
         score(run, sweeper.score_hosts)
 
 
-def _distribution(param: SearchParam) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if param.choices:
-        return CategoricalDistribution(param.choices)
-    if param.whole:
-        return IntDistribution(int(param.low), int(param.high), log=param.log)
-    return FloatDistribution(param.low, param.high, log=param.log)
+def _rounded(value: Any, distribution: Any) -> Any:
+    """Return a proposed value with four digits, within its range; whole numbers, steps and choices as they are."""
+    if not isinstance(value, float) or distribution.step is not None:
+        return value
+    return min(max(float(f"{value:.4g}"), distribution.low), distribution.high)

@@ -5,7 +5,6 @@ A gate with a threshold stays closed until the value is measured: NaN never pass
 
 # N hosts, S slots
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lifecycle.stages import BoolArray, FloatArray, SlotState, Stage
+from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,16 +38,14 @@ class GatesConfig:
     95 % of the seeds whose true contribution equals the threshold. Higher: stricter."""
 
     def __post_init__(self) -> None:
-        for name, least in (("min_training", 1), ("min_blending", 0), ("contribution_z", 0), ("min_gradient_ratio", 0)):
-            value = getattr(self, name)
-            if value is not None and not least <= value < math.inf:
-                raise ValueError(f"gates.{name} must be finite and at least {least}, got {value}")
-        if self.max_gradient_norm is not None and not 0 < self.max_gradient_norm < math.inf:
-            raise ValueError(f"gates.max_gradient_norm must be finite and above 0 or null, got {self.max_gradient_norm}")
-        for name in ("min_improvement", "min_contribution"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"gates.{name} must be finite or null, got {value}: null sets no threshold")
+        ranges = {
+            "[1, inf]": ["min_training"],
+            "[0, inf]": ["min_blending"],
+            "[0, inf)": ["contribution_z", "min_gradient_ratio"],
+            "(0, inf)": ["max_gradient_norm"],
+            "(-inf, inf)": ["min_improvement", "min_contribution"],
+        }
+        check_ranges("gates", self, ranges)
         if self.contribution_z > 0 and self.min_contribution is None:
             raise ValueError(
                 f"gates.contribution_z={self.contribution_z} has no effect without a threshold: set gates.min_contribution=0 too"

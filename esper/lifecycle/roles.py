@@ -62,18 +62,3 @@ class Roles:
     def of(self, rows: slice) -> "Roles":
         """Return the roles of some of the hosts."""
         return Roles(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
-
-
-def no_seeds(num_hosts: int, num_slots: int) -> Roles:
-    """Return roles without seeds."""
-    shape = (num_hosts, num_slots)
-    no = np.zeros(shape, dtype=np.bool_)
-    return Roles(
-        blueprint=np.full(shape, -1, dtype=np.int64),
-        blend=np.zeros(shape, dtype=np.int64),
-        alpha=np.zeros(shape, dtype=np.float32),
-        behind=no,
-        open=no,
-        learns=no,
-        fossil=no,
-    )

@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.stages import BoolArray, Stage
+from esper.ranges import check_ranges
 
 GATES = {"training": Stage.GERMINATED, "blending": Stage.TRAINING, "holding": Stage.BLENDING, "fossilized": Stage.HOLDING}
 """Gates by the stage they lead to, with their start stage."""
@@ -60,21 +61,16 @@ class SlotsConfig:
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):
             raise ValueError(f"slots.where names a slot twice: {self.where}")
-        if self.max_seeds < 0:
-            raise ValueError(f"slots.max_seeds must be at least 0, got {self.max_seeds}: 0 means no limit")
+        whole = ["max_seeds", "min_prune_age", "embargo", "prune_after"]
+        check_ranges("slots", self, {"[0, inf]": whole, "(-inf, inf)": ["prune_below"]})
         unknown = [name for name in self.auto_advance if name not in GATES]
         if unknown:
             raise ValueError(f"slots.auto_advance must name stages out of {', '.join(GATES)}, got {', '.join(unknown)}")
-        for name in ("min_prune_age", "embargo", "prune_after"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"slots.{name} must be at least 0, got {getattr(self, name)}")
         if 0 < self.prune_after < self.min_prune_age:
             raise ValueError(
                 f"slots.prune_after={self.prune_after} is below slots.min_prune_age={self.min_prune_age}, before which no seed "
                 "is removed: raise the one or lower the other"
             )
-        if self.prune_below is not None and not np.isfinite(self.prune_below):
-            raise ValueError(f"slots.prune_below must be finite or null, got {self.prune_below}: null never removes a seed")
 
     def chosen(self, names: tuple[str, ...], option: str | None = None) -> BoolArray:
         """Return which of the host's slots are in use `[S]`.

@@ -47,7 +47,7 @@ def interaction(a: int, b: int, base: int = 0) -> Contrast:
 
 
 def shapley(players: int) -> list[Contrast]:
-    """Exact Shapley values of each seed of `players`, from all of its subsets.
+    """Return the contrasts of the exact Shapley values of `players`, from all subsets.
 
     phi_i = sum over S without i of |S|! (n - |S| - 1)! / n! * (f(S + i) - f(S))
     """
@@ -96,15 +96,7 @@ def draw_orders(players: int, pairs: int, generator: np.random.Generator) -> lis
 
 
 def weigh(contrasts: Sequence[Contrast], place: Mapping[int, int], settings: int) -> Float64:
-    """Return contrasts as rows of weights `[C, V]` of settings.
-
-    Args:
-        place: which setting each coalition is.
-        settings: V.
-
-    Raises:
-        KeyError: a coalition was not measured.
-    """
+    """Return contrasts as rows of weights `[C, V]` of V settings."""
     weight_CV = np.zeros((len(contrasts), settings))
     for row, contrast in zip(weight_CV, contrasts, strict=True):
         for coalition, weight in contrast.items():
@@ -112,14 +104,21 @@ def weigh(contrasts: Sequence[Contrast], place: Mapping[int, int], settings: int
     return weight_CV
 
 
-def effects(weight_CV: Float64, accuracy_V: Float64, covariance_VV: Float64) -> tuple[Float64, Float64]:
-    """Return effects and their standard errors, both `[C]` [pp].
+def effects(
+    contrasts: Sequence[Contrast], place: Mapping[int, int], accuracy_V: Float64, covariance_VV: Float64
+) -> tuple[Float64, Float64]:
+    """Return the effects of contrasts and their standard errors, both `[C]` [pp].
 
     Args:
+        place: index of the setting of each coalition.
         accuracy_V: measured accuracies [pp].
         covariance_VV: their covariance [pp^2].
+
+    Raises:
+        KeyError: a coalition was not measured.
     """
-    assert weight_CV.shape[1:] == accuracy_V.shape == covariance_VV.shape[:1] == covariance_VV.shape[1:]
+    assert covariance_VV.shape == (len(accuracy_V), len(accuracy_V))
+    weight_CV = weigh(contrasts, place, len(accuracy_V))
     variance_C = np.einsum("cv,vw,cw->c", weight_CV, covariance_VV, weight_CV)
     return weight_CV @ accuracy_V, np.sqrt(np.maximum(variance_C, 0.0))
 
@@ -135,7 +134,7 @@ def sampled_shapley(
 
     Args:
         orders: from `draw_orders`, at least two pairs.
-        place: which setting each coalition is, all prefixes of all orders among them.
+        place: index of the setting of each coalition; all prefixes of all orders are among them.
         accuracy_V: measured accuracies [pp].
         covariance_VV: their covariance [pp^2].
     """
@@ -145,10 +144,8 @@ def sampled_shapley(
         [mean(both) for both in zip(joining(one), joining(other), strict=True)]
         for one, other in zip(orders[::2], orders[1::2], strict=True)
     ]
-    settings = len(accuracy_V)
-    drawn_OC = np.stack([weigh(pair, place, settings) @ accuracy_V for pair in pairs])
-    weight_CV = weigh([mean(each) for each in zip(*pairs, strict=True)], place, settings)
-    value_C, sample_C = effects(weight_CV, accuracy_V, covariance_VV)
+    drawn_OC = np.stack([weigh(pair, place, len(accuracy_V)) @ accuracy_V for pair in pairs])
+    value_C, sample_C = effects([mean(each) for each in zip(*pairs, strict=True)], place, accuracy_V, covariance_VV)
     return value_C, np.hypot(sample_C, drawn_OC.std(axis=0, ddof=1) / np.sqrt(len(pairs)))
 
 

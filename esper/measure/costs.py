@@ -6,13 +6,13 @@ operations; norms, activations, pooling, masks and blending are left out, and so
 (recurrent ones). Attention counts every pair of positions, masked ones included.
 
 Training counts by the usual rule: the gradient with respect to a layer's weights costs as much as its forward, and that with
-respect to its input as much again.
+respect to its input costs the same.
 """
 
 # N hosts, S slots, R = S + 1 segments, K blueprints, V counterfactual variants
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,20 @@ class Price:
     def of(self, state: SlotState) -> Numbers:
         """Return the cost of the seed in each slot `[N, S]`, from its germination on."""
         return self.at(np.where(state.within(*OCCUPIED), state.blueprint, -1), state.blend)
+
+    @classmethod
+    def unknown(cls, blueprints: int, slots: int) -> "Price":
+        """Return the cost before it is measured: NaN everywhere."""
+        return cls(host=math.nan, seed_KS=np.full((blueprints, slots), math.nan), gate_S=np.full(slots, math.nan))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers as lists, for checkpoints."""
+        return {"host": self.host, "seed_KS": self.seed_KS.tolist(), "gate_S": self.gate_S.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Price":
+        """Return the price that `state_dict` came from."""
+        return cls(host=state["host"], seed_KS=np.array(state["seed_KS"]), gate_S=np.array(state["gate_S"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +109,12 @@ class Flops:
         inside_NS = (roles.blueprint >= 0) & ~(roles.behind & (incubation is Incubation.closed_loop))
         seed_NS = np.where(inside_NS, self.forward.at(roles.blueprint, roles.blend), 0)
         same_VVNS = (alpha_VNS[:, None] == alpha_VNS[None]) | ~inside_NS
-        # Of a path up to a slot, only the first of those that are the same is computed.
+        # Equal paths up to a slot are computed once.
         earlier_VV = np.tri(len(alpha_VNS), k=-1, dtype=np.bool_)[:, :, None, None]
         together_VVNS = np.logical_and.accumulate(same_VVNS, axis=3)
         together_VVNR = np.concatenate([np.ones_like(together_VVNS[..., :1]), together_VVNS], axis=3)
         first_VNR = ~np.any(together_VVNR & earlier_VV, axis=1)
-        # A seed that is off in all settings of a path is left out, unless it trains there, or nothing forks before it or at it.
+        # A seed that is off in all settings of a path is skipped, unless it trains there, or no path forks up to it.
         on_VNS = (alpha_VNS != 0) | roles.behind | together_VVNR[..., 1:].all(axis=(0, 1))
         seeded_VNS = first_VNR[..., :-1] & (together_VVNR[..., :-1] & on_VNS[None]).any(axis=1)
         paths_NR, seeds_NS = first_VNR.sum(axis=0), seeded_VNS.sum(axis=0)
@@ -114,21 +128,21 @@ class Costs:
     params: Price
     """Parameters."""
     flops: Flops
-    latency: Price | None = None
-    """Inference latency of one sample [s], where it was measured; see `latency`."""
+    latency: Price
+    """Inference latency of one sample [s]; NaN if not measured."""
+
+    @property
+    def prices(self) -> dict[str, Price]:
+        """Cost of one host or seed by unit: parameters, FLOPs of one sample, latency of one sample [s]."""
+        return {"params": self.params, "flops": self.flops.forward, "latency": self.latency}
 
     def signals(self, before: SlotState, after: SlotState) -> dict[str, Any]:
         """Return the cost fields of `StepSignals`, from the states before and after a step."""
-        unknown_NS = np.full(before.stage.shape, np.nan, dtype=np.float32)
-        found: dict[str, Any] = {
-            "host_params": int(self.params.host),
-            "params_before_NS": self.params.of(before),
-            "params_NS": self.params.of(after),
-        }
-        for name, price in (("flops", self.flops.forward), ("latency", self.latency)):
-            found[f"host_{name}"] = math.nan if price is None else float(price.host)
-            for key, state in ((f"{name}_before_NS", before), (f"{name}_NS", after)):
-                found[key] = unknown_NS if price is None else price.of(state).astype(np.float32)
+        found: dict[str, Any] = {}
+        for name, price in self.prices.items():
+            dtype = np.int64 if price is self.params else np.float32
+            found |= {f"host_{name}": price.host, f"{name}_NS": price.of(after).astype(dtype)}
+            found[f"{name}_before_NS"] = price.of(before).astype(dtype)
         return found
 
     def committed(
@@ -140,11 +154,9 @@ class Costs:
             blueprint_NS: index of the blueprint, -1 where there is no seed.
             blend_NS: its `Blend`.
         """
-        prices = {"params": self.params, "flops": self.flops.forward, "latency": self.latency}
-        unknown_N = np.full(len(blueprint_NS), np.nan)
         return {
-            name: unknown_N if price is None else price.host + price.at(blueprint_NS, blend_NS).sum(axis=1, dtype=np.float64)
-            for name, price in prices.items()
+            name: price.host + price.at(blueprint_NS, blend_NS).sum(axis=1, dtype=np.float64)
+            for name, price in self.prices.items()
         }
 
     def table(self, blueprints: Sequence[str], slots: Sequence[str]) -> dict[str, Any]:
@@ -154,11 +166,10 @@ class Costs:
             blueprints: their names, in the order of their indices.
             slots: their names.
         """
-        prices = {"params": self.params, "flops": self.flops.forward, "latency": self.latency}
 
         def each(read: Callable[[Price], Any]) -> dict[str, int | float | None]:
-            read_all = {name: None if price is None else np.asarray(read(price)).item() for name, price in prices.items()}
-            return {name: None if value is None or math.isnan(value) else value for name, value in read_all.items()}
+            values = {name: np.asarray(read(price)).item() for name, price in self.prices.items()}
+            return {name: None if math.isnan(value) else value for name, value in values.items()}
 
         return {
             "host": each(lambda price: price.host),
@@ -209,6 +220,7 @@ def count_costs(host: nn.Module, blueprints: Sequence[BlueprintConfig], sample: 
             forward=Price(host=sum(segments), seed_KS=seed_KS2[..., 1], gate_S=gate_S2[..., 1]),
             segment_R=np.array(segments, np.int64),
         ),
+        latency=Price.unknown(len(blueprints), len(specs)),
     )
 
 

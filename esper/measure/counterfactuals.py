@@ -36,14 +36,6 @@ class CounterfactualsConfig:
     proportionally more settings."""
 
     def __post_init__(self) -> None:
-        for name in ("each_step", "at_end"):
-            plans = getattr(self, name)
-            if len(set(plans)) < len(plans):
-                raise ValueError(f"counterfactuals.{name} must name each plan once, got [{','.join(plans)}]")
-            if Plan.leave_one_out in plans:
-                raise ValueError(f"counterfactuals.{name} names leave_one_out, which is always measured: leave it out")
-        if twice := [plan for plan in self.at_end if plan in self.each_step]:
-            raise ValueError(f"counterfactuals.at_end names {twice[0]}, which each_step measures there too: leave it out")
         if self.orders < 2:
             raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair gives no error")
 
@@ -57,21 +49,27 @@ class CounterfactualsConfig:
                 )
 
 
+class HostSettings(NamedTuple):
+    """The settings of one host."""
+
+    place: Mapping[int, int]
+    """Variant of each coalition."""
+    inside: int
+    """Seeds that take part at an alpha above 0, as a coalition."""
+    fossils: int
+    """Fossils among them."""
+    orders: Sequence[tuple[int, ...]]
+    """Orders that the Shapley values are estimated from; empty if they are exact or not measured."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is asked of a validation."""
+    """The settings of a validation."""
 
     plans: frozenset[Plan]
     alpha_VNS: FloatArray
-    """Blend weights; variant 0 is real. Hosts that are asked for less than others repeat it."""
-    places: tuple[Mapping[int, int], ...]
-    """Of each host, which variant each coalition is."""
-    inside: tuple[int, ...]
-    """The seeds of each host that are in, as a coalition."""
-    fossils: tuple[int, ...]
-    """Those of them that are kept for good."""
-    orders: tuple[Sequence[tuple[int, ...]], ...]
-    """Of each host, the orders that its Shapley values come from; empty where they are exact, or not asked for."""
+    """Blend weights; variant 0 is the current one. Hosts with fewer settings than others repeat it."""
+    hosts: Sequence[HostSettings]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +97,7 @@ class Worth:
     all_off_accuracy_N: FloatArray
     """Accuracy with all live seeds off; where no live seed is in, that of the host as it is [pp]."""
     committed_accuracy_N: FloatArray
-    """The same number, where the plan `committed` is measured: on the last step, or if asked for."""
+    """The same number; NaN in steps without the plan `committed`, which every last step has."""
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray
@@ -130,60 +128,52 @@ def settings(state: SlotState, plans: frozenset[Plan], *, name: tuple[int | str,
         pairs: pairs of orders for a host with many seeds.
     """
     inside_NS, bits_S = is_in(state), 1 << np.arange(state.stage.shape[1], dtype=np.int64)
-    inside_N = (inside_NS @ bits_S).tolist()
-    fossils_N = ((inside_NS & state.within(Stage.FOSSILIZED)) @ bits_S).tolist()
-    places: list[dict[int, int]] = []
-    orders: list[list[tuple[int, ...]]] = []
-    wanted = sorted(plans | {Plan.leave_one_out})
-    for host, (inside, fossils) in enumerate(zip(inside_N, fossils_N, strict=True)):
-        drawn: list[tuple[int, ...]] = []
+    fossil_NS = inside_NS & state.within(Stage.FOSSILIZED)
+    wanted, hosts = sorted(plans | {Plan.leave_one_out}), list[HostSettings]()
+    for inside, fossils in zip((inside_NS @ bits_S).tolist(), (fossil_NS @ bits_S).tolist(), strict=True):
+        orders: list[tuple[int, ...]] = []
         if Plan.shapley in plans and Plan.factorial not in plans and inside.bit_count() > attribution.FULL:
             root, *keys = name
-            drawn = attribution.draw_orders(inside, pairs, stream(int(root), "shapley", *keys, host))
-        every = [inside, *(one for plan in wanted for one in coalitions(plan, inside, fossils, drawn))]
-        places.append({coalition: variant for variant, coalition in enumerate(dict.fromkeys(every))})
-        orders.append(drawn)
-    alpha_VNS = np.repeat(state.alpha[None], max(map(len, places), default=1), axis=0)
-    for host, place in enumerate(places):
-        for coalition, variant in place.items():
-            off_S = (inside_N[host] & ~coalition & bits_S) != 0
-            alpha_VNS[variant, host, off_S] = 0.0
-    return Settings(
-        plans=plans,
-        alpha_VNS=alpha_VNS,
-        places=tuple(places),
-        inside=tuple(inside_N),
-        fossils=tuple(fossils_N),
-        orders=tuple(orders),
-    )
+            orders = attribution.draw_orders(inside, pairs, stream(int(root), "shapley", *keys, len(hosts)))
+        every = [inside, *(one for plan in wanted for one in coalitions(plan, inside, fossils, orders))]
+        place = {coalition: variant for variant, coalition in enumerate(dict.fromkeys(every))}
+        hosts.append(HostSettings(place, inside, fossils, orders))
+    alpha_VNS = np.repeat(state.alpha[None], max((len(host.place) for host in hosts), default=1), axis=0)
+    for index, host in enumerate(hosts):
+        for coalition, variant in host.place.items():
+            alpha_VNS[variant, index, (host.inside & ~coalition & bits_S) != 0] = 0.0
+    return Settings(plans=plans, alpha_VNS=alpha_VNS, hosts=hosts)
 
 
-def worth(asked: Settings, measured: Measurement) -> Worth:
+def worth(chosen: Settings, measured: Measurement) -> Worth:
     """Compute the effects of seeds from the accuracies under these settings."""
-    hosts, slots = asked.alpha_VNS.shape[1:]
-    found = Worth.unknown(hosts, slots)
-    for index, (place, inside, fossils) in enumerate(zip(asked.places, asked.inside, asked.fossils, strict=True)):
-        host = _Host(place, measured.accuracy_VM[:, index].astype(np.float64), measured.covariance_VVM[:, :, index])
+    plans, found = chosen.plans, Worth.unknown(*chosen.alpha_VNS.shape[1:])
+    for index, (place, inside, fossils, orders) in enumerate(chosen.hosts):
+        accuracy_V, error_V = measured.accuracy_VM[:, index], measured.error_VM[:, index]
+        measured_V = (place, accuracy_V.astype(np.float64), measured.covariance_VVM[:, :, index])
         present, live = attribution.members(inside), attribution.members(inside & ~fossils)
         off = [place[inside & ~(1 << slot)] for slot in present]
-        found.contribution_NS[index, present] = measured.accuracy_VM[0, index] - measured.accuracy_VM[off, index]
-        found.contribution_error_NS[index, present] = measured.error_VM[off, index]
-        if asked.plans & _GIVES_ALL_OFF:
-            found.all_off_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
-        if Plan.committed in asked.plans:
-            found.committed_accuracy_N[index] = measured.accuracy_VM[place[fossils], index]
-        if asked.plans & _GIVES_SOLO:
+        found.contribution_NS[index, present] = accuracy_V[0] - accuracy_V[off]
+        found.contribution_error_NS[index, present] = error_V[off]
+        if plans & _GIVES_ALL_OFF:
+            found.all_off_accuracy_N[index] = accuracy_V[place[fossils]]
+        if Plan.committed in plans:
+            found.committed_accuracy_N[index] = accuracy_V[place[fossils]]
+        if plans & _GIVES_SOLO:
             alone = [{fossils | 1 << slot: 1.0, fossils: -1.0} for slot in live]
-            found.solo_NS[index, live], found.solo_error_NS[index, live] = host.effects(alone)
-        if asked.plans & _GIVES_PAIRS:
+            found.solo_NS[index, live], found.solo_error_NS[index, live] = attribution.effects(alone, *measured_V)
+        if plans & _GIVES_PAIRS:
             found.interaction_NSS[index, live, live] = found.interaction_error_NSS[index, live, live] = 0.0
             for a, b in combinations(live, 2):
-                value_C, error_C = host.effects([attribution.interaction(a, b, fossils)])
+                value_C, error_C = attribution.effects([attribution.interaction(a, b, fossils)], *measured_V)
                 found.interaction_NSS[index, (a, b), (b, a)] = value_C
                 found.interaction_error_NSS[index, (a, b), (b, a)] = error_C
-        if asked.plans & _GIVES_SHAPLEY:
-            shares = host.sampled(asked.orders[index]) if asked.orders[index] else host.effects(attribution.shapley(inside))
-            found.shapley_NS[index, present], found.shapley_error_NS[index, present] = shares
+        if plans & _GIVES_SHAPLEY:
+            if orders:
+                value_C, error_C = attribution.sampled_shapley(orders, *measured_V)
+            else:
+                value_C, error_C = attribution.effects(attribution.shapley(inside), *measured_V)
+            found.shapley_NS[index, present], found.shapley_error_NS[index, present] = value_C, error_C
     return found
 
 
@@ -191,20 +181,3 @@ _GIVES_PAIRS = {Plan.pairs, Plan.factorial}
 _GIVES_SOLO = {Plan.solo_on, *_GIVES_PAIRS}
 _GIVES_ALL_OFF = {Plan.all_off, Plan.committed, *_GIVES_SOLO}
 _GIVES_SHAPLEY = {Plan.shapley, Plan.factorial}
-
-
-class _Host(NamedTuple):
-    """The measurements of one host."""
-
-    place: Mapping[int, int]
-    accuracy_V: attribution.Float64
-    covariance_VV: attribution.Float64
-
-    def effects(self, contrasts: Sequence[attribution.Contrast]) -> tuple[attribution.Float64, attribution.Float64]:
-        """See `attribution.effects`."""
-        weight_CV = attribution.weigh(contrasts, self.place, len(self.accuracy_V))
-        return attribution.effects(weight_CV, self.accuracy_V, self.covariance_VV)
-
-    def sampled(self, orders: Sequence[Sequence[int]]) -> tuple[attribution.Float64, attribution.Float64]:
-        """See `attribution.sampled_shapley`."""
-        return attribution.sampled_shapley(orders, self.place, self.accuracy_V, self.covariance_VV)

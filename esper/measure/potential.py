@@ -8,7 +8,7 @@ before, and the gradient of its loss L with respect to the branch's weights w is
 which needs only h and dL/dy. Training computes both: nothing is inserted, and the host is not touched. A step of plain gradient
 descent at rate r would lower the loss by r |dL/dw|^2 + O(r^2).
 
-The host can do much of that without a seed. Its own next layer applies a linear map of h at the same place anyhow, and early in
+The host can do much of that without a seed: its own next layer applies a linear map of h at the same place, and early in
 training a host gains more from its own weights than from any seed. So only the residual counts: dL/dy minus its least squares
 fit by h and a constant, over the samples and places of each member. The **growth potential** is
 
@@ -27,15 +27,15 @@ additive seed with default first weights; other blends and informed weights are 
 Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n, at any slot.
 
 All members of a slot are measured at once, and blueprints share what they can: for tiny hosts a handful of samples costs next to
-nothing, and the number of kernels is the whole cost.
+nothing, and the cost is the number of kernels.
 """
 
-# M members, n samples a member, X samples and places, C channels, D channels and a constant, P parameters, S slots, K blueprints,
-# J simple blueprints, F inputs of their last layers
+# M members, n samples per member, X samples and places, C channels, D channels and a constant, S slots, K blueprints,
+# J simple blueprints, F inputs of their last layers, P products of an input and an output
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -79,106 +79,42 @@ def residual(gradients: SlotGradients) -> SlotGradients:
     return SlotGradients(features=gradients.features, grad=residual_MXC.view(gradients.grad.movedim(2, -1).shape).movedim(-1, 2))
 
 
-class RecordedLayer(nn.Module):
-    """A layer of a newborn branch that records its inputs, and at whose output the autograd graph starts."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.calls: list[tuple[Tensor, Tensor]] = []
-        """Input and output of each call in the last pass."""
-        dead = not any(parameter.any() for parameter in layer.parameters())
-        self.zero_map = layer if dead and _is_map(layer) else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self.layer(x) if self.zero_map is None else _zeros(self.zero_map, x)
-        output = output.requires_grad_() if output.is_leaf else output
-        self.calls.append((x.detach(), output))
-        return output
-
-
-def _zeros(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the output of a map whose weights are zero, without computing it."""
-    if isinstance(layer, nn.Linear):
-        return x.new_zeros(()).expand(*x.shape[:-1], layer.out_features)
-    return x.new_zeros(()).expand(len(x), layer.out_channels, *x.shape[2:])
-
-
 class NewbornBranch:
     """A newborn branch of one blueprint at one slot, never trained; all members share its weights.
 
-    So the samples of all members run through it as one batch, forward only. Members differ in the gradients of the layers that
-    have one at birth, which are computed from each layer's input and the gradient at its output.
+    Raises:
+        SeedError: the blueprint raised an error.
     """
 
     def __init__(self, blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> None:
-        row = newborn(blueprint, slot, torch_stream(0, "dormant", type(blueprint).__name__, slot.name, slot.channels))
-        self.branch = blueprint.branch(slot)
-        nn.utils.vector_to_parameters(row, self.branch.parameters())
-        found = _layers_with_gradient(self.branch, slot)
-        self.branch.requires_grad_(False)
-        self.simple = _simple(self.branch, found, slot, device)
-        self.recorded: list[RecordedLayer] = []
-        for path, layer in found:
-            self.recorded.append(RecordedLayer(layer))
-            self.branch.set_submodule(path, self.recorded[-1])
-        self.branch.to(device)
-
-    def gradients(self, gradients: SlotGradients) -> Tensor:
-        """Return the first gradients of all parameters that have one `[M, P]`."""
-        members = len(gradients.features)
-        if not self.recorded:
-            return gradients.features.new_zeros(members, 1)
-        for recorded in self.recorded:
-            recorded.calls.clear()
-        delta = self.branch(gradients.features.flatten(0, 1))
-        uses = [(recorded.layer, given, output) for recorded in self.recorded for given, output in recorded.calls]
-        grads = torch.autograd.grad(delta, [output for *_, output in uses], gradients.grad.flatten(0, 1))
-        of_layer: dict[nn.Module, list[Tensor]] = {}
-        for (layer, given, _), grad in zip(uses, grads, strict=True):
-            parts = [part.flatten(1) for part in layer_gradient(layer, given, grad, members)]
-            sofar = of_layer.get(layer)
-            of_layer[layer] = parts if sofar is None else [a + b for a, b in zip(sofar, parts, strict=True)]
-        return torch.cat([part for parts in of_layer.values() for part in parts], 1)
+        with seed_errors(blueprint, slot):
+            row = newborn(blueprint, slot, torch_stream(0, "dormant", type(blueprint).__name__, slot.name, slot.channels))
+            self.branch = blueprint.branch(slot)
+            nn.utils.vector_to_parameters(row, self.branch.parameters())
+            names = _parameters_with_gradient(self.branch, slot)
+            self.branch.requires_grad_(False).to(device)
+            self.simple = _simple(self.branch, {name.rpartition(".")[0] for name in names}, _random(slot)[0].to(device))
+        self.weights: dict[str, Tensor] = {name: self.branch.get_parameter(name) for name in names}
+        """Parameters with a gradient at birth, by name."""
 
     def potential(self, gradients: SlotGradients) -> Tensor:
         """Return the squared norm of each member's first gradient `[M]` [nats per unit of learning rate], from a `residual`."""
-        return self.gradients(gradients).square().sum(1)
+        if not self.weights:
+            return gradients.features.new_zeros(len(gradients.features))
 
+        def product(weights: dict[str, Tensor], h: Tensor, grad: Tensor) -> Tensor:
+            return (torch.func.functional_call(self.branch, weights, (h,)) * grad).sum()
 
-def layer_gradient(layer: nn.Module, given: Tensor, grad: Tensor, groups: int) -> list[Tensor]:
-    """Return the gradient of each parameter of a layer `[G, ...]`, for each of G consecutive groups of samples.
-
-    Args:
-        given: the layer's input `[G*n, ...]`.
-        grad: gradient at its output, for the same samples.
-    """
-    if isinstance(layer, ChannelScale):
-        by_channel = (given * grad).sum(tuple(range(2, given.dim()))) if given.dim() == 4 else (given * grad).flatten(0, -2)
-        return [by_channel.unflatten(0, (groups, -1)).sum(1)]
-    if _is_map(layer):
-        x, dy = (part.movedim(1, -1) if isinstance(layer, nn.Conv2d) else part for part in (given, grad))
-        x_GRI, dy_GRO = x.reshape(groups, -1, x.shape[-1]), dy.reshape(groups, -1, dy.shape[-1])
-        weight_GOI = dy_GRO.transpose(1, 2) @ x_GRI
-        return [weight_GOI] if layer.bias is None else [weight_GOI, dy_GRO.sum(1)]  # pyright: ignore[reportUnnecessaryComparison]
-    parameters = list(layer.parameters(recurse=False))
-    rows: list[Sequence[Tensor]] = []
-    with torch.enable_grad():
-        leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-        names = [name for name, _ in layer.named_parameters(recurse=False)]
-        for x, dy in zip(given.chunk(groups), grad.chunk(groups), strict=True):
-            y = torch.func.functional_call(layer, dict(zip(names, leaves, strict=True)), (x,))
-            rows.append(torch.autograd.grad(y, leaves, dy))
-    return [torch.stack(row) for row in zip(*rows, strict=True)]
+        by_member = torch.func.vmap(torch.func.grad(product), in_dims=(None, 0, 0))
+        rows: dict[str, Tensor] = by_member(self.weights, gradients.features, gradients.grad)
+        return torch.cat([row.flatten(1) for row in rows.values()], 1).square().sum(1)
 
 
 def _is_map(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     """Return whether the layer maps the channels of each sample and place by one matrix."""
-    return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _pointwise(layer))
-
-
-def _pointwise(layer: nn.Conv2d) -> bool:
-    return layer.kernel_size == layer.stride == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
+    if isinstance(layer, nn.Conv2d):
+        return layer.kernel_size == layer.stride == (1, 1) and layer.padding == (0, 0) and layer.groups == 1
+    return isinstance(layer, nn.Linear)
 
 
 class Simple(NamedTuple):
@@ -189,28 +125,30 @@ class Simple(NamedTuple):
     last: nn.Linear | nn.Conv2d | ChannelScale
 
 
-def _simple(
-    branch: nn.Module, learning: Sequence[tuple[str, nn.Module]], slot: SlotSpec, device: torch.device | str
-) -> Simple | None:
-    """Split a branch into trunk and last layer; None where it is not of that kind."""
-    if len(learning) != 1:
-        return None
-    [(path, last)] = learning
-    if not isinstance(last, ChannelScale) and not _is_map(last):
-        return None
-    made: list[Tensor] = []
+def _simple(branch: nn.Module, learning: set[str], h: Tensor) -> Simple | None:
+    """Split a branch into trunk and last layer, or return None if it is not of that kind.
 
-    def keep(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-        made.append(output)
+    Args:
+        learning: paths of the layers with a gradient at birth.
+        h: any features.
+    """
+    path = next(iter(learning), "")
+    last = branch.get_submodule(path)
+    if len(learning) != 1 or not (isinstance(last, ChannelScale) or _is_map(last)):
+        return None
+    outputs: list[Tensor] = []
+
+    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        outputs.append(output)
 
     handle = last.register_forward_hook(keep)
-    delta = branch(_random(slot)[0])
+    delta = branch(h)
     handle.remove()
-    if len(made) != 1 or delta is not made[0]:
+    if len(outputs) != 1 or delta is not outputs[0]:
         return None
     trunk = nn.Sequential(copy.deepcopy(branch))
     trunk.set_submodule(f"0.{path}" if path else "0", nn.Identity())
-    return Simple(trunk.to(device), last)
+    return Simple(trunk, last)
 
 
 def _random(slot: SlotSpec) -> tuple[Tensor, Tensor]:
@@ -225,18 +163,14 @@ def _random(slot: SlotSpec) -> tuple[Tensor, Tensor]:
     return h, grad
 
 
-def _layers_with_gradient(branch: nn.Module, slot: SlotSpec) -> list[tuple[str, nn.Module]]:
-    """Return the layers with a gradient at birth, by path, found on random features."""
+def _parameters_with_gradient(branch: nn.Module, slot: SlotSpec) -> list[str]:
+    """Return the names of the parameters with a gradient at birth, found on random features."""
     h, grad = _random(slot)
     with torch.enable_grad():
         delta: Tensor = branch(h)
         if delta.requires_grad:
             delta.backward(grad)
-    return [
-        (path, layer)
-        for path, layer in branch.named_modules()
-        if any(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters(recurse=False))
-    ]
+    return [name for name, weight in branch.named_parameters() if weight.grad is not None and weight.grad.any()]
 
 
 class SlotSensor:
@@ -244,19 +178,18 @@ class SlotSensor:
 
     Most branches end in their only layer that has a gradient at birth: a map of zeros, or a scale of zeros for each channel. The
     inputs of all these layers are concatenated, so that one product with dL/dy holds the gradients of all, those of scales on a
-    diagonal.
+    diagonal. Other branches are measured one by one.
     """
 
     def __init__(self, blueprints: Sequence[BlueprintConfig], slot: SlotSpec, device: torch.device | str) -> None:
         self.blueprints, self.slot = tuple(blueprints), slot
-        self.branches = [_newborn_branch(blueprint, slot, device) for blueprint in blueprints]
-        ranked = [(rank, one) for rank, one in enumerate(self.branches) if one is not None]
-        self.others = [(rank, one) for rank, one in ranked if one.simple is None]
-        simple = [(rank, one.simple) for rank, one in ranked if one.simple is not None]
-        self.trunks = [one.trunk for _, one in simple]
-        self.ranks = [rank for rank, _ in simple]
-        self.ranks_J = torch.tensor(self.ranks, dtype=torch.long, device=device)
-        self.mask_PJ = _weights([one.last for _, one in simple], slot.channels).to(device) if simple else None
+        able = [(k, one) for k, one in enumerate(blueprints) if one.plantable and one.obstacle(slot) is None]
+        branches = {k: NewbornBranch(blueprint, slot, device) for k, blueprint in able}
+        self.others = {k: branch for k, branch in branches.items() if branch.simple is None}
+        simple = {k: branch.simple for k, branch in branches.items() if branch.simple is not None}
+        self.trunks = {k: one.trunk for k, one in simple.items()}
+        self.index_J = torch.tensor(list(simple), dtype=torch.long, device=device)
+        self.mask_PJ = _weights([one.last for one in simple.values()], slot.channels).to(device) if simple else None
 
     def measure(self, gradients: SlotGradients) -> Tensor:
         """Return the growth potential `[M, K]`, NaN where the blueprint cannot grow.
@@ -266,22 +199,22 @@ class SlotSensor:
         """
         rest = residual(gradients)
         members = len(gradients.features)
-        potential_MK = torch.full((members, len(self.branches)), torch.nan, device=gradients.grad.device)
+        potential_MK = torch.full((members, len(self.blueprints)), torch.nan, device=gradients.grad.device)
         if self.mask_PJ is not None:
             h = gradients.features.flatten(0, 1)
-            wide = torch.cat([self._through(j, h) for j in range(len(self.trunks))], 1 if h.dim() == 4 else -1)
+            wide = torch.cat([self._through(k, h) for k in self.trunks], 1 if h.dim() == 4 else -1)
             wide_MXF = F.pad(by_place(wide.unflatten(0, (members, -1))), (0, 1), value=1.0)
             product_MFC = wide_MXF.mT @ by_place(rest.grad)
-            potential_MK.index_copy_(1, self.ranks_J, product_MFC.square().flatten(1) @ self.mask_PJ)
-        for rank, one in self.others:
-            with seed_errors(self.blueprints[rank], self.slot):
-                potential_MK[:, rank] = one.potential(rest)
+            potential_MK.index_copy_(1, self.index_J, product_MFC.square().flatten(1) @ self.mask_PJ)
+        for k, branch in self.others.items():
+            with seed_errors(self.blueprints[k], self.slot):
+                potential_MK[:, k] = branch.potential(rest)
         return potential_MK
 
-    def _through(self, j: int, h: Tensor) -> Tensor:
-        """Return the input of the last layer of the j-th simple branch."""
-        with seed_errors(self.blueprints[self.ranks[j]], self.slot):
-            return self.trunks[j](h)
+    def _through(self, k: int, h: Tensor) -> Tensor:
+        """Return the input of the last layer of a simple branch."""
+        with seed_errors(self.blueprints[k], self.slot):
+            return self.trunks[k](h)
 
 
 def _weights(layers: Sequence[nn.Linear | nn.Conv2d | ChannelScale], channels: int) -> Tensor:
@@ -303,10 +236,3 @@ class PotentialSensor:
     def measure(self, gradients: Sequence[SlotGradients]) -> Tensor:
         """Return the growth potential `[M, S, K]` from the gradients of each slot, NaN where the blueprint cannot grow."""
         return torch.stack([sensor.measure(one) for sensor, one in zip(self.slots, gradients, strict=True)], 1)
-
-
-def _newborn_branch(blueprint: BlueprintConfig, slot: SlotSpec, device: torch.device | str) -> NewbornBranch | None:
-    if not blueprint.plantable or blueprint.obstacle(slot) is not None:
-        return None
-    with seed_errors(blueprint, slot):
-        return NewbornBranch(blueprint, slot, device)

@@ -4,10 +4,11 @@ A mode is a config whose fields named in `pays` are the weights of its terms: `r
 its weight. All modes pay in points and use the same signals, so one run can combine any of them.
 """
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from esper.ranges import check_ranges
 from esper.reward import table
 from esper.reward.rewards import PerHost, Reward, WeightedReward
 from esper.reward.table import Pays
@@ -20,16 +21,15 @@ class RewardConfig:
 
     pays: ClassVar[Pays] = {}
     """Terms by the field of their weight, in the order of the sum."""
+    ranges: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Ranges of the other fields, as for `check_ranges`."""
     per_host: Any = None  # dict[str, int] | None: Hydra lets the command line add keys to no dict that says what it holds
     """Number of training hosts per reward mode, as in '{shaped:16,sparse:16}': the first 16 hosts are paid by shaped, the next 16
     by sparse. The numbers must add up to hosts and include the mode of the run; the other modes use their defaults. Evaluation
     always uses the mode of the run. Null: one mode for all hosts."""
 
     def __post_init__(self) -> None:
-        for key in self.pays:
-            value = getattr(self, key)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"reward.{key} must be a finite number of at least 0, got {value}: 0 drops the term")
+        check_ranges("reward", self, {"[0, inf)": [*self.pays], **self.ranges})
         whole = isinstance(self.per_host, dict) and all(type(count) is int for count in self.counts.values())
         if self.per_host is not None and not whole:
             raise ValueError(
@@ -86,28 +86,17 @@ class RewardConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class ShapedConfig(RewardConfig):
-    """Dense reward: accuracy, contributions and rent at every step. A weight of 0 drops a term.
-
-    Omitted on purpose: discounts for early germination (early seeds help most), penalties for idle seeds (they cost rent and earn
-    nothing at the end), pay for interacting pairs (see `hindsight`), penalties on the joint contribution (anomaly checks work per
-    seed), and penalties for actions that the masks forbid.
-    """
+class DenseConfig(RewardConfig):
+    """The terms that `shaped` and `escrow` share: both potentials, rent, costs of actions, and the final accuracy."""
 
     pays: ClassVar[Pays] = {
-        "attribution": table.ATTRIBUTION,
         "accuracy_potential": table.ACCURACY_POTENTIAL,
         "stage_potential": table.STAGE_POTENTIAL,
         "rent": table.RENT,
         "germinate_cost": table.GERMINATE,
         "prune_cost": table.PRUNE,
-        "auto_prune_cost": table.AUTO_PRUNE,
         "terminal": table.TERMINAL,
-        "shock": table.SHOCK,
-        "hindsight": table.HINDSIGHT,
     }
-    attribution: float = 0.002
-    """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     rent: float = 0.5
     """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
     rent_unit: RentUnit = RentUnit.params
@@ -122,6 +111,26 @@ class ShapedConfig(RewardConfig):
     """Points deducted per pruning, at least 0. Higher: fewer prunings."""
     terminal: float = 1.0
     """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ShapedConfig(DenseConfig):
+    """Dense reward: accuracy, contributions and rent at every step. A weight of 0 drops a term.
+
+    Omitted on purpose: discounts for early germination (early seeds help most), penalties for idle seeds (they cost rent and earn
+    nothing at the end), pay for interacting pairs (see `hindsight`), penalties on the joint contribution (anomaly checks work per
+    seed), and penalties for actions that the masks forbid.
+    """
+
+    pays: ClassVar[Pays] = {
+        "attribution": table.ATTRIBUTION,
+        **DenseConfig.pays,
+        "auto_prune_cost": table.AUTO_PRUNE,
+        "shock": table.SHOCK,
+        "hindsight": table.HINDSIGHT,
+    }
+    attribution: float = 0.002
+    """Points per host epoch and percentage point of contribution, at least 0. Higher: earlier growth."""
     auto_prune_cost: float = 0.0
     """Points deducted per seed removed by a rule of `slots` (`prune_after`, `prune_below`), at least 0. Higher: prunings before
     the rule applies."""
@@ -187,17 +196,13 @@ class BasicPlusConfig(BasicConfig):
     """Basic with most of the pay for a fossil spread over later steps, while the fossil keeps its contribution."""
 
     pays: ClassVar[Pays] = {**BasicConfig.pays, "drip": table.DRIP}
+    ranges: ClassVar[Mapping[str, Sequence[str]]] = {"[1, inf]": ["min_steps"]}
     fossilized: float = 0.03
     """Points at once per percentage point of worth of a new fossil, at least 0. Higher: more fossils."""
     drip: float = 0.07
     """Points over the rest of the episode per percentage point of worth of a new fossil, at least 0. Higher: lasting fossils."""
     min_steps: int = 5
     """Minimum number of steps over which the drip is spread, at least 1. Higher: less pay for late fossils."""
-
-    def __post_init__(self) -> None:
-        RewardConfig.__post_init__(self)
-        if self.min_steps < 1:
-            raise ValueError(f"reward.min_steps must be at least 1, got {self.min_steps}: 5 is a good start")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -226,45 +231,17 @@ class MinimalConfig(SparseConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class EscrowConfig(RewardConfig):
+class EscrowConfig(DenseConfig):
     """Shaped with contributions paid in advance into an escrow that only fossils keep."""
 
-    pays: ClassVar[Pays] = {
-        "escrow": table.ESCROW,
-        "accuracy_potential": table.ACCURACY_POTENTIAL,
-        "stage_potential": table.STAGE_POTENTIAL,
-        "rent": table.RENT,
-        "germinate_cost": table.GERMINATE,
-        "prune_cost": table.PRUNE,
-        "terminal": table.TERMINAL,
-    }
+    pays: ClassVar[Pays] = {"escrow": table.ESCROW, **DenseConfig.pays}
+    ranges: ClassVar[Mapping[str, Sequence[str]]] = {"[1, inf]": ["window"], "(0, inf]": ["most"]}
     escrow: float = 0.1
     """Points per percentage point of a seed's balance, at least 0. Higher: reliably useful seeds."""
     window: int = 3
     """Number of host epochs whose minimum worth the balance follows, at least 1. Higher: later pay, less noise."""
     most: float = 2.0
     """Maximum change of a balance per host epoch [pp], above 0; forfeits are immediate. Higher: earlier pay."""
-    rent: float = 0.5
-    """Points per host epoch for seeds as large as the host, at least 0. Higher: smaller seeds, or none."""
-    rent_unit: RentUnit = RentUnit.params
-    """Unit of rent: params, flops or latency."""
-    accuracy_potential: float = 1.0
-    """Weight of validation accuracy in the shaping potential, at least 0. Higher: earlier reward for the final accuracy."""
-    stage_potential: float = 0.2
-    """Weight of the seeds' stages in the shaping potential, at least 0. Higher: earlier reward for later stages."""
-    germinate_cost: float = 0.2
-    """Points deducted per germination, at least 0. Higher: fewer seeds."""
-    prune_cost: float = 0.1
-    """Points deducted per pruning, at least 0. Higher: fewer prunings."""
-    terminal: float = 1.0
-    """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
-
-    def __post_init__(self) -> None:
-        RewardConfig.__post_init__(self)
-        if self.window < 1:
-            raise ValueError(f"reward.window must be at least 1, got {self.window}: 3 is a good start")
-        if not self.most > 0:
-            raise ValueError(f"reward.most must be above 0, got {self.most}: 2 is a good start, and inf sets no limit")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 # N hosts
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from esper.lifecycle.stages import SlotState
 from esper.measure.plans import Plan
 from esper.reward import terms
 from esper.reward.signals import StepSignals
-from esper.reward.table import SHAPING, Pay, Pays, Potential
+from esper.reward.table import SHAPING, Pay, Pays
 from esper.reward.terms import Memory
 
 FloatArray = npt.NDArray[np.float32]
@@ -71,16 +71,16 @@ class WeightedReward(Reward):
 
     def __init__(self, config: Weights, gamma: float) -> None:
         self.gamma = gamma
-        self._potentials: list[tuple[float, Potential]] = []
+        self._potentials: list[tuple[float, Callable[[FloatArray, SlotState], FloatArray]]] = []
         self._terms: dict[str, tuple[float, Pay]] = {}
         """Signed weight and term, by the name of the component."""
         chosen = {key: entry for key, entry in config.pays.items() if getattr(config, key)}
         for key, entry in chosen.items():
             weight = getattr(config, key)
-            if isinstance(entry, Potential):
-                self._potentials.append((weight, entry))
+            if entry.potential is not None:
+                self._potentials.append((weight, entry.potential))
                 self._terms.setdefault(SHAPING, (1.0, self._shaping))
-            else:
+            elif entry.make is not None:
                 self._terms[entry.name] = (entry.sign * weight, entry.make(config, gamma))
         self.names = tuple(self._terms)
         self.needs_latency = "rent" in self.names and getattr(config, "rent_unit", None) is terms.RentUnit.latency
@@ -97,7 +97,7 @@ class WeightedReward(Reward):
 
     def potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
         """Return the shaping potential Phi of states `[N]` [pp]."""
-        parts = [weight * potential.of(accuracy_N, state) for weight, potential in self._potentials]
+        parts = [weight * potential(accuracy_N, state) for weight, potential in self._potentials]
         return sum(parts, start=np.zeros(len(accuracy_N), dtype=np.float32)).astype(np.float32)
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:

@@ -48,7 +48,7 @@ class StepSignals:
     latency_before_NS: FloatArray
     latency_NS: FloatArray
     """Latency of the seed in each slot in the forward pass of one sample before and after the step [s], 0 where there is none;
-    NaN throughout where the reward does not need it."""
+    NaN where the reward does not need it."""
     host_latency: float
     """Latency of a host without seeds [s], or NaN."""
     steps_left: int

@@ -32,37 +32,20 @@ class Term:
     """Unit before the weight, which converts it into points; 1 for a pure number."""
     formula: str
     """In symbols, for docs/rewards.md."""
-    make: Callable[[Any, float], Pay]
-    """Function from the config of a mode and the agent's discount to the term."""
+    make: Callable[[Any, float], Pay] | None = None
+    """Function from the config of a mode and the agent's discount to the term; None for a potential."""
     sign: int = 1
     """Sign of the term: -1 for costs."""
     source: str = OURS
     """Reference of the term."""
     needs: frozenset[Plan] = frozenset()
     """Counterfactuals to measure after every step."""
+    potential: Callable[[FloatArray, SlotState], FloatArray] | None = None
+    """Part of the shaping potential, paid on entering a state and deducted on leaving it: a function from host accuracies [pp]
+    and slot states to `[N]`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Potential:
-    """A part of a shaping potential: the value of a state, paid on entering it and deducted on leaving it."""
-
-    unit: str
-    """Unit before the weight."""
-    formula: str
-    """In symbols, for docs/rewards.md."""
-    of: Callable[[FloatArray, SlotState], FloatArray]
-    """Function from host accuracies [pp] and slot states to the potential `[N]`."""
-    name: str = SHAPING
-    """Name of its component."""
-    source: str = "Ng, Harada, Russell 1999"
-    """Reference of the potential."""
-    sign: int = 1
-    """Sign of the term; potentials are never costs."""
-    needs: frozenset[Plan] = frozenset()
-    """Counterfactuals to measure after every step."""
-
-
-Pays = Mapping[str, Term | Potential]
+Pays = Mapping[str, Term]
 """Terms of a mode by the field of their weight, in the order of the sum."""
 
 
@@ -78,13 +61,17 @@ def _rent(formula: str, **keys: bool) -> Term:
     return Term("rent", "host sizes", formula, lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit, **keys), sign=-1)
 
 
-ACCURACY_POTENTIAL = Potential(
-    unit="pp", formula="gamma * accuracy' - accuracy; accuracy' is 0 at the end", of=lambda accuracy_N, state: accuracy_N
+def _potential(unit: str, formula: str, potential: Callable[[FloatArray, SlotState], FloatArray]) -> Term:
+    return Term(SHAPING, unit, formula, source="Ng, Harada, Russell 1999", potential=potential)
+
+
+ACCURACY_POTENTIAL = _potential(
+    "pp", "gamma * accuracy' - accuracy; accuracy' is 0 at the end", lambda accuracy_N, state: accuracy_N
 )
-STAGE_POTENTIAL = Potential(
-    unit="1",
-    formula="gamma * P' - P, with P the sum over slots of the value of their stages; P' is 0 at the end",
-    of=lambda accuracy_N, state: terms.stage_potential(state),
+STAGE_POTENTIAL = _potential(
+    "1",
+    "gamma * P' - P, with P the sum over slots of the value of their stages; P' is 0 at the end",
+    lambda accuracy_N, state: terms.stage_potential(state),
 )
 ATTRIBUTION = Term(
     "attribution",

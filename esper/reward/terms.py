@@ -147,27 +147,21 @@ def shaping(before_N: FloatArray, after_N: FloatArray, gamma: float, signals: St
 class Memory:
     """Arrays over hosts that last from one step to the next, within an episode."""
 
-    def __init__(self, *inner: "Memory") -> None:
-        self.inner = inner
+    def __init__(self) -> None:
         self.kept: dict[str, FloatArray] = {}
         """The arrays by name; empty before the first step."""
 
     def reset(self) -> None:
         """Start a new episode."""
         self.kept = {}
-        for memory in self.inner:
-            memory.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the arrays as tensors, for a checkpoint within an episode."""
-        kept = {name: torch.tensor(array) for name, array in self.kept.items()}
-        return {"kept": kept, "inner": [memory.state_dict() for memory in self.inner]}
+        return {name: torch.tensor(array) for name, array in self.kept.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self.kept = {name: tensor.numpy().copy() for name, tensor in state["kept"].items()}
-        for memory, inner in zip(self.inner, state["inner"], strict=True):
-            memory.load_state_dict(inner)
+        self.kept = {name: tensor.numpy().copy() for name, tensor in state.items()}
 
     def recall(self, name: str, shape: tuple[int, ...], value: float = 0.0) -> FloatArray:
         """Return the array of this name; `value` everywhere at first."""
@@ -197,7 +191,7 @@ class Births(Memory):
         others_NS = np.where(born_NS, then_NS.sum(axis=1, keepdims=True), self.recall("others", shape))
         neighbours_NS = now_NS.sum(axis=1, keepdims=True) - now_NS - others_NS
         gain_NS = signals.accuracy_N[:, None] - accuracy_NS - neighbours_NS
-        self.kept = {"accuracy": accuracy_NS.astype(np.float32), "others": others_NS}
+        self.kept |= {"accuracy": accuracy_NS.astype(np.float32), "others": others_NS}
         return np.where(there_NS & signals.healthy_N1, gain_NS, np.nan).astype(np.float32)
 
 
@@ -233,22 +227,18 @@ class LossFall(Memory):
         return known_N - now_N
 
 
-class Fossilized(Memory):
+class Fossilized(Births):
     """The `seed_worth` of each seed that becomes a fossil [pp]; below 0 where it harms."""
-
-    def __init__(self) -> None:
-        self.births = Births()
-        Memory.__init__(self, self.births)
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         paid_NS = self.recall("paid", signals.before.stage.shape)
         lost_NS = np.where(signals.before.within(Stage.FOSSILIZED), 0.0, paid_NS)
-        new_NS = np.where(new_fossils(signals), seed_worth(signals, self.births.gain(signals)), 0.0)
-        self.kept = {"paid": (paid_NS - lost_NS + new_NS).astype(np.float32)}
+        new_NS = np.where(new_fossils(signals), seed_worth(signals, self.gain(signals)), 0.0)
+        self.kept |= {"paid": (paid_NS - lost_NS + new_NS).astype(np.float32)}
         return _total(new_NS - lost_NS)
 
 
-class Drip(Memory):
+class Drip(Births):
     """The `seed_worth` of a fossil when it was kept, spread over the steps left then, while it keeps contributing [pp].
 
     A step pays worth / max(steps left, `min_steps`) * clip(contribution now / contribution then, -1, 1), and nothing where the
@@ -256,8 +246,8 @@ class Drip(Memory):
     """
 
     def __init__(self, min_steps: int) -> None:
-        self.min_steps, self.births = min_steps, Births()
-        Memory.__init__(self, self.births)
+        Memory.__init__(self)
+        self.min_steps = min_steps
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         shape, now_NS = signals.before.stage.shape, contributions(signals.after)
@@ -268,16 +258,16 @@ class Drip(Memory):
         owed_NS = (kept["rate"] > 0) & signals.healthy_N1
         holds_NS = np.clip(now_NS / np.where(owed_NS, kept["promised"], 1.0), -1, 1)
         paid_NS = np.where(owed_NS, kept["rate"] * holds_NS, 0.0)
-        worth_NS = np.maximum(seed_worth(signals, self.births.gain(signals)), 0.0)
+        worth_NS = np.maximum(seed_worth(signals, self.gain(signals)), 0.0)
         new_NS = new_fossils(signals) & (worth_NS > 0)
         kept["rate"] = np.where(new_NS, worth_NS / max(signals.steps_left, self.min_steps), kept["rate"])
         kept["promised"] = np.where(new_NS, now_NS, kept["promised"])
         kept["paid"] = kept["paid"] + paid_NS
-        self.kept = {name: array_NS.astype(np.float32) for name, array_NS in kept.items()}
+        self.kept |= {name: array_NS.astype(np.float32) for name, array_NS in kept.items()}
         return _total(paid_NS - lost_NS)
 
 
-class Escrow(Memory):
+class Escrow(Births):
     """Changes of each seed's balance [pp]: an advance on its worth, which only fossils keep.
 
     The balance follows the minimum `seed_worth` of the last `window` steps, at least 0, by at most `most` per step. Fossilisation
@@ -286,13 +276,13 @@ class Escrow(Memory):
     """
 
     def __init__(self, window: int, most: float) -> None:
-        self.window, self.most, self.births = window, most, Births()
-        Memory.__init__(self, self.births)
+        Memory.__init__(self)
+        self.window, self.most = window, most
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         balance_NS = self.recall("balance", shape)
-        gain_NS = self.births.gain(signals)
+        gain_NS = self.gain(signals)
         known_NS = after.measured & np.isfinite(gain_NS)
         newest_NS = np.where(known_NS, seed_worth(signals, gain_NS), np.nan)
         recent_NSW = np.roll(self.recall("recent", (*shape, self.window), np.nan), 1, axis=2)
@@ -305,7 +295,7 @@ class Escrow(Memory):
         stays_NS = np.where(signals.healthy_N1, held_NS, frozen_NS) & (before.within(*OCCUPIED) | (balance_NS == 0))
         change_NS = np.where(stays_NS, np.where(frozen_NS, 0.0, step_NS), -balance_NS)
         recent_NSW[~stays_NS] = np.nan
-        self.kept = {"balance": (balance_NS + change_NS).astype(np.float32), "recent": recent_NSW}
+        self.kept |= {"balance": (balance_NS + change_NS).astype(np.float32), "recent": recent_NSW}
         return _total(change_NS)
 
 

@@ -16,6 +16,7 @@ from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, split_members
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
+from esper.ranges import check_ranges
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gated
@@ -34,18 +35,12 @@ class SGDConfig:
     weight_decay: float = 0.0
     """Decay of every parameter towards 0 [1 / step], >= 0."""
     max_norm: float = 1.0
-    """Maximum gradient norm of a member, > 0; larger gradients are scaled down. Hosts and seeds are clipped separately."""
+    """Maximum gradient norm of a member, > 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
 
     def check(self, where: str) -> None:
         """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
-        if not self.learning_rate > 0:
-            raise ValueError(f"{where}.learning_rate must be above 0, got {self.learning_rate}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"{where}.momentum must be in [0, 1), got {self.momentum}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"{where}.weight_decay must be at least 0, got {self.weight_decay}")
-        if not self.max_norm > 0:
-            raise ValueError(f"{where}.max_norm must be above 0, got {self.max_norm}: use inf for no clipping")
+        ranges = {"(0, inf]": ["learning_rate", "max_norm"], "[0, 1)": ["momentum"], "[0, inf]": ["weight_decay"]}
+        check_ranges(where, self, ranges)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,10 @@ class Interval:
         return f"{self.mean:.1f} ± {self.half_width:.1f}"
 
 
+UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
+"""Interval of a quantity that was not measured."""
+
+
 def mean_interval(sample: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the mean of independent values with Student's t interval; unbounded for a single value.
 

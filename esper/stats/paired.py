@@ -1,4 +1,4 @@
-"""Comparison of two arms of an experiment, paired by block where they share blocks.
+"""Comparison of two arms of an experiment, paired by block.
 
 A block is one training run of each arm from the same seed. The runs of a block share every random stream that their configs do
 not change, so the variance between seeds cancels in their difference. The unit of analysis is the run; hosts within a run are not
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 from statsmodels.stats.power import TTestPower
-from statsmodels.stats.weightstats import DescrStatsW, ttost_ind
+from statsmodels.stats.weightstats import DescrStatsW
 
-from esper.stats.intervals import Interval
+from esper.stats.intervals import UNKNOWN, Interval
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
@@ -56,7 +56,7 @@ def sign_flip(differences: npt.ArrayLike, generator: np.random.Generator, *, con
     over a random sample that includes the observed pattern (Phipson, Smyth 2010). The interval holds every theta for which the
     test does not reject d - theta, so p < 1 - confidence if and only if it excludes 0; `scipy.stats.permutation_test` has no such
     interval. It is exact for differences that are symmetric about theta. With heavy tails and 10 to 20 blocks it covers the truth
-    in 94 to 96 % of experiments, where a bootstrap-t interval reaches 90 to 93 % (`python -m esper.stats.calibration`).
+    in 94 to 96 % of experiments, where a bootstrap-t interval reaches 90 to 93 % (`experiments/2026-11-21_calibration`).
     """
     values = np.asarray(differences, dtype=np.float64)
     count, middle = len(values), float(np.mean(values))
@@ -82,32 +82,26 @@ def improvement_interval(
     second: npt.ArrayLike,
     generator: np.random.Generator,
     *,
-    paired: bool = True,
     strata: npt.ArrayLike | None = None,
 ) -> Interval:
-    """Return the probability of improvement with its 95 % percentile bootstrap interval.
+    """Return the probability of improvement with its 95 % percentile bootstrap interval over blocks.
 
     P(a run of the first arm exceeds a run of the second), ties count half: Mann-Whitney's U / (n m) (Agarwal et al. 2021).
 
     Args:
         first: outcomes `[n]` of the first arm.
-        second: outcomes of the second arm, of the same blocks if `paired`.
+        second: outcomes `[n]` of the second arm in the same blocks.
         generator: source of resamples.
-        paired: if true, resample blocks; else the runs of each arm.
-        strata: stratum of each block `[n]`, for paired runs. Runs are compared within their stratum, and every stratum has the
-            same weight, however many blocks it has.
+        strata: stratum of each block `[n]`. Runs are compared within their stratum, and every stratum has the same weight,
+            however many blocks it has.
     """
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     ahead = (np.sign(one[:, None] - other) + 1) / 2
-    if paired:
-        labels = np.zeros(len(one)) if strata is None else np.asarray(strata)
-        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    else:
-        groups = [np.arange(len(one)), np.arange(len(other))]
+    labels = np.zeros(len(one)) if strata is None else np.asarray(strata)
+    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
     def probability(*index: npt.NDArray[np.intp], axis: int = -1) -> Any:
-        pairs = zip(index, index, strict=True) if paired else [index]
-        return np.mean([ahead[i[..., :, None], j[..., None, :]].mean(axis=(axis - 1, axis)) for i, j in pairs], axis=0)
+        return np.mean([ahead[i[..., :, None], i[..., None, :]].mean(axis=(axis - 1, axis)) for i in index], axis=0)
 
     samples = [np.resize(group, max(2, len(group))) for group in groups]  # scipy wants two values; a copy changes no mean
     resampled: Any = stats.bootstrap(
@@ -159,27 +153,23 @@ def likely_spread(values: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Difference of two arms in one outcome: first minus second."""
+    """Difference of two arms in one outcome, first minus second; NaN if they share fewer than two blocks."""
 
     first: str
     second: str
-    paired: bool
-    """If true, the arms share blocks."""
     blocks: int
-    """Number of shared blocks; for unpaired arms, number of runs of the smaller arm."""
-    mean: Interval
+    """Number of shared blocks."""
+    mean: Interval = UNKNOWN
     """Mean difference with its 95 % interval."""
-    iqm: Interval
-    """Interquartile mean of the differences; for unpaired arms, difference of the trimmed means (Yuen 1974)."""
-    improvement: Interval
+    iqm: Interval = UNKNOWN
+    """Interquartile mean of the differences."""
+    improvement: Interval = UNKNOWN
     """P(a run of the first arm has a higher outcome than one of the second), ties count half, in [0, 1]."""
-    p: float
-    """p value of no difference: paired permutation test, or Welch's t test for unpaired arms."""
-    p_rank: float
-    """p value of no difference by ranks: Wilcoxon's signed-rank test, or Mann-Whitney's for unpaired arms."""
-    p_equivalence: float
+    p: float = 1.0
+    """p value of no difference: paired permutation test."""
+    p_equivalence: float = 1.0
     """p value of a difference of at least the margin."""
-    spread: float
+    spread: float = float("nan")
     """Upper 60 % bound of the standard deviation of a difference of two runs."""
 
 
@@ -192,86 +182,29 @@ def paired_difference(
     generator: np.random.Generator,
     strata: npt.ArrayLike | None = None,
 ) -> Difference:
-    """Compare two arms that share blocks.
+    """Compare two arms block by block.
 
     Args:
         names: names of the arms.
-        first: outcome of each block in the first arm `[n]`, n at least 2.
+        first: outcome of each shared block in the first arm `[n]`.
         second: outcome of the same blocks in the second arm `[n]`.
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         generator: source of resamples.
         strata: stratum of each block `[n]`, such as its task; None for a single one.
     """
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    assert one.shape == other.shape
     differences = one - other
+    if len(differences) < 2:
+        return Difference(first=names[0], second=names[1], blocks=len(differences))
     test = sign_flip(differences, generator)
     return Difference(
         first=names[0],
         second=names[1],
-        paired=True,
         blocks=len(differences),
         mean=test.interval,
         iqm=iqm_interval(differences),
         improvement=improvement_interval(one, other, generator, strata=strata),
         p=test.p,
-        p_rank=_p(stats.wilcoxon(differences)) if differences.any() else 1.0,
         p_equivalence=equivalence(differences, margin),
         spread=likely_spread(differences),
     )
-
-
-def unpaired_difference(
-    names: tuple[str, str], first: npt.ArrayLike, second: npt.ArrayLike, *, margin: float, generator: np.random.Generator
-) -> Difference:
-    """Compare two arms that share no blocks, by Welch's t test; see `paired_difference`."""
-    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    middle = float(one.mean() - other.mean())
-    if one.std() == other.std() == 0:  # Welch's t is undefined
-        mean = iqm = Interval(middle, middle, middle)
-        p, p_equivalence = float(middle == 0), float(abs(middle) >= margin)
-    else:
-        welch: Any = stats.ttest_ind(one, other, equal_var=False)
-        yuen: Any = stats.ttest_ind(one, other, equal_var=False, trim=TRIM)
-        trimmed = float(stats.trim_mean(one, TRIM) - stats.trim_mean(other, TRIM))
-        mean, iqm = (
-            Interval(value, *map(float, test.confidence_interval(0.95))) for value, test in ((middle, welch), (trimmed, yuen))
-        )
-        p, p_equivalence = _p(welch), float(ttost_ind(one, other, -margin, margin, usevar="unequal")[0])
-    return Difference(
-        first=names[0],
-        second=names[1],
-        paired=False,
-        blocks=min(len(one), len(other)),
-        mean=mean,
-        iqm=iqm,
-        improvement=improvement_interval(one, other, generator, paired=False),
-        p=p,
-        p_rank=_p(stats.mannwhitneyu(one, other)),
-        p_equivalence=p_equivalence,
-        spread=float(np.hypot(likely_spread(one), likely_spread(other))),
-    )
-
-
-def unknown_difference(names: tuple[str, str], blocks: int) -> Difference:
-    """Return the difference of two arms with fewer than two shared blocks and fewer than two runs each: nothing is known."""
-    nan = float("nan")
-    nothing = Interval(nan, nan, nan)
-    return Difference(
-        first=names[0],
-        second=names[1],
-        paired=True,
-        blocks=blocks,
-        mean=nothing,
-        iqm=nothing,
-        improvement=nothing,
-        p=1.0,
-        p_rank=1.0,
-        p_equivalence=1.0,
-        spread=nan,
-    )
-
-
-def _p(result: Any) -> float:
-    """Return the p value of a scipy test, whose result is untyped."""
-    return float(result.pvalue)

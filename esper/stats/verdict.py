@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
-from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference, unknown_difference, unpaired_difference
+from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
 
 class Conclusion(StrEnum):
@@ -64,8 +64,9 @@ class PairResult:
             case Conclusion.undecided:
                 return f"undecided between {pair.first} and {pair.second}: {power}"
             case Conclusion.too_few:
-                few = f"{pair.blocks} {'block is' if pair.blocks == 1 else 'blocks are'} fewer than {MIN_BLOCKS}"
-                return f"no verdict on {pair.first} and {pair.second}: {few}{power and ', and '}{power}"
+                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks"
+                remedy = power or "run them on the same seeds, as sweep=ab does"
+                return f"no verdict on {pair.first} and {pair.second}: {shared}; {remedy}"
             case Conclusion.unfinished | Conclusion.void:
                 return f"no verdict on {pair.first} and {pair.second}: the experiment is {self.verdict.value}"
 
@@ -80,7 +81,7 @@ def compare_arms(
     withheld: Conclusion | None = None,
     seed: int = 0,
 ) -> list[PairResult]:
-    """Compare every pair of arms in one outcome, block by block if they share at least two blocks.
+    """Compare every pair of arms in one outcome, over the blocks that they share.
 
     The probability of any wrong claim is at most `alpha`, for differences and for equivalences alike.
 
@@ -129,12 +130,8 @@ def _difference(names: tuple[str, str], first: pd.DataFrame, second: pd.DataFram
     """Return the difference of two arms, given their measured runs by block."""
     generator = stream(seed, "comparison", *names)
     shared = first.index.intersection(second.index)
-    if len(shared) >= 2:
-        one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
-        return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
-    if min(len(first), len(second)) >= 2:
-        return unpaired_difference(names, first["value"], second["value"], margin=margin, generator=generator)
-    return unknown_difference(names, len(shared))
+    one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
+    return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

@@ -91,13 +91,28 @@ class TaskConfig:
         """Return the kinds of lesion from which the hosts are drawn."""
         return self.kinds or self.standard_kinds.get(host.num_parts(), ())
 
-    def build(self, host: HostConfig) -> "Task":
-        """Load the data and return the task for hosts of this architecture.
+    def load(self, context: int) -> Data:
+        """Read the data.
+
+        Args:
+            context: length of the token sequences that a host reads; 0 for images.
 
         Raises:
             TaskError: the data is missing or damaged.
         """
-        raise TypeError(f"{type(self).__name__} does not load data: define build(host)")
+        raise TypeError(f"{type(self).__name__} does not load data: define load(context)")
+
+    def augmentation(self) -> Augmentation | None:
+        """Return the augmentation of training images, or None."""
+        return None
+
+    def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
+        """Return the classes of a host in ascending order, or None for all."""
+        return None
+
+    def build(self, host: HostConfig) -> "Task":
+        """Load the data and return the task for hosts of this architecture; see `load`."""
+        return Task(self, host, self.load(host.sequence_length()))
 
 
 class Task:
@@ -106,32 +121,23 @@ class Task:
     def __init__(self, config: TaskConfig, host: HostConfig, data: Data) -> None:
         self.optimisers = (config.host_optimiser, config.seed_optimiser)
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
-        self.augmentation: Augmentation | None = None
-        self._common, self._host, self.data = config, host, _shortened(data, config.valid_samples)
+        self.augmentation = config.augmentation()
+        self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
 
     def make_host(self, instance: Instance) -> nn.Module:
         """Return a host of this instance with random initial weights from torch's global stream."""
         shape, lesioned = tuple(self.data.train_x.shape[1:]), [letter == "x" for letter in instance.lesion]
         return self._host.build(shape, self.data.num_classes, lesioned)
 
-    def lesion(self, name: Name) -> str:
-        """Return the lesion of a host, one letter per part: in "xoo" the first of three is lesioned."""
-        if self._common.instances is Instances.healthy:
-            return "o" * self._host.num_parts()
-        return name.choose("instance", self._common.kinds_of(self._host))
-
-    def classes(self, name: Name) -> tuple[int, ...] | None:
-        """Return the classes of a host in ascending order, or None for all."""
-        return None
-
     def instance(self, root: int, split: Split, episode: int, index: int) -> Instance:
         """Return the properties of the host of this name."""
-        name, config = Name(root=root, split=split, episode=episode, index=index), self._common
+        name, config = Name(root=root, split=split, episode=episode, index=index), self.config
+        healthy = config.instances is Instances.healthy
         return Instance(
-            lesion=self.lesion(name),
+            lesion="o" * self._host.num_parts() if healthy else name.choose("instance", config.kinds_of(self._host)),
             label_noise=name.choose("instance_label_noise", config.label_noise),
             data_share=name.choose("instance_data_share", config.data_share),
-            classes=self.classes(name),
+            classes=config.draw_classes(name, self.data.num_classes),
             rate_factor=name.choose("instance_rate_factor", config.rate_factor),
         )
 

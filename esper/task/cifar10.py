@@ -7,7 +7,7 @@ Nine presets differ in the host and its slots. None has been benchmarked: no pac
 loader write files of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,14 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.task.data import Data, TaskError
-from esper.task.images import AugmentedConfig, split
+from esper.seeding import stream
+from esper.task.data import Data, reading
+from esper.task.images import AugmentedConfig, divide
 
 RECORD = 1 + 3 * 32 * 32
 RECORDS = 10_000
 """Records per file."""
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
+REMEDY = (
+    "download cifar-10-binary.tar.gz from the data set's page, unpack it, and set task.root to the folder of the .bin files "
+    "(or use task=digits, which needs no download)"
+)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -35,24 +40,14 @@ class Cifar10Config(AugmentedConfig):
     root: str = "data/cifar-10-batches-bin"
     """Folder of the binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin."""
 
-    def load(self) -> Data:
+    def load(self, context: int) -> Data:
         folder = Path(self.root)
-        parts = [_read(folder / name) for name in TRAIN_FILES]
-        images, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-        test_x, test_y = _read(folder / TEST_FILE)
-        num_train = len(targets) * 9 // 10
-        train, valid = split(len(targets), [num_train, len(targets) - num_train], "cifar10_split", self.split_seed)
-        return Data(
-            train_x=images[train],
-            train_y=targets[train],
-            valid_x=images[valid],
-            valid_y=targets[valid],
-            test_x=test_x,
-            test_y=test_y,
-            num_classes=10,
-            mean=255.0 * torch.tensor(MEAN).view(3, 1, 1),
-            std=255.0 * torch.tensor(STD).view(3, 1, 1),
-        )
+        files = [_read(folder / name) for name in TRAIN_FILES]
+        images, targets = torch.cat([x for x, _ in files]), torch.cat([y for _, y in files])
+        sizes = [len(targets) * 9 // 10, len(targets) - len(targets) * 9 // 10]
+        data = divide(images, targets, sizes, stream(self.split_seed, "cifar10_split"), _read(folder / TEST_FILE))
+        mean, std = (255.0 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        return replace(data, mean=mean, std=std)
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
@@ -61,19 +56,9 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     Raises:
         TaskError: the file is missing or damaged.
     """
-    if not path.is_file():
-        raise TaskError(
-            f"the cifar10 tasks need {path}, which is not there: download cifar-10-binary.tar.gz from the data set's page, "
-            "unpack it, and set task.root to the folder of the .bin files (or use task=digits, which needs no download)"
-        )
-    raw = np.fromfile(path, dtype=np.uint8)
-    if len(raw) != RECORDS * RECORD:
-        raise TaskError(
-            f"{path} is damaged: it has {len(raw)} bytes instead of {RECORDS} records of {RECORD}; unpack "
-            "cifar-10-binary.tar.gz again"
-        )
-    records = torch.from_numpy(raw.reshape(-1, RECORD))
-    targets = records[:, 0].long()
-    if int(targets.max()) > 9:
-        raise TaskError(f"{path} is damaged: it has class {int(targets.max())}, and classes are 0 to 9; unpack it again")
+    with reading(path, REMEDY):
+        records = torch.from_numpy(np.fromfile(path, dtype=np.uint8).reshape(RECORDS, RECORD))
+        targets = records[:, 0].long()
+        if int(targets.max()) > 9:
+            raise ValueError(f"it has class {int(targets.max())}, and classes are 0 to 9")
     return records[:, 1:].reshape(-1, 3, 32, 32), targets

@@ -3,7 +3,11 @@
 # n samples, C channels, T positions
 
 import hashlib
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +18,22 @@ IGNORED = -100
 
 
 class TaskError(ValueError):
-    """A task that cannot be set up; the message says what is missing and how to get it."""
+    """A task that cannot be set up; the message names what is missing and how to get it."""
+
+
+@contextmanager
+def reading(path: Path, remedy: str) -> Generator[None]:
+    """Report a missing or damaged file in one sentence.
+
+    Raises:
+        TaskError: the file is missing, or its reader raised an error of the file system, of decompression, or a ValueError.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise TaskError(f"the task needs {path}, which is not there: {remedy}") from error
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

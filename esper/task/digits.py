@@ -17,7 +17,7 @@ error 0.8, chosen and scored on different hosts): see experiments/2026-11-21_whe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 from esper.seeding import stream
 from esper.task.data import Data
-from esper.task.images import ImagesConfig
+from esper.task.images import ImagesConfig, divide
 from esper.task.instances import Instances
 
 NUM_TRAIN, NUM_VALID = 1078, 359
@@ -43,16 +43,11 @@ class DigitsConfig(ImagesConfig):
 
     instances: Instances = Instances.lesioned
 
-    def load(self) -> Data:
+    def load(self, context: int) -> Data:
         bunch: Any = load_digits()
-        order = stream(self.split_seed, "digits_split").permutation(len(bunch.target))
-        images = torch.from_numpy(bunch.images[order]).float().unsqueeze(1) / 16.0
-        targets = torch.from_numpy(bunch.target[order]).long()
-        train = images[:NUM_TRAIN]
-        images = (images - train.mean()) / train.std()
-        parts = (NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID)
-        train_x, valid_x, test_x = images.split(parts)
-        train_y, valid_y, test_y = targets.split(parts)
-        return Data(
-            train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10
-        )
+        images, targets = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16.0, torch.from_numpy(bunch.target).long()
+        sizes = [NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID]
+        data = divide(images, targets, sizes, stream(self.split_seed, "digits_split"))
+        mean, std = data.train_x.mean(), data.train_x.std()
+        train_x, valid_x, test_x = ((x - mean) / std for x in (data.train_x, data.valid_x, data.test_x))
+        return replace(data, train_x=train_x, valid_x=valid_x, test_x=test_x)

@@ -16,8 +16,6 @@ experiments/2026-11-21_tasks for the command.
 """
 
 import gzip
-import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,15 +23,20 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from esper.task.data import Data, TaskError
-from esper.task.images import AugmentedConfig, colours, split
+from esper.seeding import stream
+from esper.task.data import Data, reading
+from esper.task.images import AugmentedConfig, divide, normalised
 from esper.task.instances import Instances
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-IMAGES, LABELS = 0x803, 0x801
-"""Magic numbers of byte arrays with three axes, and with one."""
-SIDE = 28
+BYTES = b"\x00\x00\x08"
+"""Start of the magic number of an array of bytes; the number of its axes follows."""
+REMEDY = (
+    "install Debian's package dataset-fashion-mnist, or download the four files of github.com/zalandoresearch/fashion-mnist, "
+    "gzipped or plain, and set task.root to their folder (or use task=digits, which needs no download)"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,64 +52,38 @@ class FashionMnistConfig(AugmentedConfig):
     epoch_samples: int = 512
     valid_samples: int = 250
 
-    def load(self) -> Data:
+    def load(self, context: int) -> Data:
+        images, targets = self._read(*FILES[:2])
+        sizes = [len(targets) * 9 // 10, len(targets) - len(targets) * 9 // 10]
+        return normalised(divide(images, targets, sizes, stream(self.split_seed, "fashion_mnist_split"), self._read(*FILES[2:])))
+
+    def _read(self, images_file: str, labels_file: str) -> tuple[Tensor, Tensor]:
+        """Read byte images `[n, 1, 28, 28]` and classes `[n]`.
+
+        Raises:
+            TaskError: a file is missing or damaged, or the two do not match.
+        """
         folder = Path(self.root)
-        images, targets = (_read(folder, name, magic) for name, magic in zip(FILES[:2], (IMAGES, LABELS), strict=True))
-        test_x, test_y = (_read(folder, name, magic) for name, magic in zip(FILES[2:], (IMAGES, LABELS), strict=True))
-        _check(folder, images, targets, FILES[:2])
-        _check(folder, test_x, test_y, FILES[2:])
-        num_train = len(targets) * 9 // 10
-        train, valid = split(len(targets), [num_train, len(targets) - num_train], "fashion_mnist_split", self.split_seed)
-        x, y = torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets).long()
-        mean, std = colours(x[train])
-        return Data(
-            train_x=x[train],
-            train_y=y[train],
-            valid_x=x[valid],
-            valid_y=y[valid],
-            test_x=torch.from_numpy(test_x).unsqueeze(1),
-            test_y=torch.from_numpy(test_y).long(),
-            num_classes=10,
-            mean=mean,
-            std=std,
-        )
+        images, labels = (_read_idx(folder / name) for name in (images_file, labels_file))
+        with reading(folder / images_file, REMEDY):
+            if labels.ndim != 1 or images.shape != (len(labels), 28, 28) or len(labels) < 10:
+                raise ValueError(f"its shape is {images.shape}, and {labels_file} has shape {labels.shape}")
+            if labels.max() > 9:
+                raise ValueError(f"{labels_file} has class {labels.max()}, and classes are 0 to 9")
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long()
 
 
-def _read(folder: Path, name: str, magic: int) -> npt.NDArray[np.uint8]:
-    """Read the array of an IDX file.
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read the array of an IDX file of bytes, gzipped or plain.
 
     Raises:
-        TaskError: the file is missing, truncated, or of another type.
+        TaskError: the file is missing or damaged.
     """
-    path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-    if path is None:
-        raise TaskError(
-            f"task=fashion_mnist needs {folder / name} (or {name}.gz), which is not there: install Debian's package "
-            "dataset-fashion-mnist, or download the four files of github.com/zalandoresearch/fashion-mnist, and set task.root to "
-            "their folder (or use task=digits, which needs no download)"
-        )
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise TaskError(f"{path} is damaged ({error}): install or download it again") from error
-    axes = magic & 0xFF
-    head = 4 * (1 + axes)
-    if len(raw) < head or struct.unpack(">I", raw[:4])[0] != magic:
-        raise TaskError(f"{path} is damaged: it has no header of an IDX file of {axes} axes; install or download it again")
-    shape = struct.unpack(f">{axes}I", raw[4:head])
-    if len(raw) - head != np.prod(shape, dtype=np.int64):
-        raise TaskError(
-            f"{path} is damaged: its header announces {'x'.join(map(str, shape))} bytes, but {len(raw) - head} follow; "
-            "install or download it again"
-        )
-    return np.frombuffer(raw, np.uint8, offset=head).reshape(shape).copy()
-
-
-def _check(folder: Path, images: npt.NDArray[np.uint8], targets: npt.NDArray[np.uint8], names: tuple[str, ...]) -> None:
-    """Raise TaskError unless images and labels match."""
-    if len(images) != len(targets) or len(targets) < 10 or images.shape[1:] != (SIDE, SIDE) or targets.max() > 9:
-        raise TaskError(
-            f"{names[0]} and {names[1]} in {folder} do not match: {len(images)} images of "
-            f"{'x'.join(map(str, images.shape[1:]))} pixels and {len(targets)} labels up to {targets.max(initial=0)}; "
-            "install or download them again"
-        )
+    packed = path.with_name(f"{path.name}.gz")
+    path = packed if packed.is_file() else path
+    with reading(path, REMEDY):
+        raw = gzip.decompress(path.read_bytes()) if path is packed else path.read_bytes()
+        if len(raw) < 4 or raw[:3] != BYTES:
+            raise ValueError("it is no IDX file of bytes")
+        shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
+        return np.frombuffer(raw, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()

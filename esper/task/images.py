@@ -1,9 +1,9 @@
-"""Image classification tasks. A new data set is a loader and a config."""
+"""Image classification tasks. A new data set takes a config with a `load` method."""
 
 # n images, C channels
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from esper.hosts.base import HostConfig
-from esper.seeding import stream
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.data import Data, TaskError
@@ -36,20 +35,18 @@ class ImagesConfig(TaskConfig):
         if context := host.sequence_length():
             raise ValueError(f"host.context={context} has no effect on images: leave it out")
 
-    def load(self) -> Data:
-        """Read the images.
+    def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
+        count = name.choose("instance_num_classes", self.classes)
+        if not count:
+            return None
+        chosen = name.stream("instance_classes").permutation(num_classes)[:count]
+        return tuple(sorted(chosen.tolist()))
 
-        Raises:
-            TaskError: the files are missing or damaged.
-        """
-        raise TypeError(f"{type(self).__name__} does not load images: define load()")
-
-    def augmentation(self) -> Augmentation | None:
-        """Return the augmentation of training images, or None."""
-        return None
-
-    def build(self, host: HostConfig) -> "Images":
-        return Images(self, host)
+    def build(self, host: HostConfig) -> Task:
+        task = TaskConfig.build(self, host)
+        if max(self.classes) > task.data.num_classes:
+            raise TaskError(f"task.classes={self.classes} exceeds the {task.data.num_classes} classes: use 0 for all")
+        return task
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,36 +67,33 @@ class AugmentedConfig(ImagesConfig):
         return Augmentation(padding=self.crop_padding, flip=self.flip) if self.crop_padding or self.flip else None
 
 
-class Images(Task):
-    """An image classification task."""
+def divide(
+    images: Tensor, targets: Tensor, sizes: list[int], shuffle: np.random.Generator, test: tuple[Tensor, Tensor] | None = None
+) -> Data:
+    """Return data of ten classes: shuffled images, divided into training, validation and test sets of these sizes.
 
-    def __init__(self, config: ImagesConfig, host: HostConfig) -> None:
-        super().__init__(config, host, config.load())
-        self.config, self.augmentation = config, config.augmentation()
-        if max(config.classes) > self.data.num_classes:
-            raise TaskError(f"task.classes={config.classes} exceeds the {self.data.num_classes} classes: use 0 for all")
-
-    def classes(self, name: Name) -> tuple[int, ...] | None:
-        count = name.choose("instance_num_classes", self.config.classes)
-        if not count:
-            return None
-        chosen = name.stream("instance_classes").permutation(self.data.num_classes)[:count]
-        return tuple(sorted(chosen.tolist()))
-
-
-def split(count: int, parts: list[int], purpose: str, seed: int) -> list[Tensor]:
-    """Return the indices of `count` samples, shuffled by a named stream and cut into parts of these sizes."""
-    order = torch.from_numpy(stream(seed, purpose).permutation(count))
-    return list(order[: sum(parts)].split(parts))
+    Args:
+        sizes: sizes of the three sets, or of the first two if `test` is given.
+        shuffle: stream of the order.
+        test: images and classes of a test set of its own.
+    """
+    order = torch.from_numpy(shuffle.permutation(len(targets)))[: sum(sizes)].split(sizes)
+    sets = [(images[part], targets[part]) for part in order]
+    (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets if test is None else [*sets, test]
+    return Data(train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10)
 
 
-def colours(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the exact mean and standard deviation `[C, 1, 1]` of each channel of byte images `[n, C, H, W]`."""
-    channels = images.shape[1]
+def normalised(data: Data) -> Data:
+    """Return byte images with the exact mean and standard deviation of each channel of the training set."""
+    images, channels = data.train_x, data.train_x.shape[1]
     counts = [torch.bincount(images[:, channel].flatten().int(), minlength=256).numpy() for channel in range(channels)]
     value = np.arange(256)
     mean = np.array([np.average(value, weights=count) for count in counts])
     square = np.array([np.average(value**2, weights=count) for count in counts])
     std = np.sqrt(np.maximum(square - mean**2, 1e-12))
     shape = (channels, 1, 1)
-    return torch.tensor(mean, dtype=torch.float32).view(shape), torch.tensor(std, dtype=torch.float32).view(shape)
+    return replace(
+        data,
+        mean=torch.tensor(mean, dtype=torch.float32).view(shape),
+        std=torch.tensor(std, dtype=torch.float32).view(shape),
+    )

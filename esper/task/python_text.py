@@ -11,6 +11,7 @@ fixed schedule by 0.1 (standard error 0.1), so there is little to learn yet. See
 import importlib
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class PythonTextConfig(TextConfig):
         for name in order:
             part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
             part.append(texts[name])
-        valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, context, 0) for part in parts)
+        valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
         shuffled = stream(self.split_seed, "python_text_valid").permutation(len(valid[0]))
         return text_data([train, (valid[0][shuffled], valid[1][shuffled]), test], VOCABULARY)
 
@@ -81,8 +82,7 @@ def _texts(root: Path | None) -> dict[str, bytes]:
 
 def _topics() -> dict[str, bytes]:
     """Return the pages of `help()`; a slim Python has none."""
-    try:
+    with suppress(ImportError):
         module: Any = importlib.import_module("pydoc_data.topics")
-    except ImportError:
-        return {}
-    return {f"help of {topic}": str(text).encode() for topic, text in module.topics.items()}
+        return {f"help of {topic}": str(text).encode() for topic, text in module.topics.items()}
+    return {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
-from esper.task.base import Task, TaskConfig
+from esper.task.base import TaskConfig
 from esper.task.data import IGNORED, Data, TaskError
 
 
@@ -30,25 +30,11 @@ class TextConfig(TaskConfig):
         if not host.sequence_length():
             raise ValueError("host.context must be at least 1 for a text task, got 0: set it to the length of a block")
 
-    def load(self, context: int) -> Data:
-        """Read the texts and cut them into blocks of `context` tokens.
 
-        Raises:
-            TaskError: the files are missing or damaged.
-        """
-        raise TypeError(f"{type(self).__name__} does not load texts: define load(context)")
+def blocks(texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, filler: int) -> tuple[Tensor, Tensor]:
+    """Cut texts into tokens `[n, T]` and next tokens `[n, T]`, T = context, so that each token but the first is predicted once.
 
-    def build(self, host: HostConfig) -> Task:
-        return Task(self, host, self.load(host.sequence_length()))
-
-
-def blocks(
-    texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, stride: int, filler: int
-) -> tuple[Tensor, Tensor]:
-    """Cut texts into tokens `[n, T]` and next tokens `[n, T]`, T = context, one block every `stride` tokens of each text.
-
-    The last block of a text is padded with `filler`, with the target `IGNORED`. Texts of fewer than two tokens are skipped, as
-    are blocks whose predictions all lie in the block before.
+    The last block of a text is padded with `filler`, with the target `IGNORED`. Texts of fewer than two tokens are skipped.
 
     Raises:
         ValueError: all texts have fewer than two tokens.
@@ -58,7 +44,7 @@ def blocks(
         tokens = torch.tensor(text, dtype=torch.int64)
         if len(tokens) < 2:
             continue
-        starts = range(0, max(1, len(tokens) - 1 - (context - stride)), stride)
+        starts = range(0, len(tokens) - 1, context)
         row = torch.full((len(starts), context + 1), IGNORED, dtype=torch.int64)
         for part, start in zip(row, starts, strict=True):
             chunk = tokens[start : start + context + 1]

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from esper.hosts.base import HostConfig
 from esper.seeding import stream
 from esper.seeds.bank import SGDConfig
-from esper.task.data import Data, TaskError
+from esper.task.data import Data, TaskError, reading
 from esper.task.text import TextConfig, blocks, text_data
 
 TRAIN_FILE, VALID_FILE, TOKENIZER_FILE = "TinyStories-train.txt", "TinyStories-valid.txt", "tokenizer.json"
@@ -35,8 +34,6 @@ class TinyStoriesConfig(TextConfig):
     """Number of training stories, counted from the first, at least 1. More: more data, more memory."""
     valid_stories: int = 2_000
     """Number of stories from the validation file, at least 2; half of them are for the test."""
-    stride: int = 256
-    """Distance between the starts of successive blocks of a story [tokens], from 1 to host.context. Lower: more overlap."""
     batch_size: int = 32
     epoch_samples: int = 2048
     valid_samples: int = 256
@@ -49,15 +46,6 @@ class TinyStoriesConfig(TextConfig):
             raise ValueError(f"task.stories must be at least 1, got {self.stories}")
         if self.valid_stories < 2:
             raise ValueError(f"task.valid_stories must be at least 2, got {self.valid_stories}: half of them are for the test")
-        if self.stride < 1:
-            raise ValueError(f"task.stride must be at least 1, got {self.stride}")
-
-    def check_host(self, host: HostConfig) -> None:
-        TextConfig.check_host(self, host)
-        if self.stride > (context := host.sequence_length()):
-            raise ValueError(
-                f"task.stride={self.stride} exceeds host.context={context} and would skip tokens: set task.stride={context}"
-            )
 
     def load(self, context: int) -> Data:
         folder = Path(self.root)
@@ -66,16 +54,16 @@ class TinyStoriesConfig(TextConfig):
         if end is None:
             raise TaskError(f"{folder / TOKENIZER_FILE} has no token {END}: use the tokenizer of GPT-2")
         train = _stories(folder / TRAIN_FILE, self.stories)
-        judged = _stories(folder / VALID_FILE, self.valid_stories)
-        order = stream(self.split_seed, "tinystories_split").permutation(len(judged))
-        half = math.ceil(len(judged) / 2)
-        valid, test = ([judged[place] for place in part] for part in (order[:half], order[half:]))
+        held_out = _stories(folder / VALID_FILE, self.valid_stories)
+        order = stream(self.split_seed, "tinystories_split").permutation(len(held_out))
+        half = math.ceil(len(held_out) / 2)
+        valid, test = ([held_out[place] for place in part] for part in (order[:half], order[half:]))
 
         def tokens(stories: list[str]) -> Iterator[list[int]]:
             for encoded in tokenizer.encode_batch(stories):
                 yield [*encoded.ids, end]
 
-        parts = [blocks(tokens(stories), context, self.stride, end) for stories in (train, valid, test)]
+        parts = [blocks(tokens(stories), context, end) for stories in (train, valid, test)]
         return text_data(parts, tokenizer.get_vocab_size())
 
 
@@ -91,15 +79,12 @@ def _tokenizer(path: Path) -> Any:
         raise TaskError(
             "task=tinystories needs the package tokenizers, which is not installed: pip install -e '.[tinystories]'"
         ) from error
-    if not path.is_file():
-        raise TaskError(
-            f"task=tinystories needs {path}, which is not there: download it from huggingface.co/openai-community/gpt2 "
-            "and set task.root to its folder"
-        )
-    try:
-        return package.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises plain Exceptions
-        raise TaskError(f"{path} is damaged ({error}): download it again") from error
+    with reading(path, "download it from huggingface.co/openai-community/gpt2 and set task.root to its folder"):
+        content = path.read_text(encoding="utf-8")
+        try:
+            return package.Tokenizer.from_str(content)
+        except Exception as error:  # the package raises plain Exceptions
+            raise ValueError(str(error)) from error
 
 
 def _stories(path: Path, most: int) -> list[str]:
@@ -108,10 +93,8 @@ def _stories(path: Path, most: int) -> list[str]:
     Raises:
         TaskError: the file is missing or damaged, or has fewer than two stories.
     """
-    if not path.is_file():
-        raise TaskError(f"task=tinystories needs {path}, which is not there: {FROM}, and set task.root to its folder")
     stories, lines = list[str](), list[str]()
-    try:
+    with reading(path, f"{FROM}, and set task.root to its folder"):
         with path.open(encoding="utf-8") as file:
             for line in file:
                 if line.strip() != END:
@@ -122,8 +105,6 @@ def _stories(path: Path, most: int) -> list[str]:
                 lines = []
                 if len(stories) == most:
                     return stories
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is damaged ({error}): {FROM} again") from error
-    if len(stories) < 2:
-        raise TaskError(f"{path} is damaged: it has {len(stories)} stories that end in {END}: {FROM} again")
+        if len(stories) < 2:
+            raise ValueError(f"it has {len(stories)} stories that end in {END}")
     return stories  # text after the last mark is an incomplete story

@@ -1,9 +1,8 @@
 """Anomalies in learning: pure rules on the statistics of an update, and a watch that remembers them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from esper.agent.ppo.diagnostics import HEADS, UpdateStats
@@ -81,26 +80,7 @@ class AnomaliesConfig:
         return Watch(self)
 
 
-class Kind(StrEnum):
-    """Kind of an anomaly."""
-
-    entropy_collapse = "entropy_collapse"
-    ratio_explosion = "ratio_explosion"
-    kl_spike = "kl_spike"
-    hardly_learned = "hardly_learned"
-    nonfinite = "nonfinite"
-    useless_critic = "useless_critic"
-    exploding_gradient = "exploding_gradient"
-    vanishing_gradient = "vanishing_gradient"
-    dead_core = "dead_core"
-    saturated_core = "saturated_core"
-    monoculture = "monoculture"
-    attribution_ratio = "attribution_ratio"
-    ransomware = "ransomware"
-    goodhart = "goodhart"
-
-
-AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.nonfinite, Kind.exploding_gradient})
+AT_ONCE = frozenset({"ratio_explosion", "kl_spike", "nonfinite", "exploding_gradient"})
 """Kinds that one update suffices to report; the others must last."""
 
 
@@ -108,7 +88,7 @@ AT_ONCE = frozenset({Kind.ratio_explosion, Kind.kl_spike, Kind.nonfinite, Kind.e
 class Anomaly:
     """One anomaly of one update."""
 
-    kind: Kind
+    kind: str
     where: str
     """Head, part or blueprint; `action` for whole actions, `policy` for all of it."""
     value: float
@@ -133,7 +113,7 @@ class Anomaly:
 Found = Iterator[Anomaly]
 
 
-def _rule(kind: Kind, where: str, value: float, threshold: float, meaning: str, remedy: str, *, below: bool = False) -> Found:
+def _rule(kind: str, where: str, value: float, threshold: float, meaning: str, remedy: str, *, below: bool = False) -> Found:
     """Yield an anomaly if a value is above its threshold, or below it; a NaN never is."""
     if value < threshold if below else value > threshold:
         yield Anomaly(kind=kind, where=where, value=value, threshold=threshold, meaning=meaning, remedy=remedy)
@@ -142,7 +122,7 @@ def _rule(kind: Kind, where: str, value: float, threshold: float, meaning: str, 
 def _ratio(where: str, factor: float, config: AnomaliesConfig) -> Found:
     meaning = f"one update changed the probability of a choice ({where}) by a factor of {factor:.3g}"
     remedy = "lower agent.learning_rate, agent.epochs or agent.target_kl"
-    return _rule(Kind.ratio_explosion, where, factor, config.ratio, meaning, remedy)
+    return _rule("ratio_explosion", where, factor, config.ratio, meaning, remedy)
 
 
 def of_heads(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -153,7 +133,7 @@ def of_heads(stats: UpdateStats, config: AnomaliesConfig) -> Found:
         name, share = HEADS[head], seen.entropy_share
         meaning = f"the head {name} has {share:.2%} of the largest possible entropy, so it no longer explores"
         remedy = "if that is too early, raise agent.entropy_coef and agent.entropy_final"
-        yield from _rule(Kind.entropy_collapse, name, share, config.entropy_share, meaning, remedy, below=True)
+        yield from _rule("entropy_collapse", name, share, config.entropy_share, meaning, remedy, below=True)
         yield from _ratio(name, seen.ratio_max, config)
 
 
@@ -165,10 +145,10 @@ def of_actions(stats: UpdateStats, config: AnomaliesConfig) -> Found:
     yield from _ratio("action", seen.ratio_max, config)
     meaning = f"the updated policy is {seen.kl_of_target:.3g} times agent.target_kl away from the one that acted"
     remedy = "lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps"
-    yield from _rule(Kind.kl_spike, "policy", seen.kl_of_target, config.kl, meaning, remedy)
+    yield from _rule("kl_spike", "policy", seen.kl_of_target, config.kl, meaning, remedy)
     meaning = f"{seen.skipped_fraction:.0%} of the minibatches were skipped, as the policy had moved far enough too soon"
     remedy = "lower agent.learning_rate, or raise agent.target_kl"
-    yield from _rule(Kind.hardly_learned, "policy", seen.skipped_fraction, config.skipped, meaning, remedy)
+    yield from _rule("hardly_learned", "policy", seen.skipped_fraction, config.skipped, meaning, remedy)
 
 
 def of_minibatches(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -176,7 +156,7 @@ def of_minibatches(stats: UpdateStats, config: AnomaliesConfig) -> Found:
     dropped = stats.minibatches_nonfinite
     meaning = f"{dropped:.0f} minibatches were dropped, since a loss or a gradient was not finite"
     remedy = "lower agent.learning_rate, and check rewards and observations for outliers"
-    yield from _rule(Kind.nonfinite, "policy", dropped, config.nonfinite, meaning, remedy)
+    yield from _rule("nonfinite", "policy", dropped, config.nonfinite, meaning, remedy)
 
 
 def of_critic(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -185,7 +165,7 @@ def of_critic(stats: UpdateStats, config: AnomaliesConfig) -> Found:
     if seen.steps >= config.min_steps:
         meaning = f"the critic explains {explained:.3g} of the returns' variance, where a constant explains 0"
         remedy = "raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off"
-        yield from _rule(Kind.useless_critic, "critic", explained, config.explained_variance, meaning, remedy, below=True)
+        yield from _rule("useless_critic", "critic", explained, config.explained_variance, meaning, remedy, below=True)
 
 
 def of_gradients(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -194,11 +174,11 @@ def of_gradients(stats: UpdateStats, config: AnomaliesConfig) -> Found:
     for part, norm in stats.diagnostics.grad_norm.items():
         meaning = f"the gradient of the {part} had norm {norm:.3g} before clipping, where about 1 is usual"
         remedy = "check rewards and observations for outliers, and lower agent.learning_rate"
-        yield from _rule(Kind.exploding_gradient, part, norm, config.gradient_above, meaning, remedy)
+        yield from _rule("exploding_gradient", part, norm, config.gradient_above, meaning, remedy)
         if not few:
             meaning = f"the gradient of the {part} had norm {norm:.3g}, so it has stopped learning"
             remedy = "check whether the core is saturated, or all rewards are equal"
-            yield from _rule(Kind.vanishing_gradient, part, norm, config.gradient_below, meaning, remedy, below=True)
+            yield from _rule("vanishing_gradient", part, norm, config.gradient_below, meaning, remedy, below=True)
 
 
 def of_core(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -207,11 +187,11 @@ def of_core(stats: UpdateStats, config: AnomaliesConfig) -> Found:
         return
     meaning = f"{seen.dead:.0%} of the core's units hardly change their output over a whole rollout"
     remedy = "lower agent.learning_rate, or lower agent.hidden if the task needs no more"
-    yield from _rule(Kind.dead_core, "core", seen.dead, config.dead, meaning, remedy)
+    yield from _rule("dead_core", "core", seen.dead, config.dead, meaning, remedy)
     stuck, what = max((seen.saturated, "outputs"), (seen.gates_saturated, "gates"), key=lambda pair: pair[0])
     meaning = f"{stuck:.0%} of the core's {what} are at the end of their range, where hardly any gradient passes"
     remedy = "check observations for large values, and lower agent.learning_rate"
-    yield from _rule(Kind.saturated_core, "core", stuck, config.saturated, meaning, remedy)
+    yield from _rule("saturated_core", "core", stuck, config.saturated, meaning, remedy)
 
 
 def of_blueprints(stats: UpdateStats, config: AnomaliesConfig) -> Found:
@@ -220,7 +200,7 @@ def of_blueprints(stats: UpdateStats, config: AnomaliesConfig) -> Found:
     if seen.germinations >= config.min_germinations:
         meaning = f"{share:.0%} of {seen.germinations} planted seeds were {seen.top_blueprint}"
         remedy = "if no fixed schedule shows that it is the best one, raise agent.entropy_coef"
-        yield from _rule(Kind.monoculture, seen.top_blueprint, share, config.monoculture, meaning, remedy)
+        yield from _rule("monoculture", seen.top_blueprint, share, config.monoculture, meaning, remedy)
 
 
 def of_rewards(audit: Audit, config: AnomaliesConfig) -> Found:
@@ -228,24 +208,20 @@ def of_rewards(audit: Audit, config: AnomaliesConfig) -> Found:
     if audit.seed_epochs >= config.min_seed_epochs:
         meaning = f"{audit.attribution_ratio:.0%} of the seeds contribute many times what their hosts gained"
         remedy = "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains"
-        yield from _rule(Kind.attribution_ratio, "seeds", audit.attribution_ratio, config.attribution_ratio, meaning, remedy)
+        yield from _rule("attribution_ratio", "seeds", audit.attribution_ratio, config.attribution_ratio, meaning, remedy)
         meaning = f"{audit.ransomware:.0%} of the seeds are indispensable to hosts that they left worse than before"
         remedy = "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate"
-        yield from _rule(Kind.ransomware, "seeds", audit.ransomware, config.ransomware, meaning, remedy)
+        yield from _rule("ransomware", "seeds", audit.ransomware, config.ransomware, meaning, remedy)
     meaning = f"returns and committed accuracies have rank correlation {audit.goodhart:.2f}, so rewards miss the goal"
     remedy = "see which reward/ term is largest, and lower its weight"
-    yield from _rule(Kind.goodhart, "reward", audit.goodhart, config.goodhart, meaning, remedy, below=True)
-
-
-RULES: tuple[Callable[[UpdateStats, AnomaliesConfig], Found], ...] = (
-    *(of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints),
-)
+    yield from _rule("goodhart", "reward", audit.goodhart, config.goodhart, meaning, remedy, below=True)
 
 
 def find(stats: UpdateStats, config: AnomaliesConfig, audit: Audit | None = None) -> list[Anomaly]:
     """Return the anomalies of one update, and those of its episode's rewards if they were audited."""
     hacked = of_rewards(audit, config) if audit else ()
-    return [*(anomaly for rule in RULES for anomaly in rule(stats, config)), *hacked]
+    rules = (of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints)
+    return [*(anomaly for rule in rules for anomaly in rule(stats, config)), *hacked]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

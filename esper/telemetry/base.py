@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from esper.telemetry.tags import Value
-
 if TYPE_CHECKING:  # the module needs torch, which a console does not
     from esper.telemetry.anomalies import Anomaly
 
@@ -36,7 +34,7 @@ class RunInfo:
 class Writer:
     """Receives the records of a run; a writer defines the methods that it needs.
 
-    Metrics are values by tag. What was not measured (None, NaN) is left out. Each method may raise DiskError.
+    Metrics are measured values by tag. Each method may raise DiskError.
     """
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
@@ -51,8 +49,11 @@ class Writer:
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Take the measured metrics of every update, for display."""
 
-    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an update that telemetry.every or telemetry.detail_every selects; updates rise from 1."""
+
+    def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the controller's decisions in an update that is written with all details."""
 
     def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
         """Take an anomaly that begins in this update; `first` if the run never had it before."""

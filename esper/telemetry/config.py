@@ -4,31 +4,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any
 
 from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
-from esper.telemetry.jsonl import Lines
-from esper.telemetry.tags import Value, is_detail, measured
+from esper.telemetry.tags import Value, measured, metric
 from esper.telemetry.writers import check_writers
-
-
-def _all_writers() -> list[Any]:
-    return ["jsonl", "tensorboard", "console"]
-
-
-def _jsonl_only() -> list[Any]:
-    return ["jsonl"]
 
 
 @dataclass(kw_only=True, slots=True)
 class TelemetryConfig:
     """All records, and progress on the console. Neither the training nor what is measured depends on these choices."""
 
-    writers: list[Any] = field(default_factory=_all_writers)
+    writers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard", "console"])
     """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
     Without jsonl, esper.compare cannot read the run."""
     every: int = 1
@@ -50,32 +39,12 @@ class TelemetryConfig:
                 stacklevel=2,
             )
 
-    def build(
-        self,
-        folder: Path | str,
-        *,
-        resume_update: int,
-        total_updates: int,
-        name: str = "",
-        shared: bool = False,
-        file: TextIO | None = None,
-    ) -> "Telemetry":
+    def build(self, run: RunInfo) -> "Telemetry":
         """Open all writers.
-
-        Args:
-            folder: the run's folder.
-            resume_update: updates behind the resumed state, 0 in a new run. Later records are removed.
-            total_updates: number of the last update.
-            name: of the run among several.
-            shared: if true, other runs write to the same terminal at the same time.
-            file: where the console shows; standard output unless given.
 
         Raises:
             DiskError: the disk refused.
         """
-        run = RunInfo(
-            folder=Path(folder), resume_update=resume_update, total_updates=total_updates, name=name, shared=shared, file=file
-        )
         return Telemetry(self, run)
 
 
@@ -83,7 +52,7 @@ class TelemetryConfig:
 class QuietConfig(TelemetryConfig):
     """Only `metrics.jsonl`, and nothing on the console: for sweeps and tests."""
 
-    writers: list[Any] = field(default_factory=_jsonl_only)
+    writers: list[Any] = field(default_factory=lambda: ["jsonl"])
     """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
     Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
@@ -91,25 +60,21 @@ class QuietConfig(TelemetryConfig):
 
 
 class Telemetry:
-    """Hands the records of a run to its writers. A context manager: on exit, files are closed and the terminal is restored."""
+    """Hands the records of a run to its writers."""
 
     def __init__(self, config: TelemetryConfig, run: RunInfo) -> None:
         """See `TelemetryConfig.build`."""
-        self._every, self._detail_every = config.every, config.every * config.detail_every
+        self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
         self._total = run.total_updates
         self._latest: dict[str, float] = {}
-        self._decisions: Lines | None = None
+        self._writers: list[Writer] = []
         with ExitStack() as closing:  # closes what is open if opening the next fails
-            if config.decisions:
-                self._decisions = Lines(run.folder / "decisions.jsonl", resume_update=run.resume_update)
-                closing.callback(self._decisions.close)
-            self._writers: list[Writer] = []
             for one in check_writers(config.writers).values():
                 self._writers.append(one.build(run))
                 closing.callback(self._writers[-1].close)
             self._closing = closing.pop_all()
 
-    def start(self, title: str, hparams: Mapping[str, Hparam] | None = None) -> None:
+    def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Announce the run.
 
         Args:
@@ -117,7 +82,7 @@ class Telemetry:
             hparams: values to compare this run by with others; `finish` writes them with its results.
         """
         for writer in self._writers:
-            writer.start(title, hparams or {})
+            writer.start(title, hparams)
 
     def costs(self, table: Mapping[str, Any]) -> None:
         """Record the costs of hosts and seeds in this run.
@@ -157,13 +122,12 @@ class Telemetry:
         findings, last = findings or Findings(), update == self._total
         detailed = findings.detailed or last or update % self._detail_every == 0
         selected = detailed or update % self._every == 0
-        written = {tag: value for tag, value in values.items() if detailed or not is_detail(tag)}
-        if detailed and self._decisions:
-            for decision in decisions:
-                self._decisions.append(update, decision)
+        written = {tag: value for tag, value in values.items() if detailed or not metric(tag).detail}
         for writer in self._writers:
             if selected:
                 writer.write(update, written)
+            if detailed and self._decisions and decisions:
+                writer.decisions(update, decisions)
             writer.show(update, values)
             for anomaly in findings.new:
                 writer.anomaly(update, anomaly, first=anomaly in findings.first)
@@ -176,9 +140,3 @@ class Telemetry:
     def close(self) -> None:
         """Close all writers, the last one first; each is closed whatever happens to the others."""
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

@@ -16,12 +16,22 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
-from esper.telemetry.tags import METRICS, ROLLBACKS, STAGES
+from esper.telemetry.tags import ROLLBACKS, STAGES, metric
 
 if TYPE_CHECKING:  # the module needs torch, which a console does not
     from esper.telemetry.anomalies import Anomaly
 
-SHOWN = {row.tag: row for row in METRICS if row.label}
+SHOWN = {
+    "sandbox/share_of_optimum": "share of optimum",
+    "host/accuracy": "accuracy",
+    "host/committed_accuracy": "committed accuracy",
+    "host/parameters_grown": "parameters grown",
+    "policy/return": "return",
+    "policy/explained_variance": "explained variance",
+    "search/best_return": "best return",
+    "time/host_epochs_per_second": "host epochs/s",
+}
+"""Tag -> short name, in the order of the display."""
 TREND = 16
 """Updates that the sparklines show."""
 REFRESH = 4.0
@@ -35,8 +45,9 @@ class ConsoleConfig(WriterConfig):
     def build(self, run: RunInfo) -> Writer:
         """Return a live console if the output is a capable terminal that no other run writes to, else a plain one."""
         file = run.file or cast(TextIO, sys.stdout)
-        if file.isatty() and os.environ.get("TERM") != "dumb" and not run.shared:
-            return LiveConsole(RichConsole(file=file), run)
+        console = RichConsole(file=file)
+        if file.isatty() and os.environ.get("TERM") != "dumb" and not run.shared and not console.options.ascii_only:
+            return LiveConsole(console, run)
         return PlainConsole(file, run)
 
 
@@ -47,7 +58,7 @@ def number(value: float) -> str:
 
 def quantity(tag: str, value: float) -> str:
     """Return a metric's value, with its unit if a reader needs it."""
-    unit = SHOWN[tag].unit
+    unit = metric(tag).unit
     return number(value) if unit in ("1", "count", "1/s", "reward") else f"{number(value)} {unit}"
 
 
@@ -90,7 +101,7 @@ class PlainConsole(Writer):
         self._tenth = tenth
         elapsed = time.monotonic() - self._began
         left = elapsed / max(1, update - self._first) * (self._total - update)
-        values = ", ".join(f"{SHOWN[tag].label} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
+        values = ", ".join(f"{SHOWN[tag]} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
         self._say(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
     def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
@@ -112,11 +123,9 @@ class LiveConsole(Writer):
     """A progress bar and a table, redrawn in place at most 4 times per second by a thread of rich."""
 
     def __init__(self, console: RichConsole, run: RunInfo) -> None:
-        resume_update, total_updates = run.resume_update, run.total_updates
         self._console = console
         self._lead = f"{run.name}: " if run.name else ""
-        self._done = resume_update
-        self._ascii = console.options.ascii_only
+        self._done, self._total = run.resume_update, run.total_updates
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
@@ -127,7 +136,7 @@ class LiveConsole(Writer):
             BarColumn(bar_width=None),
             TextColumn("{task.fields[phase]}"),
             TimeElapsedColumn(),
-            TextColumn("·" if not self._ascii else "-"),
+            TextColumn("·"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
@@ -135,12 +144,8 @@ class LiveConsole(Writer):
             expand=True,
         )
         self._task = self._progress.add_task(
-            f"update {min(resume_update + 1, total_updates)}/{total_updates}",
-            total=total_updates,
-            completed=resume_update,
-            phase="starting",
+            f"update {min(self._done + 1, self._total)}/{self._total}", total=self._total, completed=self._done, phase="starting"
         )
-        self._total = total_updates
         self._live = Live(self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
@@ -190,24 +195,26 @@ class LiveConsole(Writer):
         return Group(Text(self._title, style="bold", no_wrap=True, overflow="ellipsis"), self._progress, both)
 
     def _numbers(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(style="cyan", no_wrap=True)
-        for tag, row in SHOWN.items():
+        table = _grid("cyan")
+        for tag, label in SHOWN.items():
             value = quantity(tag, self._latest[tag]) if tag in self._latest else "-"
-            table.add_row(row.label, value, "" if self._ascii else spark(self._trends[tag]))
+            table.add_row(label, value, spark(self._trends[tag]))
         table.add_row("rollbacks", number(self._rollbacks), "")
         return table
 
     def _stages(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(style="green", no_wrap=True)
+        table = _grid("green")
         slots = sum(self._latest.get(tag, 0.0) for tag in STAGES.values()) or 1.0
         for stage, tag in STAGES.items():
             value = self._latest.get(tag)
-            bar = "" if value is None else ("#" if self._ascii else "■") * round(10 * value / slots)
-            table.add_row(stage, "-" if value is None else number(value), bar)
+            table.add_row(stage, "-" if value is None else number(value), "■" * round(10 * (value or 0.0) / slots))
         return table
+
+
+def _grid(style: str) -> Table:
+    """Return a table with columns for names, numbers and graphics."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style=style, no_wrap=True)
+    return table

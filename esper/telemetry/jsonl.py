@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,24 +11,23 @@ from typing import Any, cast
 from esper.checkpoint import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
-from esper.telemetry.tags import Value, measured
 
 
 @dataclass(kw_only=True, slots=True)
 class JsonlConfig(WriterConfig):
-    """One JSON object per line in `metrics.jsonl`, anomalies in `events.jsonl`, and costs of hosts and seeds in `costs.json`."""
+    """JSON lines: `metrics.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds, `costs.json`."""
 
     def build(self, run: RunInfo) -> "JsonlWriter":
-        return JsonlWriter(run.folder / "metrics.jsonl", resume_update=run.resume_update)
+        return JsonlWriter(run.folder, resume_update=run.resume_update)
 
 
 class Lines:
-    """A file with one JSON object per line, each with its update under "update"."""
+    """A file with one JSON object per line, each with its update under "update"; it is created with the first."""
 
     def __init__(self, path: Path, *, resume_update: int = 0) -> None:
         """
         Args:
-            path: the file; created with its folders if missing.
+            path: the file.
             resume_update: updates behind the resumed state. Later records, and a last line that a kill cut short, are removed,
                 so that no update is in the file twice.
 
@@ -39,81 +38,52 @@ class Lines:
         self.path = path
         with disk(f"write metrics to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: a record is one write, so nothing is left over to be lost or to fail again at the end.
-            self._file = path.open("ab", buffering=0)
-            try:
-                self._file.truncate(sum(size for update, size in _sizes(path) if update <= resume_update))
-            except BaseException:
-                self._file.close()
-                raise
+            if path.exists():
+                os.truncate(path, sum(len(line) for line, record in _records(path) if record["update"] <= resume_update))
 
-    def append(self, update: int, record: Mapping[str, Any]) -> None:
-        """Write a record; one that does not fit on the disk leaves no half of it behind.
+    def append(self, update: int, *records: Mapping[str, Any]) -> None:
+        """Write records; if they do not fit on the disk, none of them is left behind.
 
         JSON has no infinity: it is written as the string "inf" or "-inf", which float() reads.
         """
-        record = {key: str(value) if value in (math.inf, -math.inf) else value for key, value in record.items()}
-        line = json.dumps({"update": update, **record}).encode() + b"\n"
-        with disk(f"write metrics to {self.path}"):
-            start = os.fstat(self._file.fileno()).st_size
+        lines = [
+            json.dumps({"update": update} | {k: str(v) if v in (math.inf, -math.inf) else v for k, v in record.items()}) + "\n"
+            for record in records
+        ]
+        # Unbuffered: nothing is left over to fail again when the file is closed.
+        with disk(f"write metrics to {self.path}"), self.path.open("ab", buffering=0) as file:
+            start, rest = file.tell(), memoryview("".join(lines).encode())
             try:
-                rest = memoryview(line)
                 while rest:
-                    rest = rest[self._file.write(rest) :]
+                    rest = rest[file.write(rest) :]
             except OSError:
-                self._file.truncate(start)
+                file.truncate(start)
                 raise
-
-    def close(self) -> None:
-        """Close the file; further calls do nothing."""
-        self._file.close()
 
 
 class JsonlWriter(Writer):
-    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and next to it `events.jsonl`, if an anomaly occurs."""
+    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and likewise decisions and anomalies, if there are any."""
 
-    def __init__(self, path: Path, *, resume_update: int = 0) -> None:
+    def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """See `Lines`."""
-        self.path, self._resume_update = path, resume_update
-        self._lines = Lines(path, resume_update=resume_update)
-        self._events: Lines | None = None
-        if self.events_path.exists():
-            try:
-                self._open_events()
-            except BaseException:
-                self._lines.close()
-                raise
-
-    @property
-    def events_path(self) -> Path:
-        """File of the anomalies."""
-        return self.path.with_name("events.jsonl")
+        self._costs = folder / "costs.json"
+        names = ("metrics", "decisions", "events")
+        self._metrics, self._decisions, self._events = (
+            Lines(folder / f"{name}.jsonl", resume_update=resume_update) for name in names
+        )
 
     def costs(self, table: Mapping[str, Any]) -> None:
-        path = self.path.with_name("costs.json")
-        with disk(f"write costs to {path}"):
-            path.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
+        with disk(f"write costs to {self._costs}"):
+            self._costs.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
 
-    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
-        self._lines.append(update, measured(metrics))
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
+        self._metrics.append(update, metrics)
+
+    def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
+        self._decisions.append(update, *records)
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool = False) -> None:
-        self._open_events().append(update, {"event": "anomaly", **asdict(anomaly)})
-
-    def _open_events(self) -> Lines:
-        self._events = self._events or Lines(self.events_path, resume_update=self._resume_update)
-        return self._events
-
-    def close(self) -> None:
-        self._lines.close()
-        if self._events:
-            self._events.close()
-
-
-def _sizes(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield update and size in bytes of each complete record."""
-    for line, record in _records(path):
-        yield int(record["update"]), len(line)
+        self._events.append(update, {"event": "anomaly", **asdict(anomaly)})
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -128,16 +98,6 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
                 raise ValueError(f"line {number} of {path} is not a record of metrics: mend or move the file")
             yield line, cast(dict[str, Any], record)
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the records of `events.jsonl`; none if there is no file, since it is created with the first anomaly.
-
-    Raises:
-        ValueError: the file holds a line that is no record.
-        OSError: the file cannot be read.
-    """
-    return [record for _, record in _records(path)] if path.exists() else []
 
 
 def read_records(path: Path) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from torch.utils.tensorboard.summary import hparams as hparam_summaries
 from esper.checkpoint import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
-from esper.telemetry.tags import STAGES, Value, measured
+from esper.telemetry.tags import STAGES
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,9 +45,9 @@ class TensorBoardWriter(Writer):
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._hparams = dict(hparams)
 
-    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
-            for tag, value in measured(metrics).items():
+            for tag, value in metrics.items():
                 self._writer.add_scalar(tag, value, update)
             # A resumed run cannot restore what was lost in memory; an update takes seconds, a flush far less.
             self._writer.flush()
@@ -57,13 +57,13 @@ class TensorBoardWriter(Writer):
             self._writer.add_text(f"anomaly/{anomaly.key}", anomaly.sentence(), update)
             self._writer.flush()
 
-    def finish(self, rows: Rows, metrics: Mapping[str, Value]) -> None:
+    def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         """Add the run to TensorBoard's table of hyperparameters.
 
         `SummaryWriter.add_hparams` would write each metric a second time, into a file of its own.
         """
         with disk(f"write TensorBoard events to {self.folder}"):
-            for summary in hparam_summaries(self._hparams, measured(metrics)):
+            for summary in hparam_summaries(self._hparams, dict(metrics)):
                 cast(Any, self._writer)._get_file_writer().add_summary(summary)
             self._writer.flush()
 

@@ -20,16 +20,14 @@ def to_plain(config: Config) -> dict[str, Any]:
         `choices`, the option of each group as it was typed; `options`, the name of its class in the table, by key in a group of
         which several are chosen; `values`, every key.
     """
-    choices: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    for group in GROUPS:
-        part = getattr(config, group)
-        choices[group] = list(part) if group in MANY else config.choice(group)
-        options[group] = (
-            {name: _option(group, name, node) for name, node in part.items()}
-            if group in MANY
-            else _option(group, choices[group], part)
-        )
+    parts = {group: getattr(config, group) for group in GROUPS}
+    choices: dict[str, Any] = {group: list(part) if group in MANY else config.choice(group) for group, part in parts.items()}
+    options = {
+        group: {name: _option(group, name, node) for name, node in part.items()}
+        if group in MANY
+        else _option(group, choices[group], part)
+        for group, part in parts.items()
+    }
     values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     return {"choices": choices, "options": options, "values": values}
 
@@ -47,14 +45,12 @@ def from_plain(plain: dict[str, Any]) -> Config:
     values = dict(plain["values"])
     load_plugins(values.get("plugins", ()))
     try:
-        for group, chosen in plain.get("options", plain["choices"]).items():
+        for group, chosen in plain["options"].items():
             if group in MANY:
-                names = chosen if isinstance(chosen, dict) else {name: name for name in chosen}
-                values[group] = {key: _revive(_class(group, name), values[group][key]) for key, name in names.items()}
+                values[group] = {key: _revive(_class(group, name), values[group][key]) for key, name in chosen.items()}
             else:
                 values[group] = _revive(_class(group, chosen), values[group])
-        if "counterfactuals" in values:  # written since there is such a key
-            values["counterfactuals"] = _revive(CounterfactualsConfig, values["counterfactuals"])
+        values["counterfactuals"] = _revive(CounterfactualsConfig, values["counterfactuals"])
         config = Config(**values)
         config.choices = {group: name for group, name in plain["choices"].items() if group not in MANY}
         return config

@@ -3,7 +3,6 @@
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,17 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints
+from esper.checkpoint import Checkpoints, load
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
+from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.interrupt import Stopped, stop_signals
 from esper.training.play import play
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """The outcome of a run."""
-
-    folder: Path
-    updates: int
-    last: EpisodeRecord | None
-    """Record of the last episode; None if this process played none."""
 
 
 def build_env(
@@ -106,7 +96,7 @@ class Trainer:
         self._last: EpisodeRecord | None = None
         self._log = DecisionLog(self.env.layout, 0)
 
-    def run(self) -> Summary:
+    def run(self) -> None:
         """Train hosts under the controller, and let it learn after each episode.
 
         Raises:
@@ -116,10 +106,8 @@ class Trainer:
         config, (name, shared) = self.config, self._shown_as
         with stop_signals() as asked, closing(self.env):
             self.restore()
-            telemetry = config.telemetry.build(
-                self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared
-            )
-            with telemetry:
+            about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
+            with closing(config.telemetry.build(about)) as telemetry:
                 telemetry.start(self.title(), self.hparams())
                 telemetry.costs(self.env.costs_table())
                 while self.update < config.updates:
@@ -130,7 +118,6 @@ class Trainer:
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
                     self.checkpoints.save(self.state_dict(), self.update)
                 telemetry.finish(self.rows())
-        return Summary(folder=self.folder, updates=self.update, last=self._last)
 
     def collect(self, telemetry: Telemetry, asked: threading.Event) -> EpisodeRecord:
         """Run one episode of all hosts under the current controller.
@@ -194,7 +181,7 @@ class Trainer:
             self.env.prepare()
             self.checkpoints.save(self.state_dict(), self.update)
             return
-        state = self.checkpoints.load(newest)
+        state = load(newest)
         if differs := difference(from_plain(state["config"]), self.config):
             raise ConfigError(
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
@@ -209,17 +196,17 @@ class Trainer:
     # ---- text for people
 
     def title(self) -> str:
-        """Return one line on what runs."""
+        """Return one line on the run."""
         config, choices = self.config, to_plain(self.config)["choices"]
-        world, reward = choices["env"], ""
+        setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
-            world, reward = choices["task"], f"reward {choices['reward']}, "
+            setting, reward = choices["task"], f"reward {choices['reward']}, "
         updates = f"{config.updates} update{'s' * (config.updates != 1)}"
         size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
-        return f"{choices['agent']} on {world}: {size}, {reward}seed {config.seed}"
+        return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
-        """Return what distinguishes this run from others."""
+        """Return the values that tell this run from others."""
         choices = to_plain(self.config)["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config

@@ -1,4 +1,4 @@
-"""A policy that is small enough for a test, and an update of it from a rollout of noise."""
+"""A small policy for tests, and an update from a random rollout."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.env.actions import Op
-from tests.agent.toy_worlds import blank, make_spec, random_rollout
+from tests.agent.toy_envs import blank, make_spec, random_rollout
 
 SPEC = make_spec(hosts=8, steps=6)
 SMALL = PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic)
@@ -30,7 +30,7 @@ def update(agent: PPO, seed: int = 0, progress: float = 0.0, **rollout: Any) -> 
 
 
 def corridor(*, open_hosts: int = 0) -> Any:
-    """Nothing but waiting is legal, except for the first hosts."""
+    """Return observations in which only waiting is legal, except for the first hosts."""
     observation = blank(SPEC)
     observation.features[:] = np.random.default_rng(0).standard_normal(observation.features.shape)
     observation.legal_slots[:open_hosts, Op.GERMINATE] = True

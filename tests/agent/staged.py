@@ -1,4 +1,4 @@
-"""Observations written by hand, and what a controller decides on them."""
+"""Hand-written observations and the decisions of controllers."""
 
 # N hosts, H heads
 
@@ -11,7 +11,7 @@ from esper.agent.base import AgentConfig
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, slot_table
-from tests.agent.toy_worlds import blank, make_spec
+from tests.agent.toy_envs import blank, make_spec
 
 SPEC = replace(
     make_spec(hosts=4, steps=10, slots=3, blueprints=3),
@@ -21,7 +21,7 @@ SPEC = replace(
 
 
 def see(step: int = 0, *, legal: dict[Op, list[int]] | None = None, **known: Any) -> Observation:
-    """Four hosts at a step; slots that are legal for an operation; host features by name, slot features as `slot_<name>`."""
+    """Return observations of four hosts: legal slots by operation, host features by name, slot features as `slot_<name>`."""
     observation = blank(SPEC)
     observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
     for op, slots in (legal or {}).items():

@@ -1,4 +1,4 @@
-"""The search over random schedules: what it draws, what it keeps, and that it goes on exactly."""
+"""Random search over schedules: what it draws, what it keeps, and exact resumption."""
 
 # N hosts, S slots
 
@@ -13,7 +13,7 @@ from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandom, BestOfRandomConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import Config, register
+from esper.config import Config
 from esper.env.actions import HeadsConfig, Observation, Op
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
@@ -24,7 +24,6 @@ from tests.agent.staged import SPEC, see
 
 HOSTS = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
 TINY = [*HOSTS, "agent=best_of_random", "agent.most=1", "agent.latest=1"]
-register()
 
 
 def newborn(slots: list[int], *, free: bool = False) -> Observation:
@@ -36,14 +35,14 @@ def newborn(slots: list[int], *, free: bool = False) -> Observation:
 
 
 def attempt(search: BestOfRandom, first: Observation) -> list[ActionConfig]:
-    """Begins an update, and returns the schedule that it tries."""
+    """Begin an update and return the schedule that it tries."""
     search.begin(search.tried)
     search.act(first, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
     return search._trial
 
 
 def pay(search: BestOfRandom, *reward: float) -> dict[str, float]:
-    """Ends the update, with these rewards of each host."""
+    """End the update with the rewards of each host."""
     observation = newborn([0])
     decision = search.act(observation, search.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, 8)))
     nowhere_N = np.zeros(4, np.bool_)
@@ -79,7 +78,9 @@ def drawn(search: BestOfRandom, tries: int, first: Observation) -> list[list[Act
     free=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_schedules_are_such_as_one_could_write(most: int, latest: int | None, slots: list[int], free: bool, seed: int) -> None:
+def test_drawn_schedules_are_valid_schedule_configs(
+    most: int, latest: int | None, slots: list[int], free: bool, seed: int
+) -> None:
     search = BestOfRandomConfig(most=most, latest=latest).build(SPEC, seed=seed)
     first, *others = drawn(search, 12, newborn(slots, free=free))
     assert first == []
@@ -98,7 +99,7 @@ def test_schedules_are_such_as_one_could_write(most: int, latest: int | None, sl
             ScheduleConfig(actions=schedule, heads=heads).build(SPEC, seed=0)
 
 
-def test_every_slot_blueprint_and_time_comes_up_evenly() -> None:
+def test_slots_blueprints_and_times_are_drawn_uniformly() -> None:
     planted = [schedule[0] for schedule in drawn(BestOfRandomConfig(most=1).build(SPEC, seed=0), 1500, newborn([0, 2]))[1:]]
     slots = [action.slot for action in planted]
     kinds = [action.blueprint for action in planted]
@@ -107,7 +108,7 @@ def test_every_slot_blueprint_and_time_comes_up_evenly() -> None:
     np.testing.assert_allclose(np.bincount([action.at for action in planted]) / len(planted), [0.1] * 10, atol=0.035)
 
 
-def test_a_schedule_is_known_by_seed_and_number_alone() -> None:
+def test_seed_and_number_determine_a_schedule() -> None:
     first = newborn([0, 1, 2])
     whole = drawn(BestOfRandomConfig().build(SPEC, seed=7), 6, first)
     search = BestOfRandomConfig().build(SPEC, seed=7)
@@ -119,17 +120,17 @@ def test_a_schedule_is_known_by_seed_and_number_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "words"),
+    ("plain", "message"),
     [
         ({"slot": 3}, r"slot=3 in the best schedule is not a slot of this host: choose from 0 to 2"),
         ({"blueprint": "norm"}, r"blueprint=norm in the best schedule is not available"),
         ({"at": 10}, r"at=10 in the best schedule is after the end of the episode, steps=10"),
     ],
 )
-def test_a_schedule_that_other_hosts_cannot_have_is_refused(plain: dict[str, int | str], words: str) -> None:
+def test_a_saved_schedule_that_does_not_fit_the_hosts_is_refused(plain: dict[str, int | str], message: str) -> None:
     search = BestOfRandomConfig().build(SPEC, seed=0)
     action = {"at": 0, "op": "germinate", "slot": 0, "blueprint": "blueprint0"} | plain
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         search.load_state_dict({"tried": 5, "best_return": 1.0, "best": [action]})
     assert search.tried == 0
 
@@ -139,7 +140,7 @@ def test_a_schedule_that_other_hosts_cannot_have_is_refused(plain: dict[str, int
 
 @settings(max_examples=50, deadline=None)
 @given(returns=st.lists(st.sampled_from([1.0, 2.0, 3.0, float("nan"), float("inf")]), min_size=1, max_size=8))
-def test_the_highest_mean_return_is_kept_the_earliest_of_equals(returns: list[float]) -> None:
+def test_the_highest_mean_return_is_kept_and_ties_keep_the_earlier_schedule(returns: list[float]) -> None:
     search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
     tried: list[list[ActionConfig]] = []
     for mean in returns:
@@ -150,7 +151,7 @@ def test_the_highest_mean_return_is_kept_the_earliest_of_equals(returns: list[fl
     assert search.best == (tried[returns.index(max(sound))] if sound else [])
 
 
-def test_a_search_that_goes_on_still_knows_what_there_is_to_beat() -> None:
+def test_a_restored_search_keeps_its_best_return() -> None:
     search, first = BestOfRandomConfig().build(SPEC, seed=0), newborn([0, 1, 2])
     for paid in (0.0, 2.0):
         attempt(search, first)
@@ -183,13 +184,13 @@ def test_it_plays_the_best_and_waits_before_the_first_try() -> None:
 # ---- in a run
 
 
-def config(*words: str) -> Config:
-    return check([*TINY, *words])
+def config(*overrides: str) -> Config:
+    return check([*TINY, *overrides])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BestOfRandom]:
-    """A search that nothing disturbed."""
+    """An uninterrupted search."""
     folder = tmp_path_factory.mktemp("search")
     trainer = Trainer(config("updates=4"), folder)
     trainer.run()
@@ -197,7 +198,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BestOfRandom]
     return folder, trainer.agent
 
 
-def test_a_search_that_was_stopped_goes_on_exactly(whole: tuple[Path, BestOfRandom], tmp_path: Path) -> None:
+def test_a_stopped_search_resumes_exactly(whole: tuple[Path, BestOfRandom], tmp_path: Path) -> None:
     folder, search = whole
     Trainer(config("updates=2"), tmp_path).run()
     later = Trainer(config("updates=4"), tmp_path)
@@ -211,7 +212,7 @@ def test_a_search_that_was_stopped_goes_on_exactly(whole: tuple[Path, BestOfRand
     assert timeless[0] == timeless[1]
 
 
-def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_of_them_is_kept(whole: tuple[Path, BestOfRandom]) -> None:
+def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_is_kept(whole: tuple[Path, BestOfRandom]) -> None:
     folder, search = whole
     paid = [record["policy/return"] for record in read_records(folder / "metrics.jsonl")]
     best = [record["search/best_return"] for record in read_records(folder / "metrics.jsonl")]
@@ -223,7 +224,7 @@ def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_of_them_is_kept(
     written = check([*HOSTS, "agent=schedule", f"agent.actions={search.overrides()}"])
     again = play(env, written.agent.build(env.layout, seed=0))
     env.close()
-    assert float(again.return_N.mean(dtype=np.float64)) == search.best_return
+    assert float(again.values["return"].mean(dtype=np.float64)) == search.best_return
 
 
 def test_an_evaluation_plays_the_best_schedule(whole: tuple[Path, BestOfRandom]) -> None:

@@ -1,13 +1,13 @@
-"""How much of the optimal value of the sandbox PPO learns with the default config, seed by seed.
+"""Share of the sandbox's optimum that PPO reaches with the default config, by seed.
 
     python tests/behaviour/learned_share.py --seeds 5
 
-By default hosts come in twins, against which advantages are measured; `--twins 1` takes as many different hosts, and the critic;
-`--baseline blend` takes both. `--twins 4` leaves some seeds too few different hosts of 64.
+By default advantages are measured against twins; `--twins 1` takes as many different hosts, and the critic;
+`--baseline blend` takes both. With `--twins 4`, 64 hosts are too few different ones for some seeds.
 
-The share is that of the way from doing nothing, which is paid 0, to the best controller there is: 1 is the optimum. Chance is
-below 0. What a controller reaches is measured on hosts that nobody learnt from, as the optimum plus its mean difference to the
-best controller on the same hosts, which cancels most of the luck.
+The share is 0 for waiting and 1 for the optimal controller; random actions are
+below 0. Returns are measured on held-out hosts, as the optimum plus the mean difference to the
+optimal controller on the same hosts, which cancels most of the variance.
 """
 
 import argparse
@@ -39,16 +39,16 @@ class Judge:
         return play(self.env, controller, episode=0, greedy=greedy).reward_TN.sum(dim=0).double().numpy()
 
     def share(self, controller: Controller, *, greedy: bool = True) -> tuple[float, float]:
-        """Share of the optimum, and its standard error."""
+        """Return the share of the optimum, and its standard error."""
         behind_N = (self.returns(controller, greedy=greedy) - self.best_N) / self.value
         return 1 + float(behind_N.mean()), float(behind_N.std() / len(behind_N) ** 0.5)
 
 
 def learn(
-    puzzle: SandboxRules, *, seed: int, hosts: int, updates: int, twins: int = 2, baseline: Baseline = Baseline.twins
+    rules: SandboxRules, *, seed: int, hosts: int, updates: int, twins: int = 2, baseline: Baseline = Baseline.twins
 ) -> PPO:
-    """PPO with the default config; without twins, against the critic."""
-    env = Sandbox(puzzle, num_hosts=hosts, seed=seed, twins=twins)
+    """Train PPO with the default config; without twins, against the critic."""
+    env = Sandbox(rules, num_hosts=hosts, seed=seed, twins=twins)
     agent = PPOConfig(twins=twins, baseline=baseline if twins > 1 else Baseline.critic).build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):
@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--baseline", type=Baseline, choices=list(Baseline), default=Baseline.twins)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    puzzle = SandboxRules()
-    oracle = Oracle(puzzle)
+    rules = SandboxRules()
+    oracle = Oracle(rules)
     judge = Judge(oracle)
-    blind = Oracle(SandboxRules(light_accuracy=1 / puzzle.worth_QSK.shape[1])).value
+    blind = Oracle(SandboxRules(light_accuracy=1 / rules.worth_QSK.shape[1])).value
     chance, _ = judge.share(RandomConfig().build(judge.env.spec, seed=0), greedy=False)
     print(
         f"optimum {oracle.value:.3f} a host; without a look at the lights {blind / oracle.value:.3f} of it, chance {chance:.3f}"
@@ -76,7 +76,7 @@ def main() -> None:
     print("| seed | greedy | standard error | drawn | seconds | seconds of one core |\n|---|---|---|---|---|---|")
     for seed in range(given.seeds):
         begun, busy = time.perf_counter(), time.process_time()
-        agent = learn(puzzle, seed=seed, hosts=given.hosts, updates=given.updates, twins=given.twins, baseline=given.baseline)
+        agent = learn(rules, seed=seed, hosts=given.hosts, updates=given.updates, twins=given.twins, baseline=given.baseline)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy
         (greedy, error), (drawn, _) = judge.share(agent), judge.share(agent, greedy=False)
         print(f"| {seed} | {greedy:.3f} | {error:.3f} | {drawn:.3f} | {seconds:.0f} | {busy:.0f} |", flush=True)

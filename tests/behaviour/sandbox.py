@@ -17,7 +17,7 @@ class Sandbox:
     """A `SandboxEnv` whose `reset` and `step` return what a controller takes."""
 
     def __init__(self, rules: SandboxRules, *, num_hosts: int, seed: int = 0, twins: int = 1) -> None:
-        self.env = SandboxEnv(rules, num_hosts=num_hosts, seed=seed, num_twins=twins, optimum=0.0)
+        self.env = SandboxEnv(rules, num_hosts=num_hosts, seed=seed, num_twins=twins)
         self.spec, self.root = self.env.layout, seed
 
     @property
@@ -45,7 +45,7 @@ class Sandbox:
 
 
 def play(env: Sandbox, controller: Controller, *, episode: int | None = None, greedy: bool = False) -> Rollout:
-    """An episode of every host; what a host's choices are drawn with is named as the host is."""
+    """Play an episode; each host has its own stream of action noise."""
     spec = env.spec
     observation = env.reset(episode)
     names = ((env.root, "action", env.episode, host) for host in range(spec.num_hosts))

@@ -1,4 +1,4 @@
-"""An episode as it is played: the noise a host is acted on with is its own."""
+"""Playing an episode: each host has its own action noise."""
 
 # T steps, N hosts, H heads
 
@@ -20,7 +20,7 @@ from esper.training.play import play
 
 
 class Listener:
-    """Waits, and remembers what chance it was given."""
+    """A controller that waits, and records its action noise."""
 
     def __init__(self) -> None:
         self.heard: list[np.ndarray] = []
@@ -36,7 +36,7 @@ class Listener:
 
 
 def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
-    """`[T, N, H]` of the last of so many episodes."""
+    """Return the noise of the last of several episodes `[T, N, H]`."""
     env = GrowthEnv(
         task=DigitsConfig(valid_samples=50).build(CNNConfig()),
         slots=OneSeedConfig(),
@@ -56,13 +56,13 @@ def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
     return np.stack(listener.heard[-2:])
 
 
-def test_the_noise_of_a_host_depends_on_neither_the_others_nor_their_number() -> None:
+def test_action_noise_of_a_host_is_independent_of_the_number_of_hosts() -> None:
     few, many = heard(1), heard(3)
     np.testing.assert_array_equal(few, many[:, :1])
-    assert len(np.unique(many)) == many.size, "and no two numbers of it are the same"
+    assert len(np.unique(many)) == many.size, "all numbers differ"
 
 
-def test_every_seed_and_every_episode_has_noise_of_its_own() -> None:
+def test_action_noise_differs_by_seed_and_episode() -> None:
     first = heard(1)
     assert not np.isin(heard(1, seed=1), first).any()
     assert not np.isin(heard(1, episodes=2), first).any()

@@ -1,4 +1,4 @@
-"""The sandbox is what it says, its optimum is the optimum, and PPO comes close to it, by the default config and by the critic."""
+"""The sandbox: its optimum against brute force, its observations, and PPO close to the optimum."""
 
 # N hosts, S slots, Q kinds, H heads
 
@@ -21,39 +21,39 @@ from tests.behaviour.learned_share import Judge, learn
 from tests.behaviour.oracle import Oracle
 from tests.behaviour.sandbox import Sandbox, play
 
-PUZZLE = SandboxRules()
+RULES = SandboxRules()
 
 
-def small_puzzle() -> SandboxRules:
+def small_rules() -> SandboxRules:
     """Two slots, one blueprint, three kinds."""
     return SandboxRules(worth_QSK=np.array([[[1.0], [0.2]], [[0.0], [0.7]], [[0.0], [0.0]]]), rent_K=(0.1,))
 
 
-def by_hand(puzzle: SandboxRules) -> float:
-    """The optimal value by the definition: every action and every thing that may be seen, one host, beliefs that sum to 1."""
-    actions = every_action(puzzle)
+def by_hand(rules: SandboxRules) -> float:
+    """Return the optimal value by recursion over all actions and observations of one host."""
+    actions = every_action(rules)
 
     def best(state: SlotState, belief_Q: np.ndarray, time: int) -> float:
-        if time == puzzle.num_steps:
+        if time == rules.num_steps:
             return 0.0
         values = []
         for action in actions:
-            if not puzzle.legal(state)[0, action[Head.OP], action[Head.SLOT]]:
+            if not rules.legal(state)[0, action[Head.OP], action[Head.SLOT]]:
                 continue
-            after = puzzle.grow(state, action[None])
-            value = float(belief_Q @ puzzle.reward(after, last=time + 1 == puzzle.num_steps)[0])
-            shown_SQ = np.where(after.measured[0, :, None], puzzle.worth_of(after)[0], 0.0)
+            after = rules.grow(state, action[None])
+            value = float(belief_Q @ rules.reward(after, last=time + 1 == rules.num_steps)[0])
+            shown_SQ = np.where(after.measured[0, :, None], rules.worth_of(after)[0], 0.0)
             for shown_S in np.unique(shown_SQ[:, belief_Q > 0], axis=1).T:
                 told_Q = belief_Q * (shown_SQ == shown_S[:, None]).all(axis=0)
-                for light_Q in puzzle.light_QS.T:
+                for light_Q in rules.light_QS.T:
                     chance = float((told_Q * light_Q).sum())
                     value += chance * best(after, told_Q * light_Q / max(chance, 1e-12), time + 1) if chance > 0 else 0.0
             values.append(value)
         return max(values)
 
-    kinds, slots, _ = puzzle.worth_QSK.shape
+    kinds, slots, _ = rules.worth_QSK.shape
     newborn, total = empty(1, slots), 0.0
-    for light_Q in puzzle.light_QS.T:
+    for light_Q in rules.light_QS.T:
         chance = float(light_Q.mean())
         total += chance * best(newborn, light_Q / kinds / chance, 0)
     return total
@@ -63,43 +63,43 @@ def by_hand(puzzle: SandboxRules) -> float:
 
 
 AT_ONCE = OneSeedConfig(min_prune_age=1, embargo=0, incubation=Incubation.none)
-"""Seeds are in from the first step on, so that little time is enough to try one, remove it, and keep another."""
+"""Seeds are active at once, so that a short episode has time to try one, remove it, and keep another."""
 
 
 @pytest.mark.parametrize(
     ("steps", "light_accuracy", "slots"),
-    [(4, 0.5, AT_ONCE), (4, 0.8, AT_ONCE), (5, 0.8, OneSeedConfig(min_prune_age=1, embargo=1))],
+    [(4, 0.8, AT_ONCE), (5, 0.8, OneSeedConfig(min_prune_age=1, embargo=1))],
 )
-def test_the_optimum_is_that_of_the_definition(steps: int, light_accuracy: float, slots: OneSeedConfig) -> None:
-    puzzle = replace(small_puzzle(), num_steps=steps, light_accuracy=light_accuracy, slots=slots)
-    value = by_hand(puzzle)
-    assert value > 0.05, "there is something to win"
-    assert Oracle(puzzle).value == pytest.approx(value, abs=1e-9)
+def test_the_optimum_matches_brute_force(steps: int, light_accuracy: float, slots: OneSeedConfig) -> None:
+    rules = replace(small_rules(), num_steps=steps, light_accuracy=light_accuracy, slots=slots)
+    value = by_hand(rules)
+    assert value > 0.05, "the optimum is well above 0"
+    assert Oracle(rules).value == pytest.approx(value, abs=1e-9)
 
 
-def test_a_host_whose_kind_is_known_is_worth_what_paper_says() -> None:
-    """Planted in step 1, blended in by steps 2 to 4 at 1/3, 2/3 and 1, kept, paid four times at the end; rent from step 1."""
-    light, heavy = ((1 / 3 + 2 / 3 + 8 - 1) + 4 - 10 * rent for rent in PUZZLE.rent_K)
-    assert Oracle(PUZZLE).informed_value == pytest.approx((light + heavy + light + 0) / 4, abs=1e-5)  # alpha is in float32
+def test_the_informed_value_matches_hand_calculation() -> None:
+    """Planted in step 1, alpha 1/3, 2/3 and 1 in steps 2 to 4, then kept with a bonus of 4; rent from step 1."""
+    light, heavy = ((1 / 3 + 2 / 3 + 8 - 1) + 4 - 10 * rent for rent in RULES.rent_K)
+    assert Oracle(RULES).informed_value == pytest.approx((light + heavy + light + 0) / 4, abs=1e-5)  # alpha is in float32
 
 
-def test_the_best_controller_is_paid_its_value() -> None:
-    oracle = Oracle(PUZZLE)
-    return_N = play(Sandbox(PUZZLE, num_hosts=5000, seed=1), oracle).reward_TN.sum(dim=0)
+def test_the_optimal_controller_earns_the_optimum() -> None:
+    oracle = Oracle(RULES)
+    return_N = play(Sandbox(RULES, num_hosts=5000, seed=1), oracle).reward_TN.sum(dim=0)
     error = float(return_N.std()) / len(return_N) ** 0.5
     assert abs(float(return_N.mean()) - oracle.value) < 4 * error
     assert error < 0.02 * oracle.value
 
 
-def test_knowing_more_is_worth_more() -> None:
-    values = [Oracle(replace(PUZZLE, light_accuracy=light_accuracy)).value for light_accuracy in (1 / 3, 0.5, 0.7, 0.9)]
+def test_the_optimum_rises_with_light_accuracy() -> None:
+    values = [Oracle(replace(RULES, light_accuracy=light_accuracy)).value for light_accuracy in (1 / 3, 0.5, 0.7, 0.9)]
     assert values == sorted(values)
-    assert values[0] < 0.75 * values[2], "whoever does not look at the lights is far from the optimum"
-    assert values[-1] < Oracle(PUZZLE).informed_value
+    assert values[0] < 0.75 * values[2], "without the lights the optimum is far lower"
+    assert values[-1] < Oracle(RULES).informed_value
 
 
-def test_waiting_is_paid_nothing_and_chance_less() -> None:
-    env = Sandbox(PUZZLE, num_hosts=2000)
+def test_waiting_earns_zero_and_random_actions_less() -> None:
+    env = Sandbox(RULES, num_hosts=2000)
     assert not play(env, WaitConfig().build(env.spec, seed=0)).reward_TN.any()
     assert play(env, RandomConfig().build(env.spec, seed=0)).reward_TN.sum(dim=0).mean() < 0
 
@@ -107,22 +107,22 @@ def test_waiting_is_paid_nothing_and_chance_less() -> None:
 # ---- the environment
 
 
-def test_it_says_what_it_shows() -> None:
-    env = Sandbox(PUZZLE, num_hosts=5)
+def test_observations_match_the_spec() -> None:
+    env = Sandbox(RULES, num_hosts=5)
     spec, seen = env.spec, env.reset()
     assert seen.features.shape == (5, len(spec.feature_names))
     assert seen.slots.shape == (5, spec.num_slots, len(spec.slot_feature_names))
     assert seen.legal_slots.shape == (5, len(Op), spec.num_slots)
     assert seen.legal_values.shape == (5, sum(spec.head_sizes[Head.BLUEPRINT :]))
     assert {seen.features.dtype, seen.slots.dtype} == {np.dtype(np.float32)}
-    for _ in range(2 * PUZZLE.num_steps):
+    for _ in range(2 * RULES.num_steps):
         seen, _, ended = env.step(np.zeros((5, len(Head)), np.int64))
         assert np.abs(seen.slots).max() <= 1.0
         assert ended.all() == (seen.features[0, 0] == 1.0), "the last step shows the first of the next episode"
 
 
-def test_the_kind_does_not_show_before_a_seed_is_in_and_then_it_does() -> None:
-    env = Sandbox(PUZZLE, num_hosts=400)
+def test_the_kind_is_hidden_until_a_seed_is_active() -> None:
+    env = Sandbox(RULES, num_hosts=400)
     seen = env.reset()
     plant, advance = np.zeros((2, len(Head)), np.int64)
     plant[Head.OP], advance[Head.OP] = Op.GERMINATE, Op.ADVANCE
@@ -136,14 +136,14 @@ def test_the_kind_does_not_show_before_a_seed_is_in_and_then_it_does() -> None:
         assert (first[0][0] != first[1][0]).any() == shows
     likely = [np.bincount(env.light_NT[env.kind_N == kind].ravel(), minlength=3) for kind in range(4)]
     assert [counts.argmax() for counts in likely[:3]] == [0, 1, 2]
-    assert max(likely[3]) < 0.4 * sum(likely[3]), "a barren host lights up anywhere"
+    assert max(likely[3]) < 0.4 * sum(likely[3]), "lights of a barren host are uniform"
 
 
-def test_legal_actions_are_done_and_illegal_ones_are_waiting() -> None:
-    env, rng = Sandbox(PUZZLE, num_hosts=300), np.random.default_rng(0)
+def test_illegal_actions_become_wait() -> None:
+    env, rng = Sandbox(RULES, num_hosts=300), np.random.default_rng(0)
     seen = env.reset()
     refused = 0
-    for _ in range(PUZZLE.num_steps - 1):
+    for _ in range(RULES.num_steps - 1):
         action = np.stack([rng.integers(0, size, 300) for size in env.spec.head_sizes], axis=1)
         for head, place in segments(env.spec.head_sizes).items():
             held = seen.legal_values[:, place].argmax(axis=1)
@@ -156,8 +156,8 @@ def test_legal_actions_are_done_and_illegal_ones_are_waiting() -> None:
     assert refused > 300
 
 
-def test_what_a_host_is_and_does_depends_on_no_other() -> None:
-    few, many = (Sandbox(PUZZLE, num_hosts=hosts, seed=3) for hosts in (3, 11))
+def test_hosts_are_independent_of_each_other() -> None:
+    few, many = (Sandbox(RULES, num_hosts=hosts, seed=3) for hosts in (3, 11))
     agent = PPOConfig(wait_bias=-1.0, twins=1, baseline=Baseline.critic).build(few.spec, seed=0)
     for episode in range(2):
         one, two = play(few, agent, episode=episode), play(many, agent, episode=episode)
@@ -166,13 +166,13 @@ def test_what_a_host_is_and_does_depends_on_no_other() -> None:
         assert torch.equal(one.reward_TN, two.reward_TN[:, :3])
 
 
-def test_twins_are_one_kind_in_one_light_and_other_hosts_are_not() -> None:
-    env = Sandbox(PUZZLE, num_hosts=40, twins=4)
+def test_twins_have_the_same_kind_and_lights() -> None:
+    env = Sandbox(RULES, num_hosts=40, twins=4)
     env.reset()
     rows = np.concatenate([env.kind_N[:, None], env.light_NT], axis=1).reshape(10, 4, -1)
     assert (rows == rows[:, :1]).all()
     assert len(np.unique(rows[:, 0], axis=0)) == 10
-    alone = Sandbox(PUZZLE, num_hosts=10)
+    alone = Sandbox(RULES, num_hosts=10)
     alone.reset()
     assert np.array_equal(alone.kind_N, env.kind_N[::4])
 
@@ -181,28 +181,28 @@ def test_twins_are_one_kind_in_one_light_and_other_hosts_are_not() -> None:
 
 
 @pytest.mark.parametrize("twins", [1, 2], ids=["critic", "default"])
-def test_ppo_comes_close_to_the_optimum_and_it_is_the_lights_that_it_reads(twins: int) -> None:
-    """In seconds, for which the puzzle is shorter and no host is barren; learned_share.py has the whole of it."""
-    short = SandboxRules(num_steps=5, worth_QSK=PUZZLE.worth_QSK[:3], light_accuracy=0.8, slots=AT_ONCE)
+def test_ppo_comes_close_to_the_optimum_by_reading_the_lights(twins: int) -> None:
+    """A shorter problem without barren hosts, to learn in seconds; learned_share.py runs the full one."""
+    short = SandboxRules(num_steps=5, worth_QSK=RULES.worth_QSK[:3], light_accuracy=0.8, slots=AT_ONCE)
     oracle, blind = Oracle(short), Oracle(replace(short, light_accuracy=1 / 3))
     assert blind.value < 0.7 * oracle.value
     agent = learn(short, seed=0, hosts=64, updates=40, twins=twins)
     share, error = Judge(oracle, hosts=4000).share(agent)
     assert share > 0.95
-    assert share < 1 + 4 * error, "nothing is better than the best"
+    assert share < 1 + 4 * error, "no controller exceeds the optimum"
     in_the_dark, error = Judge(blind, hosts=4000).share(agent)
     assert in_the_dark < 1 + 4 * error
 
 
-def test_a_learner_that_is_saved_between_updates_goes_on_bit_for_bit() -> None:
+def test_a_restored_learner_continues_bit_for_bit() -> None:
     def go_on(agent, episodes):
-        env = Sandbox(PUZZLE, num_hosts=8)
+        env = Sandbox(RULES, num_hosts=8)
         for episode in episodes:
             generator = torch.Generator().manual_seed(episode)
             agent.update(play(env, agent, episode=episode), progress=episode / 4, generator=generator)
         return agent
 
-    spec = PUZZLE.layout(8)
+    spec = RULES.layout(8)
     whole = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(4))
     first = go_on(PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=0), range(2))
     second = PPOConfig(twins=1, baseline=Baseline.critic).build(spec, seed=99)

@@ -1,8 +1,8 @@
-"""The rollout keeps what it is given, and deals hosts, never steps."""
+"""Rollouts: storage, forfeits, minibatches of whole rows, and folding into chunks."""
 
 # T steps, N hosts
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def flags(*true: int) -> np.ndarray:
     return np.isin(np.arange(4), true)
 
 
-def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
+def test_a_rollout_stores_every_step_until_it_is_full() -> None:
     rng = np.random.default_rng(0)
     rollout, given = Rollout(SPEC), []
     for t in range(3):
@@ -78,7 +78,6 @@ def test_it_keeps_what_it_is_given_and_says_when_it_is_full() -> None:
         assert np.array_equal(rollout.forced_TN[t], ~seen.legal_ops[:, 1:].any(axis=1))
     assert rollout.forced_TN[:, 0].all()
     assert not rollout.forced_TN.all()
-    assert not rollout.truncated_TN.any()
 
 
 def add(rollout: Rollout, rng: np.random.Generator, **given: np.ndarray) -> None:
@@ -86,15 +85,15 @@ def add(rollout: Rollout, rng: np.random.Generator, **given: np.ndarray) -> None
     rollout.add(observation(rng), made(rng), **(plain | given))
 
 
-def test_one_step_too_many_is_refused() -> None:
+def test_a_full_rollout_takes_no_further_step() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     for _ in range(3):
         add(rollout, rng)
-    with pytest.raises(IndexError, match="all of its 3 steps"):
+    with pytest.raises(AssertionError, match="all of its 3 steps"):
         add(rollout, rng)
 
 
-def test_a_forfeit_takes_what_this_sub_episode_was_paid_and_leaves_the_penalty() -> None:
+def test_forfeit_zeroes_the_sub_episode_except_its_last_reward() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     starts = (flags(0, 1, 2, 3), flags(1), flags())
     for t, is_init in enumerate(starts):
@@ -103,12 +102,12 @@ def test_a_forfeit_takes_what_this_sub_episode_was_paid_and_leaves_the_penalty()
     assert rollout.reward_TN.tolist() == [[0, 2, 3, 4], [0, 0, 4, 5], [3, 4, 5, 6]]
 
 
-def test_a_reward_that_is_not_finite_is_refused_and_named() -> None:
+def test_a_non_finite_reward_is_refused() -> None:
     with pytest.raises(ValueError, match=r"step 0 is not finite for hosts 1, 3"):
         add(Rollout(SPEC), np.random.default_rng(0), reward=np.array([0.0, np.nan, 1.0, np.inf]))
 
 
-def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
+def test_a_rollout_copies_its_inputs() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     seen, decision = observation(rng), made(rng)
     rollout.add(seen, decision, reward=np.zeros(4), terminated=flags(), is_init=flags())
@@ -119,32 +118,8 @@ def test_what_was_stored_does_not_change_with_the_arrays_it_came_from() -> None:
     assert torch.equal(rollout.action_TNH[0], kept[1])
 
 
-def test_successor_values_cross_cuts() -> None:
-    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
-    add(rollout, rng)
-    add(rollout, rng, truncated=flags(1), successor_value=np.array([9.0, 5.0, 9.0, 9.0]))
-    add(rollout, rng, truncated=flags(2))
-    rollout.finish(np.array([1.0, 2.0, 3.0, 4.0]))
-    expected = torch.stack([rollout.value_TN[1], rollout.value_TN[2], torch.tensor([1.0, 2.0, 3.0, 4.0])])
-    expected[1, 1] = 5.0
-    assert torch.equal(rollout.next_value_TN, expected)
-
-
-def test_a_cut_on_the_last_step_may_bring_its_successor_value_along() -> None:
-    rollout, rng = Rollout(SPEC), np.random.default_rng(0)
-    for _ in range(2):
-        add(rollout, rng)
-    add(rollout, rng, truncated=flags(0), successor_value=np.full(4, 7.0))
-    assert rollout.next_value_TN[-1].tolist() == [7.0, 0.0, 0.0, 0.0]
-
-
-def test_a_cut_without_a_successor_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="successor_value"):
-        add(Rollout(SPEC), np.random.default_rng(0), truncated=flags(1))
-
-
-def test_minibatches_deal_every_host_once_and_are_named_by_the_generator() -> None:
-    rollout = Rollout(SPEC, num_hosts=10)
+def test_minibatches_use_every_host_once_and_the_generator_determines_them() -> None:
+    rollout = Rollout(replace(SPEC, num_hosts=10))
     parts = list(rollout.minibatches(4, torch.Generator().manual_seed(0)))
     assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
     assert sorted(torch.cat(parts).tolist()) == list(range(10))
@@ -152,11 +127,6 @@ def test_minibatches_deal_every_host_once_and_are_named_by_the_generator() -> No
     other = list(rollout.minibatches(4, torch.Generator().manual_seed(1)))
     assert torch.equal(torch.cat(parts), torch.cat(again))
     assert not torch.equal(torch.cat(parts), torch.cat(other))
-
-
-def test_more_parts_than_hosts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"agent\.minibatches=5 exceeds hosts=4"):
-        list(Rollout(SPEC).minibatches(5, torch.Generator()))
 
 
 def test_a_controller_without_probabilities_leaves_zeros() -> None:
@@ -168,19 +138,17 @@ def test_a_controller_without_probabilities_leaves_zeros() -> None:
     assert not rollout.value_TN.any()
 
 
-def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
+def test_folding_places_chunks_side_by_side() -> None:
     rng = np.random.default_rng(0)
-    rollout = Rollout(SPEC, num_steps=6)
+    rollout = Rollout(replace(SPEC, num_steps=6))
     for t in range(6):
-        cut = {"truncated": flags(2), "successor_value": np.full(4, 5.0)} if t in (1, 4) else {}
         given = {"reward": rng.standard_normal(4), "terminated": flags(t % 4), "is_init": flags(3 - t % 4)}
-        add(rollout, rng, **given, **cut)
-    rollout.finish(np.arange(4.0))
+        add(rollout, rng, **given)
     part = rollout.folded(3)
     assert (part.num_steps, part.num_hosts, part.chunks, part.full) == (3, 8, 2, True)
     tensors = {name: value for name, value in vars(rollout).items() if torch.is_tensor(value) and value.dim() > 1}
     assert {"action_TNH", "log_prob_TN", "head_log_prob_TNH", "is_init_TN", "forced_TN", "reward_TN"} <= set(tensors)
-    tensors |= rollout.seen.tensors() | {"next_value_TN": rollout.next_value_TN}
+    tensors |= rollout.seen.tensors()
     for name, whole in tensors.items():
         cut = getattr(part.seen if name in rollout.seen.tensors() else part, name)
         for t in range(6):
@@ -191,7 +159,7 @@ def test_chunks_lie_side_by_side_and_hold_what_the_rows_held() -> None:
     assert rollout.num_steps == 6, "the rollout itself stays"
 
 
-def test_one_chunk_is_the_row_itself() -> None:
+def test_folding_into_one_chunk_changes_nothing() -> None:
     rollout, rng = Rollout(SPEC), np.random.default_rng(0)
     for _ in range(3):
         add(rollout, rng)
@@ -200,8 +168,3 @@ def test_one_chunk_is_the_row_itself() -> None:
     assert torch.equal(part.log_prob_TN, rollout.log_prob_TN)
     for ours, theirs in zip(part.minibatches(2, torch.Generator()), rollout.minibatches(2, torch.Generator()), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_a_chunk_that_does_not_divide_the_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"agent\.chunk=2 does not divide steps=3"):
-        Rollout(SPEC).folded(2)

@@ -15,14 +15,12 @@ from esper.buffer.transition import Transition
 from esper.buffer.window import WindowBuffer, WindowConfig
 from esper.checkpoint import Checkpoints, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.env.actions import Head
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 from tests.agent.small_policy import SPEC, make
-from tests.agent.toy_worlds import random_observation, random_rollout
-
-register()
+from tests.agent.toy_envs import random_observation, random_rollout
 
 
 def transition(agent: PPO, rng: np.random.Generator, step: int) -> Transition:
@@ -61,7 +59,7 @@ def equal(one: Rollout, two: Rollout) -> bool:
     )
 
 
-def test_the_window_holds_the_last_rollouts_the_newest_first() -> None:
+def test_the_window_holds_the_newest_rollouts_in_order() -> None:
     buffer, seen = WindowConfig(rollouts=3).build(), []
     assert not buffer.ready()
     for number in range(5):
@@ -71,7 +69,7 @@ def test_the_window_holds_the_last_rollouts_the_newest_first() -> None:
     assert not equal(seen[0], seen[1])
 
 
-def test_an_episode_that_was_cut_short_does_not_enter_the_window() -> None:
+def test_an_incomplete_rollout_does_not_enter_the_window() -> None:
     buffer = WindowConfig(rollouts=2).build()
     collect(buffer, 0)
     (whole,) = buffer.rollouts()
@@ -95,7 +93,7 @@ def test_a_checkpoint_holds_the_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_an_empty_window_is_restored_as_one(tmp_path: Path, unfinished: bool) -> None:
+def test_an_empty_window_is_restored_empty(tmp_path: Path, unfinished: bool) -> None:
     buffer, restored = WindowConfig().build(), WindowConfig().build()
     if unfinished:
         buffer.begin(SPEC)
@@ -109,34 +107,24 @@ def test_an_empty_window_is_restored_as_one(tmp_path: Path, unfinished: bool) ->
 
 
 def test_a_rollout_survives_its_state() -> None:
-    state = {name: torch.randn(SPEC.num_hosts, 16) for name in ("h", "c")}
-    rollout = random_rollout(make(), np.random.default_rng(0), resets=0.3, initial_state=state)
+    rollout = random_rollout(make(), np.random.default_rng(0), resets=0.3)
     back = Rollout.from_state(rollout.state_dict())
     assert equal(rollout, back)
     assert vars(rollout).keys() == vars(back).keys()
-    assert all(torch.equal(back.initial_state[name], tensor) for name, tensor in state.items())
     assert back.full
 
 
 def test_joined_rollouts_stand_side_by_side() -> None:
-    agent, parts = make(), []
-    for seed in range(3):
-        source = torch.Generator().manual_seed(seed)
-        state = {name: torch.randn(SPEC.num_hosts, 16, generator=source) for name in ("h", "c")}
-        part = random_rollout(agent, np.random.default_rng(seed), resets=0.3, initial_state=state)
-        part.finish(np.full(SPEC.num_hosts, seed))
-        parts.append(part)
+    agent = make()
+    parts = [random_rollout(agent, np.random.default_rng(seed), resets=0.3) for seed in range(3)]
     before = [{name: tensor.clone() for name, tensor in tensors(part).items()} for part in parts]
     whole = Rollout.joined(parts)
     assert (whole.num_hosts, whole.num_steps, whole.full) == (3 * SPEC.num_hosts, SPEC.num_steps, True)
     for index, part in enumerate(parts):
         rows = slice(index * SPEC.num_hosts, (index + 1) * SPEC.num_hosts)
         for name, tensor in tensors(part).items():
-            found = tensors(whole)[name]
-            assert torch.equal(found[rows] if name == "last_value_N" else found[:, rows], tensor), name
+            assert torch.equal(tensors(whole)[name][:, rows], tensor), name
             assert torch.equal(tensor, before[index][name]), "joining changed its parts"
-        assert torch.equal(whole.next_value_TN[:, rows], part.next_value_TN)
-        assert all(torch.equal(whole.initial_state[name][rows], tensor) for name, tensor in part.initial_state.items())
     assert Rollout.joined(parts[:1]) is parts[0]
 
 
@@ -172,7 +160,7 @@ class HalfWay(Exception):
     """The run ends here, as if it was killed."""
 
 
-def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate falls over the run, so the stopped run must have all six updates in its config."""
     records, state = run(tmp_path / "whole", "updates=6")
 
@@ -206,7 +194,7 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path: Path, monkey
         (["buffer.rollouts=1"], "buffer.rollouts must be at least 2, got 1: buffer=rollout keeps only the newest"),
     ],
 )
-def test_what_does_not_fit_the_window_is_refused(overrides: list[str], sentence: str) -> None:
+def test_incompatible_agent_options_are_refused(overrides: list[str], sentence: str) -> None:
     check(WINDOW)
     with pytest.raises(ConfigError, match=sentence):
         check([*WINDOW, *overrides])

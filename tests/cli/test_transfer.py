@@ -1,4 +1,4 @@
-"""Transfer: a policy of one world is judged in another, with what was trained and nothing else changed unseen."""
+"""Transfer: a trained policy is evaluated with other settings, and every changed setting is named."""
 
 import json
 import re
@@ -8,46 +8,44 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check, check_over
-from esper.cli.transfer import Transfer, changes, is_of_world, moved
-from esper.config import Config, ConfigError, register
+from esper.cli.transfer import Transfer, changes, is_run_override, transferred
+from esper.config import Config, ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation
 from esper.training.config_io import from_plain, to_plain
 from esper.training.trainer import Trainer
 
-register()
-
 TINY = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "reward.rent=0.7"]
 FIVE = ["host.surfaces=[pre,post]"]
-"""Hosts with 5 slots where there are 3."""
+"""Hosts with 5 slots instead of 3."""
 
 
-def trained(folder: Path, *words: str) -> Path:
-    Trainer(check([*TINY, *words]), folder).run()
+def trained(folder: Path, *overrides: str) -> Path:
+    Trainer(check([*TINY, *overrides]), folder).run()
     return folder
 
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory):
-    """A run whose policy treats slots alike."""
+    """A run whose policy has no parameters per slot."""
     return trained(tmp_path_factory.mktemp("alike"), "agent.slot_identity=false", "agent.slot_depth=true")
 
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    """A run whose policy has numbers for each slot."""
+    """A run whose policy has parameters per slot."""
     return trained(tmp_path_factory.mktemp("named"), "agent.slot_identity=true")
 
 
 @cache
 def saved() -> Config:
-    """The config of a run that changed something in most groups."""
-    words = ["slots=one_seed", "slots.min_prune_age=3", "reward.rent=0.7", "agent.minibatches=2", "task.valid_samples=100"]
-    return from_plain(to_plain(check([*words, "blueprint=[conv_heavy,norm]"])))
+    """Return a config that differs from the default in most groups."""
+    overrides = ["slots=one_seed", "slots.min_prune_age=3", "reward.rent=0.7", "agent.minibatches=2", "task.valid_samples=100"]
+    return from_plain(to_plain(check([*overrides, "blueprint=[conv_heavy,norm]"])))
 
 
-def test_what_is_not_named_stays_as_it_was_trained() -> None:
-    config = moved(saved(), ["steps=40", "host.base_channels=3", "seed=5"])
+def test_unnamed_settings_stay_as_in_training() -> None:
+    config = transferred(saved(), ["steps=40", "host.base_channels=3", "seed=5"])
     assert (config.steps, config.seed) == (40, 5)
     assert getattr(config.host, "base_channels") == 3  # noqa: B009
     assert config.task.valid_samples == 100
@@ -57,31 +55,31 @@ def test_what_is_not_named_stays_as_it_was_trained() -> None:
     assert list(config.blueprint) == ["conv_heavy", "norm"]
 
 
-def test_a_group_that_is_named_comes_with_its_defaults_and_keys_within_it_go_on_top() -> None:
-    config = moved(saved(), ["slots.embargo=1", "slots=every_block", "task=digits"])
+def test_a_named_group_comes_with_its_defaults_and_its_keys_are_applied_after() -> None:
+    config = transferred(saved(), ["slots.embargo=1", "slots=every_block", "task=digits"])
     assert config.slots == check(["slots=every_block", "slots.embargo=1"]).slots
     assert config.task.valid_samples == 0
     assert getattr(config.reward, "rent") == 0.7  # noqa: B009
-    assert type(moved(saved(), ["reward_mode=sparse"]).reward) is type(check(["reward=sparse"]).reward)
+    assert type(transferred(saved(), ["reward_mode=sparse"]).reward) is type(check(["reward=sparse"]).reward)
 
 
-def test_a_task_that_is_named_comes_with_its_default_host() -> None:
+def test_a_named_task_comes_with_its_default_host() -> None:
     trained_on_mlp = from_plain(to_plain(check(["task=digits_mlp", "blueprint=[norm]", "host.width=8"])))
-    assert moved(trained_on_mlp, ["steps=30"]).host == trained_on_mlp.host
-    assert moved(trained_on_mlp, ["task=digits"]).host == check(["task=digits"]).host
-    assert moved(trained_on_mlp, ["task=digits", "host=mlp"]).host == check(["task=digits_mlp"]).host
-    only_host = moved(trained_on_mlp, ["host=cnn", "host.kernel=1"])
+    assert transferred(trained_on_mlp, ["steps=30"]).host == trained_on_mlp.host
+    assert transferred(trained_on_mlp, ["task=digits"]).host == check(["task=digits"]).host
+    assert transferred(trained_on_mlp, ["task=digits", "host=mlp"]).host == check(["task=digits_mlp"]).host
+    only_host = transferred(trained_on_mlp, ["host=cnn", "host.kernel=1"])
     assert (only_host.task, only_host.host) == (trained_on_mlp.task, check(["host.kernel=1"]).host)
 
 
-def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
+def test_the_resumed_run_may_be_gone() -> None:
     resumed = from_plain(to_plain(saved()))
     resumed.resume = "gone"
-    assert moved(resumed, ["steps=30"]).resume is None
+    assert transferred(resumed, ["steps=30"]).resume is None
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "sentence"),
     [
         ("agent=wait", "agent=wait cannot be changed .*evaluated as it was trained: .* in controllers"),
         ("agent.hidden=8", "agent.hidden=8 cannot be changed"),
@@ -106,35 +104,37 @@ def test_the_run_it_went_on_from_need_not_be_there_any_more() -> None:
         ("seed", "cannot read 'seed'"),
     ],
 )
-def test_what_cannot_be_moved_is_one_sentence(word: str, said: str) -> None:
-    assert is_of_world(word)
-    with pytest.raises(ConfigError, match=said) as caught:
-        moved(saved(), [word])
+def test_a_change_that_is_not_permitted_is_one_sentence(override: str, sentence: str) -> None:
+    assert is_run_override(override)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        transferred(saved(), [override])
     assert "\n" not in str(caught.value)
 
 
-def test_words_of_the_evaluation_are_not_those_of_the_world() -> None:
-    assert not any(map(is_of_world, ("checkpoint=task", "hosts=3", "episode=1", "controllers=[wait]", "schedules=true", "x=1")))
+def test_keys_of_the_evaluation_are_no_run_overrides() -> None:
+    assert not any(
+        map(is_run_override, ("checkpoint=task", "hosts=3", "episode=1", "controllers=[wait]", "schedules=true", "x=1"))
+    )
     with pytest.raises(ConfigError, match=r"no key tsk: .*did you mean task\?"):
         parse(["checkpoint=x", "tsk=mnist5k"])
 
 
-def test_a_transfer_says_from_what_to_what() -> None:
-    words = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "host.width=12", "steps=40"]
-    transfer = changes(saved(), moved(saved(), words), words)
+def test_a_transfer_names_both_settings() -> None:
+    overrides = ["task=digits_mlp", "blueprint=[norm]", "slots=every_block", "host.width=12", "steps=40"]
+    transfer = changes(saved(), transferred(saved(), overrides), overrides)
     assert transfer.title == (
         "transfer from task=digits host=cnn slots=one_seed blueprint=[conv_heavy,norm] steps=20 "
         "to task=digits_mlp host=mlp slots=every_block blueprint=[norm] steps=40 host.width=12"
     )
-    again = changes(saved(), moved(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
+    again = changes(saved(), transferred(saved(), ["task=digits"]), ["task=digits"])  # the same choice, with its defaults
     assert again.title == "transfer from task.valid_samples=100 to task.valid_samples=0"
     assert again.slug == "task.valid_samples=0"
 
 
-def test_other_draws_and_devices_are_no_transfer_but_another_file() -> None:
-    other = changes(saved(), moved(saved(), ["seed=9"]), ["seed=9"])
+def test_another_seed_is_no_transfer_but_another_file() -> None:
+    other = changes(saved(), transferred(saved(), ["seed=9"]), ["seed=9"])
     assert (other.title, other.slug) == ("", "seed=9")
-    same = changes(saved(), moved(saved(), ["steps=20"]), ["steps=20"])
+    same = changes(saved(), transferred(saved(), ["steps=20"]), ["steps=20"])
     assert (same.title, same.slug, same.target) == ("", "", ())
 
 
@@ -142,18 +142,18 @@ def test_the_command_of_the_readme_composes() -> None:
     page = (Path(__file__).parents[2] / "README.md").read_text()
     commands = re.findall(r"`python -m esper.evaluate checkpoint=FOLDER ([^`]+)`", page)
     assert commands
-    for words in map(str.split, commands):
-        assert all(map(is_of_world, words))
-        assert changes(check([]), check_over(check([]), words), words).title
+    for overrides in map(str.split, commands):
+        assert all(map(is_run_override, overrides))
+        assert changes(check([]), check_over(check([]), overrides), overrides).title
 
 
-def test_long_names_of_files_are_cut_and_stay_different() -> None:
+def test_long_file_names_are_cut_and_stay_different() -> None:
     slugs = [Transfer(source=(), target=(*["task=digits"] * 12, last)).slug for last in ("steps=1", "steps=2")]
     assert max(map(len, slugs)) <= 80
     assert slugs[0] != slugs[1]
 
 
-def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike, capsys) -> None:
+def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -> None:
     evaluation = Evaluation.load(str(alike), hosts=2, overrides=[*FIVE, "slots=every_block"])
     assert evaluation.env.layout.num_slots == 5
     saved = evaluation.agent_state["network"]
@@ -162,7 +162,6 @@ def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike,
     main([f"checkpoint={alike}", "hosts=2", "controllers=[policy]", *FIVE, "slots=every_block"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "transfer from slots=one_seed host.surfaces=[pre] to slots=every_block" in shown
-    assert "5 of 5 slots in use, trained with 3" in shown
     (path,) = alike.glob("evaluation_*surfaces*.json")
     kept = json.loads(path.read_text())
     assert "slots=every_block" in kept["transfer"]["target"]
@@ -170,7 +169,7 @@ def test_a_policy_that_treats_slots_alike_moves_to_another_number_of_them(alike,
     assert not (alike / "evaluation_000001_episode0.json").exists()
 
 
-def test_a_policy_with_numbers_for_each_slot_stays_where_they_are(named) -> None:
+def test_a_policy_with_slot_identity_needs_its_slots(named) -> None:
     with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, and here they are .*agent.slot_identity=false"):
         Evaluation.load(str(named), hosts=2, overrides=FIVE).run(["policy"])
     fits = Evaluation.load(str(named), hosts=2, overrides=["host.base_channels=3", "slots=every_block"])
@@ -188,11 +187,11 @@ def test_a_policy_needs_its_blueprints_in_their_order(alike, other) -> None:
         Evaluation.load(str(alike), hosts=2, overrides=[f"blueprint=[{','.join(names)}]"]).run(["policy"])
 
 
-def test_a_command_that_cannot_be_done_is_one_line_and_exit_code_2(named, capsys) -> None:
+def test_a_refused_evaluation_is_one_line_and_exit_code_2(named, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main([f"checkpoint={named}", "hosts=2", *FIVE])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "slot_identity" in said
+    sentence = capsys.readouterr().err
+    assert sentence.count("\n") == 1
+    assert "slot_identity" in sentence
     assert not list(named.glob("evaluation*"))

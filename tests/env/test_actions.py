@@ -1,4 +1,4 @@
-"""Action heads, held and freed: what is legal, what it does in an environment, and that every controller can use it."""
+"""Action heads, fixed and free: legality, effects in an environment, and every controller."""
 
 import warnings
 
@@ -26,14 +26,14 @@ BY_ITSELF = ["training", "blending", "holding"]
 
 
 def columns(legal):
-    """The legal values of each parameter head of the first host."""
+    """Return the legal values of each parameter head of the first host."""
     sizes = [legal.shape[1] - sum(map(len, VALUES.values())), *map(len, VALUES.values())]
     parts = np.split(legal[0], np.cumsum(sizes)[:-1])
     return {head: np.flatnonzero(part).tolist() for head, part in zip(PARAMETER_HEADS, parts, strict=True)}
 
 
 def named(op, slot=0, blueprint=0, **parameters):
-    """One action, its parameters by name; the others as they are held by default."""
+    """Return an action with parameters by name, by default the fixed ones."""
     row = np.zeros(len(Head), dtype=np.int64)
     row[[Head.OP, Head.SLOT, Head.BLUEPRINT]] = op, slot, blueprint
     for head, usual in PINNED.items():
@@ -43,7 +43,7 @@ def named(op, slot=0, blueprint=0, **parameters):
 
 
 def drawn(observation, rng):
-    """A legal action of each host, every head drawn."""
+    """Return a legal random action of each host."""
     seen = as_observation(observation)
     rows = []
     for host in range(len(seen.features)):
@@ -56,7 +56,7 @@ def drawn(observation, rng):
 # ---- tables
 
 
-def test_the_values_of_the_specification():
+def test_action_values_match_the_specification():
     assert TEMPOS == {"fast": 3, "standard": 5, "slow": 8}
     assert ALPHA_TARGETS == {"half": 0.5, "seventy": 0.7, "full": 1.0}
     assert VALUES[Head.ALPHA_SPEED] == {"instant": 0, "fast": 3, "medium": 5, "slow": 8}
@@ -70,7 +70,7 @@ def test_the_values_of_the_specification():
 
 
 @pytest.mark.parametrize("head", VALUES)
-def test_a_head_is_held_at_the_value_that_is_named_or_free(head):
+def test_a_head_is_fixed_at_its_value_or_free(head):
     others = {"alpha_speed": "slow"} if head == Head.ALPHA_CURVE else {}
     for number, name in enumerate(VALUES[head]):
         with warnings.catch_warnings():
@@ -86,21 +86,21 @@ def test_a_head_is_held_at_the_value_that_is_named_or_free(head):
         HeadsConfig(**{head.name.lower(): "odd"})
 
 
-def test_by_default_nothing_but_the_blueprint_is_chosen():
+def test_by_default_only_the_blueprint_is_free():
     names = {head.name.lower(): list(VALUES[head])[number] for head, number in PINNED.items()}
     assert names == {
         "style": "linear_add", "tempo": "fast", "alpha_target": "full", "alpha_speed": "instant", "alpha_curve": "linear",
     }  # fmt: skip
 
 
-def test_without_incubation_there_is_no_tempo_to_choose():
+def test_without_incubation_tempo_is_fixed():
     slots = EveryBlockConfig(incubation=Incubation.none)
     assert columns(legal_values(1, 2, FREE, slots))[Head.TEMPO] == [0]
     assert columns(legal_values(1, 2, HeadsConfig(tempo="slow"), slots))[Head.TEMPO] == [2]
     assert len(columns(legal_values(1, 2, FREE, EveryBlockConfig()))[Head.TEMPO]) == 3
 
 
-def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_for_all_is_doubted():
+def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_warns():
     with pytest.raises(ValueError, match=r"agent\.heads\.alpha_curve=free has no effect while .*alpha_speed is instant"):
         HeadsConfig(alpha_curve="free")
     with pytest.warns(UserWarning, match=r"agent\.heads\.alpha_target=half keeps every seed below alpha 1"):
@@ -116,7 +116,7 @@ def test_a_curve_without_a_ramp_is_refused_and_a_partial_target_for_all_is_doubt
     [(BY_ITSELF, {}), (["training"], {"prune_after": 9, "isolation": Isolation.until_kept, "fossils": Fossils.frozen})],
     ids=["by_itself", "by_hand"],
 )
-def test_with_all_heads_free_legal_actions_are_done_and_networks_stay_in_step(make_env, incubation, auto, others):
+def test_legal_actions_are_carried_out_with_all_heads_free(make_env, incubation, auto, others):
     slots = EveryBlockConfig(incubation=incubation, auto_advance=auto, min_prune_age=0, embargo=1, **others)
     env, rng = make_env(6, 14, slots=slots, heads=FREE), np.random.default_rng(3)
     observation, _ = env.reset(seed=1)
@@ -124,7 +124,7 @@ def test_with_all_heads_free_legal_actions_are_done_and_networks_stay_in_step(ma
         actions = drawn(observation, rng)
         observation, reward, _, _, info = env.step(actions)
         assert np.isfinite(reward).all()
-        assert np.array_equal(info["signals"].op_N, actions[:, Head.OP]), "what is legal is done"
+        assert np.array_equal(info["signals"].op_N, actions[:, Head.OP]), "legal actions are carried out"
         assert env.observation_space.contains(observation)
         part = info["signals"].after.within(*TAKES_PART)
         learnt = lifecycle.roles(info["signals"].after, slots).learns
@@ -133,11 +133,11 @@ def test_with_all_heads_free_legal_actions_are_done_and_networks_stay_in_step(ma
 
 
 def rows_of(env, host):
-    """All that belongs to a host's seeds, by name."""
+    """Return the state of a host's seeds by name."""
     return {name: row[host].clone() for name, row in env.pool.shards[0].network.rows().items() if name.startswith("seed")}
 
 
-def test_a_seed_on_its_way_out_keeps_its_weights_and_leaves_nothing_behind(make_env):
+def test_a_dying_seed_stops_learning_and_is_cleared(make_env):
     slots = EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0)
     env = make_env(1, 20, slots=slots, heads=FREE)
     env.reset(seed=0)
@@ -153,13 +153,13 @@ def test_a_seed_on_its_way_out_keeps_its_weights_and_leaves_nothing_behind(make_
         _, _, _, _, info = env.step(named(op, 1, alpha_speed="medium")[None])
         accuracies.append(info["signals"].accuracy_N[0])
         if env.state.stage[0, 1] == Stage.BLENDING:
-            assert all(rows_of(env, 0)[name].equal(row) for name, row in kept.items()), "it does not learn any more"
+            assert all(rows_of(env, 0)[name].equal(row) for name, row in kept.items()), "a dying seed does not learn"
     assert env.state.stage[0, 1] == Stage.PRUNED
     assert not any(row.any() for row in rows_of(env, 0).values()), "its bank is empty"
 
 
 @pytest.mark.parametrize("rule", [{"prune_after": 4}, {"prune_below": 99.0}])
-def test_a_seed_that_a_rule_removes_leaves_nothing_behind_and_makes_room(make_env, rule):
+def test_a_seed_removed_by_a_rule_is_cleared_and_frees_the_cap(make_env, rule):
     slots = EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0, embargo=0, max_seeds=1, **rule)
     env = make_env(2, 20, slots=slots)
     env.reset(seed=0)
@@ -168,14 +168,14 @@ def test_a_seed_that_a_rule_removes_leaves_nothing_behind_and_makes_room(make_en
     while env.state.within(*LIVE)[0, 1]:
         observation, *_, info = env.step(np.stack([named(Op.WAIT)] * 2))
         ages += 1
-    assert ages == 4  # by age, or after training, two epochs of blending, and the first in which it was fully in
+    assert ages == 4  # by age; or after training, two epochs of blending, and one at alpha 1
     assert info["signals"].after.within(Stage.PRUNED)[0, 1]
     assert not any(row.any() for row in rows_of(env, 0).values())
     observation, *_ = env.step(np.stack([named(Op.WAIT)] * 2))
     assert observation["legal_slots"][0, Op.GERMINATE].tolist() == [1, 1, 1]
 
 
-def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
+def test_the_gradient_ratio_is_measured_in_the_last_epoch(make_env, monkeypatch):
     env = make_env(2, 6, heads=FREE)
     env.reset(seed=0)
     reports = []
@@ -206,14 +206,14 @@ def test_the_gradient_ratio_is_that_of_the_epoch(make_env, monkeypatch):
         (StrictConfig(min_training=1, min_improvement=-100.0, min_gradient_ratio=0.0, max_gradient_norm=1e9), True),
     ],
 )
-def test_gates_read_what_the_environment_measures(make_env, gates, opens):
+def test_gates_use_measurements_of_the_environment(make_env, gates, opens):
     env = make_env(1, 6, gates=gates)
     env.reset(seed=0)
     observation, *_ = env.step(named(Op.GERMINATE, 1, 1)[None])
     assert observation["legal_slots"][0, Op.ADVANCE].tolist() == [0, int(opens), 0]
 
 
-def test_what_a_seed_must_contribute_is_asked_of_what_was_measured(make_env):
+def test_min_contribution_is_compared_with_the_measurement(make_env):
     def may_keep(gates):
         env = make_env(1, 9, slots=EveryBlockConfig(auto_advance=BY_ITSELF), gates=gates)
         env.reset(seed=1)
@@ -232,10 +232,10 @@ def test_what_a_seed_must_contribute_is_asked_of_what_was_measured(make_env):
     assert not may_keep(GatesConfig(min_contribution=worth - 2 * error + 0.01, contribution_z=2.0))[0]
 
 
-# ---- what is seen of it
+# ---- the observation
 
 
-def test_the_observation_tells_ramps_and_blends(make_env):
+def test_the_observation_shows_ramps_and_blends(make_env):
     env = make_env(2, 12, slots=EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0), heads=FREE)
     env.reset(seed=0)
     wait = named(Op.WAIT)
@@ -262,7 +262,7 @@ def test_the_observation_tells_ramps_and_blends(make_env):
     assert not any(empty[name] for name in empty if name.startswith(("alpha", "blend", "dying", "time", "gradient", "improve")))
 
 
-def test_improvement_is_that_of_the_stage(make_env):
+def test_improvement_counts_from_the_start_of_the_stage(make_env):
     env = make_env(1, 6)
     env.reset(seed=0)
     first = env.accuracy_NH[0, 0]
@@ -310,17 +310,17 @@ def test_every_controller_works_with_all_heads_free(make_env, agent, incubation)
         assert np.isfinite(stats.policy_loss)
         assert stats.entropy > 0
     if isinstance(agent, ScheduleConfig | HeuristicConfig):
-        assert episode.fossilized > 0, "seeds are blended in fully, so that they can be kept"
+        assert episode.fossilized > 0, "seeds reach alpha 1, so they can be fossilized"
     assert episode.signals.after.within(*OCCUPIED).any() == (not isinstance(agent, WaitConfig))
 
 
-def test_an_episode_counts_what_became_of_seeds_and_not_who_decided_it(make_env):
+def test_the_record_counts_fates_of_seeds_not_operations(make_env):
     schedule = ScheduleConfig(slot=1, blueprint="conv_light")
     kept = make_env(3, 8, slots=EveryBlockConfig(auto_advance=[*BY_ITSELF, "fossilized"]))
     kept.reset(seed=0)
     episode = play(kept, schedule.build(kept.layout, seed=0))
-    assert (episode.fossilized, episode.pruned, episode.ops[Op.FOSSILIZE], episode.ops[Op.GERMINATE]) == (3, 0, 0, 3)
+    assert (episode.fossilized, episode.tally["pruned"], episode.ops[Op.FOSSILIZE], episode.ops[Op.GERMINATE]) == (3, 0, 0, 3)
     removed = make_env(3, 5, slots=EveryBlockConfig(auto_advance=BY_ITSELF, min_prune_age=0, prune_after=2))
     removed.reset(seed=0)
     episode = play(removed, schedule.build(removed.layout, seed=0))
-    assert (episode.fossilized, episode.pruned, episode.ops[Op.PRUNE]) == (0, 3, 0)
+    assert (episode.fossilized, episode.tally["pruned"], episode.ops[Op.PRUNE]) == (0, 3, 0)

@@ -1,4 +1,4 @@
-"""What a step tells of costs, and what an episode takes."""
+"""Costs in the signals of a step, and FLOPs of an episode."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 
 from esper.env.actions import Op
 from esper.lifecycle.stages import BLENDED, Stage
-from esper.measure.latency import Latency
+from esper.measure.costs import Price
 from esper.reward.modes import ShapedConfig
 from esper.reward.terms import RentUnit
 
@@ -17,11 +17,10 @@ TIMED = ShapedConfig(rent_unit=RentUnit.latency)
 def known_latency(env, host=1e-5):
     shape = env.costs.params.seed_KS.shape
     seed = 1e-6 * (1 + np.arange(shape[0] * shape[1], dtype=float).reshape(shape))
-    gate, zero = np.full(shape[1], 1e-7), np.zeros(shape)
-    return Latency(host=host, seed_KS=seed, gate_S=gate, seed_error_KS=zero, gate_error_S=zero[0], device="test")
+    return Price(host=host, seed_KS=seed, gate_S=np.full(shape[1], 1e-7))
 
 
-def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
+def test_signals_hold_costs_before_and_after_a_step(make_env, plan_actions):
     env = make_env(2, 4)
     env.reset(seed=1)
     *_, info = env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)))
@@ -30,16 +29,15 @@ def test_a_step_tells_what_seeds_cost_before_and_after(make_env, plan_actions):
     assert signals.flops_NS.dtype == signals.latency_NS.dtype == np.float32
     assert not signals.flops_before_NS.any()
     assert signals.host_flops == flops.host
-    for name in ("latency_before_NS", "latency_NS", "host_latency"):
-        assert np.isnan(getattr(signals, name)).all(), "nobody asked for it"
-    assert env.latency is None
+    assert np.isnan(signals.latency_NS).tolist() == [[False, True, False], [False] * 3], "the reward does not need it"
+    assert math.isnan(signals.host_latency)
     signals = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))[-1]["signals"]
     assert signals.flops_before_NS.tolist() == [[0, flops.seed_KS[1, 1], 0], [0, 0, 0]]
 
 
-def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actions, monkeypatch):
+def test_latency_is_measured_once_if_the_reward_needs_it(make_env, plan_actions, monkeypatch):
     env = make_env(2, 2, reward=TIMED)
-    assert env.latency is None
+    assert math.isnan(env.costs.latency.host)
     calls = []
 
     def measure(host, blueprints, used_S, samples, device):
@@ -57,26 +55,25 @@ def test_latency_is_measured_once_where_the_reward_needs_it(make_env, plan_actio
     assert signals.host_latency == 1e-5
 
 
-def test_numbers_of_an_earlier_process_are_taken_as_they_are(make_env, monkeypatch):
+def test_restored_latency_is_not_measured_again(make_env, monkeypatch):
     monkeypatch.setattr("esper.env.growth_env.measure_latency", lambda *_: pytest.fail("measured though known"))
     env = make_env(1, 2, reward=TIMED)
     env.time_inference(known_latency(env, host=3e-5))
     env.reset(seed=1)
-    assert env.costs.latency is not None
     assert env.costs.latency.host == 3e-5
 
 
-def test_a_real_measurement_of_the_hosts_of_a_run(make_env, monkeypatch):
+def test_latency_of_real_hosts_is_positive(make_env, monkeypatch):
     env = make_env(1, 2, reward=TIMED)
     env.reset(seed=1)
-    assert 0 < env.latency.host < 1e-2
-    assert np.isfinite(env.latency.seed_KS).all()
+    assert 0 < env.costs.latency.host < 1e-2
+    assert np.isfinite(env.costs.latency.seed_KS).all()
 
 
-# ---- what an episode takes
+# ---- FLOPs of an episode
 
 
-def test_an_episode_without_seeds_takes_three_forwards_an_epoch_and_one_a_measurement(make_env, plan_actions):
+def test_flops_of_an_episode_without_seeds(make_env, plan_actions):
     env, steps = make_env(2, 3), 3
     env.reset(seed=1)
     for _ in range(steps):
@@ -85,12 +82,12 @@ def test_an_episode_without_seeds_takes_three_forwards_an_epoch_and_one_a_measur
     assert final["training_flops"].tolist() == [steps * 96 * 3 * host] * 2
     assert (
         final["measuring_flops"].tolist() == [(1 + steps) * 50 * host] * 2
-    )  # the last one's setting of fossils alone is the same
-    assert env.meter.training_N.tolist() == [0, 0], "the next episode starts from nothing"
+    )  # the setting of fossils alone equals the committed one
+    assert env.meter.training_N.tolist() == [0, 0], "counters start from 0 in the next episode"
     assert env.meter.measuring_N.tolist() == [50 * host] * 2
 
 
-def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
+def test_flops_of_seeds_count_from_training_on(make_env, plan_actions):
     env = make_env(2, 9)
     env.reset(seed=1)
     flops, waits = env.costs.flops, plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
@@ -102,7 +99,7 @@ def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
         env.step(plan_actions((Op.ADVANCE, 1, 0), (Op.WAIT, 0, 0)) if turn == 3 else waits)
         stage = Stage(env.state.stage[0, 1])
         stages.append(stage)
-        # A seed in training is in a shadow pass of all that comes after it; one that is in is measured with it and without.
+        # A seed in training adds a closed-loop pass of the later segments; an active seed is measured with and without.
         more = 3 * seed + 2 * after * (stage is Stage.TRAINING)
         assert (env.meter.training_N - spent).tolist() == [96 * (3 * host + more), 96 * 3 * host]
         assert (env.meter.measuring_N - measured).tolist() == [50 * (host + (seed + after) * (stage in BLENDED)), 50 * host]
@@ -110,7 +107,7 @@ def test_seeds_take_their_share_from_training_on(make_env, plan_actions):
     assert stages[-1] in BLENDED
 
 
-def test_the_table_is_by_name_and_the_unmeasured_is_missing(make_env):
+def test_the_cost_table_is_keyed_by_name_and_omits_unmeasured_costs(make_env):
     env = make_env(1, 2)
     table = env.costs.table(env.layout.blueprint_names, env.layout.slot_names)
     assert table["host"] == {"params": env.host_params, "flops": env.costs.flops.forward.host, "latency": None}

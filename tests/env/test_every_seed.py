@@ -1,4 +1,4 @@
-"""Every blueprint lives in hosts of its layout, from planting to the end, and noop never is."""
+"""Every blueprint in hosts of its layout, from planting to the end of the episode; noop is never planted."""
 
 from copy import copy
 
@@ -23,7 +23,7 @@ WORDS = 7
 
 
 def with_hosts(task, layout):
-    """The task with other hosts, and with made-up tokens where these want them."""
+    """The task with other hosts, and random tokens for hosts of sequences."""
     other = copy(task)
     other.make_host = lambda instance: MAKERS[layout]()
     other.data = task.data if layout != "sequences" else tokens()
@@ -31,7 +31,7 @@ def with_hosts(task, layout):
 
 
 def tokens():
-    """Sequences of chance, of which each token returns three places later."""
+    """Random sequences in which each token returns three positions later."""
     parts = {}
     for part, samples in (("train", 96), ("valid", 40), ("test", 40)):
         words = torch.randint(WORDS, (samples, 3), generator=torch.Generator().manual_seed(samples)).repeat(1, 4)
@@ -60,7 +60,7 @@ def env_of(task, blueprints, *, hosts, steps):
 
 
 @pytest.mark.parametrize("layout", MAKERS)
-def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task, layout):
+def test_seeds_of_every_blueprint_train_and_stay_finite(small_task, layout):
     blueprints = {name: kind() for name, kind in BLUEPRINTS.items() if layout in kind.layouts}
     names = list(blueprints)
     env = env_of(with_hosts(small_task, layout), blueprints, hosts=len(names), steps=5)
@@ -82,11 +82,11 @@ def test_a_seed_of_every_blueprint_is_planted_trains_and_stays_finite(small_task
     for index, name in enumerate(names):
         if name != "noop":
             bank = env.pool.shards[0].network.bank(1, index)
-            assert bank.fleet.flat[index].count_nonzero() > 0.5 * bank.fleet.flat.shape[1], "it has learnt"
+            assert bank.fleet.flat[index].count_nonzero() > 0.5 * bank.fleet.flat.shape[1], "the seed has learnt"
     env.close()
 
 
-def test_a_blueprint_that_suits_not_every_slot_is_refused_when_the_environment_is_built(small_task):
+def test_an_incompatible_blueprint_is_refused_at_construction(small_task):
     task = with_hosts(small_task, "sequences")
     with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of Images: it grows in images"):
         env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)

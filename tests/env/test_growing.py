@@ -1,4 +1,4 @@
-"""In a real environment: growth potential as it is seen, seeds informed at germination, the controller that follows potential."""
+"""Growth potential in the observation, informed seeds, and the controller that follows potential."""
 
 # N hosts, S slots, K blueprints
 
@@ -23,7 +23,7 @@ def column(env, name):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_potential_is_seen_by_blueprint_from_birth_on(make_env, plan_actions, steps):
+def test_potential_is_observed_per_blueprint_from_the_start(make_env, plan_actions, steps):
     env = make_env(2, 4)
     after = as_observation(env.reset(seed=1)[0])
     names = [f"potential_of_{name}" for name in ("norm", "conv_light")]
@@ -43,8 +43,8 @@ def test_potential_is_seen_by_blueprint_from_birth_on(make_env, plan_actions, st
     np.testing.assert_allclose(after.slots[..., column(env, "potential_relative")], relative, atol=1e-4)
 
 
-def test_potential_at_birth_is_that_of_the_first_batches_of_each_host_s_own(make_env):
-    """The same hosts in other company have the same potential, and measuring it leaves them as they were born."""
+def test_initial_potential_is_measured_on_each_hosts_first_batches(make_env):
+    """Potential is independent of other hosts, and measuring it leaves the weights unchanged."""
     many, few = make_env(3, 4), make_env(1, 4)
     for env in (many, few):
         env.reset(seed=1)
@@ -54,7 +54,7 @@ def test_potential_at_birth_is_that_of_the_first_batches_of_each_host_s_own(make
     assert few.pool.shards[0].network.rows()["host"][0].equal(torch.nn.utils.parameters_to_vector(born.parameters()))
 
 
-def test_a_potential_is_measured_anew_after_every_second_epoch(make_env, plan_actions):
+def test_potential_is_measured_every_second_epoch(make_env, plan_actions):
     env = make_env(1, 6)
     env.reset(seed=1)
     seen = [env.potential_NSK]
@@ -64,7 +64,7 @@ def test_a_potential_is_measured_anew_after_every_second_epoch(make_env, plan_ac
     assert [np.array_equal(a, b) for a, b in itertools.pairwise(seen)] == [False, True, False, True]
 
 
-def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
+def test_unknown_potential_is_zero_and_huge_potential_saturates():
     potential = np.array([[[np.nan, 2.0], [np.nan, np.nan], [np.inf, 0.0]]], np.float32)
     assert best_potential(potential).tolist()[0][0] == 2.0
     assert np.isnan(best_potential(potential)[0, 1])
@@ -72,7 +72,7 @@ def test_a_potential_that_is_not_known_is_none_and_a_huge_one_is_bounded():
 
 
 def seeds(env):
-    """Parameters of every seed, host by host `[N, P]`; each host has one."""
+    """Return the parameters of the only seed of each host `[N, P]`."""
     pairs = [(shard, member) for shard in env.pool.shards for member in range(shard.members)]
     return np.stack([sum(row[member].numpy() for row in _rows(shard)) for shard, member in pairs])
 
@@ -86,7 +86,7 @@ def informed_env(make_env, init, **others):
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_an_informed_seed_differs_in_its_filters_only_and_its_host_is_left_alone(make_env, plan_actions, after):
+def test_an_informed_seed_differs_in_its_filters_only(make_env, plan_actions, after):
     born, hosts = {}, {}
     for init in Init:
         env = informed_env(make_env, init)
@@ -116,7 +116,7 @@ def test_an_informed_seed_depends_on_its_own_host_only(make_env, plan_actions):
     np.testing.assert_allclose(born[0], born[1], rtol=1e-2, atol=1e-3)
 
 
-def test_the_controller_plants_where_potential_is_largest_and_lives_to_the_end(make_env):
+def test_greedy_potential_plants_at_the_largest_potential(make_env):
     env = make_env(4, 14)
     env.reset(seed=3)
     controller = GreedyPotentialConfig(at=2, threshold=0.0, errors=0.0).build(env.layout, seed=0)

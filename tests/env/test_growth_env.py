@@ -1,4 +1,4 @@
-"""The population environment: Gymnasium's contract, independence of hosts, and bookkeeping."""
+"""The growth environment: Gymnasium's contract, independence of hosts, and bookkeeping."""
 
 import gymnasium
 import numpy as np
@@ -19,12 +19,12 @@ from esper.task.instances import Split
 
 
 def batched(final_obs):
-    """The observations of all hosts in arrays `[N, ...]`, from one dict a host."""
+    """Stack one dict per host into arrays `[N, ...]`."""
     return {name: np.stack([one[name] for one in final_obs]) for name in final_obs[0]}
 
 
 def play(env, actions_of, steps, *, reset=None, key=0):
-    """Steps through an episode; a list of (observation, reward, signals) a step, with the rows of all hosts after it."""
+    """Play an episode; return (observation, reward, signals) of each step, and the rows of all hosts at the end."""
     observation, _ = reset if reset is not None else env.reset()
     record = []
     for step in range(steps):
@@ -49,7 +49,7 @@ def test_every_observation_is_in_the_space(make_env, random_actions):
     observation, info = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     assert info == {}
-    for step in range(9):  # over two ends
+    for step in range(9):  # two episodes
         observation, reward, terminated, truncated, info = env.step(random_actions(observation, step))
         assert env.observation_space.contains(observation)
         assert all(np.isfinite(observation[name]).all() for name in ("features", "slots"))
@@ -62,7 +62,7 @@ def test_every_observation_is_in_the_space(make_env, random_actions):
             assert info["_final_obs"].all()
 
 
-def test_says_how_it_resets_and_gymnasiums_statistics_count_right(make_env, random_actions):
+def test_autoreset_mode_suits_gymnasiums_statistics_wrapper(make_env, random_actions):
     env = make_env(2, 3)
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     wrapped = RecordEpisodeStatistics(env)
@@ -82,7 +82,7 @@ def test_a_step_before_the_first_reset_is_refused(make_env):
         make_env(1, 1).step(np.zeros((1, len(Head)), dtype=np.int64))
 
 
-def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episode(make_env, plan_actions):
+def test_final_obs_is_the_last_of_the_episode(make_env, plan_actions):
     env = make_env(2, 2)
     first, _ = env.reset(seed=4)
     env.step(plan_actions((Op.GERMINATE, 0, 0), (Op.WAIT, 0, 0)))
@@ -100,7 +100,7 @@ def test_the_end_shows_the_last_observation_and_then_the_first_of_the_next_episo
     assert not np.array_equal(observation["features"], first["features"])
 
 
-def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_only(make_env, plan_actions):
+def test_test_accuracy_is_that_of_the_committed_network(make_env, plan_actions):
     slots = EveryBlockConfig(auto_advance=["training", "blending", "holding"])
     env = make_env(2, 6, slots=slots, test_at_end=True)
     env.reset(seed=0)
@@ -111,7 +111,7 @@ def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_onl
         env.step(wait)
     assert (env.state.stage[:, 1] == Stage.HOLDING).all()
     env.step(plan_actions((Op.FOSSILIZE, 1, 0), (Op.WAIT, 0, 0)))
-    # by hand, before the hosts are dropped: the test part with the fossil in (host 0) and with everything out (host 1)
+    # measured before the hosts are dropped: the test part with the fossil (host 0) and without any seed (host 1)
     seen = {}
     forgetful_reset = env.reset
 
@@ -136,7 +136,7 @@ def test_test_accuracy_is_measured_at_the_end_only_if_asked_and_with_fossils_onl
 # ---- named randomness
 
 
-def test_the_same_seed_twice_is_the_same_bit_for_bit(make_env, random_actions):
+def test_equal_seeds_give_equal_bits(make_env, random_actions):
     one, two = (play(make_env(3, 5), random_actions, 5) for _ in range(2))
     for (seen, paid, signals, rows), (seen2, paid2, signals2, rows2) in zip(one, two, strict=True):
         assert all(np.array_equal(seen[name], seen2[name]) for name in seen)
@@ -145,7 +145,7 @@ def test_the_same_seed_twice_is_the_same_bit_for_bit(make_env, random_actions):
         assert rows.equal(rows2)
 
 
-def test_a_reset_with_the_same_seed_brings_everything_back(make_env, random_actions):
+def test_reset_with_the_same_seed_repeats_the_episode(make_env, random_actions):
     env = make_env(2, 4)
     one = play(env, random_actions, 3, reset=env.reset(seed=7))
     two = play(env, random_actions, 3, reset=env.reset(seed=7))
@@ -154,7 +154,7 @@ def test_a_reset_with_the_same_seed_brings_everything_back(make_env, random_acti
     assert not other[0][3].equal(one[0][3])
 
 
-def test_an_episode_can_be_asked_for_by_number(make_env):
+def test_reset_selects_an_episode_by_number(make_env):
     env = make_env(2, 3)
     env.reset(seed=7)
     second, _ = env.reset()
@@ -162,7 +162,7 @@ def test_an_episode_can_be_asked_for_by_number(make_env):
     assert np.array_equal(second["features"], again["features"])
 
 
-def test_held_out_hosts_are_others(make_env):
+def test_held_out_hosts_differ_from_training_hosts(make_env):
     env, other = make_env(2, 1), make_env(2, 1, split=Split.HELD_OUT)
     env.reset()
     other.reset()
@@ -170,7 +170,7 @@ def test_held_out_hosts_are_others(make_env):
 
 
 def assert_same_hosts(few, many, hosts):
-    """Equal to the rounding of 5 epochs in float32: losses to 1e-4 relative, weights to 1e-4, accuracies to one image of 50."""
+    """Assert equality up to float32 rounding of 5 epochs: relative losses and weights to 1e-4, accuracies to one image of 50."""
     for (_, paid, one, rows), (_, paid2, two, rows2) in zip(few, many, strict=True):
         assert np.array_equal(one.op_N, two.op_N[:hosts])
         assert np.array_equal(one.after.stage, two.after.stage[:hosts])
@@ -183,13 +183,13 @@ def assert_same_hosts(few, many, hosts):
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
-def test_a_host_does_not_feel_how_many_others_there_are(make_env, random_actions, hosts):
+def test_a_host_is_independent_of_the_number_of_hosts(make_env, random_actions, hosts):
     many = play(make_env(6, 5), random_actions, 5)
     assert_same_hosts(play(make_env(hosts, 5), random_actions, 5), many, hosts)
 
 
 @pytest.mark.parametrize("members", [1, 4])
-def test_a_host_does_not_feel_how_hosts_are_dealt_to_shards(make_env, random_actions, members, monkeypatch):
+def test_a_host_is_independent_of_the_shards(make_env, random_actions, members, monkeypatch):
     whole = play(make_env(6, 5), random_actions, 5)
     monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 2)  # two shards at a time, side by side
     env = make_env(6, 5, members_per_shard=members)
@@ -240,7 +240,7 @@ def test_illegal_actions_are_refused_without_effect(make_env, plan_actions):
     assert np.array_equal(observation["slots"], waited["slots"])
 
 
-def test_heads_that_do_not_matter_have_no_effect(make_env, plan_actions):
+def test_irrelevant_heads_have_no_effect(make_env, plan_actions):
     env, other = make_env(2, 2), make_env(2, 2)
     env.reset()
     other.reset()
@@ -254,7 +254,7 @@ def test_heads_that_do_not_matter_have_no_effect(make_env, plan_actions):
     assert np.array_equal(one[1], two[1])
 
 
-def test_slots_left_out_stay_closed_and_unknown_ones_are_named(make_env):
+def test_unused_slots_stay_closed_and_unknown_names_are_refused(make_env):
     env = make_env(1, 1, slots=EveryBlockConfig(where=["r0c1"]))
     observation, _ = env.reset()
     assert observation["legal_slots"][0, Op.GERMINATE].tolist() == [0, 1, 0]
@@ -262,11 +262,11 @@ def test_slots_left_out_stay_closed_and_unknown_ones_are_named(make_env):
         make_env(1, 1, slots=EveryBlockConfig(where=["r9c9"]))
 
 
-# ---- pay and observation
+# ---- rewards and observations
 
 
 @pytest.mark.parametrize("reward", [None, SparseConfig()], ids=["shaped", "sparse"])
-def test_the_terms_add_up_to_the_reward(make_env, random_actions, reward):
+def test_reward_terms_sum_to_the_reward(make_env, random_actions, reward):
     env = make_env(4, 5, reward=reward)
     observation, _ = env.reset()
     for step in range(5):
@@ -275,7 +275,7 @@ def test_the_terms_add_up_to_the_reward(make_env, random_actions, reward):
         np.testing.assert_allclose(paid, total, atol=1e-4)
 
 
-def test_shaping_over_an_episode_pays_minus_the_first_potential(make_env, random_actions, gamma):
+def test_shaping_sums_to_minus_the_initial_potential(make_env, random_actions, gamma):
     env = make_env(4, 6)
     observation, _ = env.reset(seed=2)
     first = env.accuracy_NH[:, 0].copy()  # an empty host has no stage potential
@@ -286,7 +286,7 @@ def test_shaping_over_an_episode_pays_minus_the_first_potential(make_env, random
     np.testing.assert_allclose(total, -first, atol=1e-3)
 
 
-def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
+def test_signals_hold_the_measurements_of_the_step(make_env, plan_actions):
     env = make_env(1, 8, slots=OneSeedConfig(auto_advance=["training", "blending", "holding"]))
     env.reset(seed=1)
     before = env.accuracy_NH[0, 0]
@@ -304,7 +304,7 @@ def test_what_is_measured_belongs_to_the_step(make_env, plan_actions):
     assert signals.host_params == sum(p.numel() for p in env.task.host(1, Split.TRAINING, 0, 0).parameters())
 
 
-def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
+def test_gate_parameters_count_as_parameters_of_the_seed(make_env, plan_actions):
     env = make_env(1, 4)
     env.reset()
     env.step(plan_actions((Op.GERMINATE, 1, 1)))
@@ -315,7 +315,7 @@ def test_a_gate_counts_as_parameters_of_its_seed(make_env, plan_actions):
     assert bare[0, 1] > 0
 
 
-def test_the_observation_says_what_is(make_env, plan_actions):
+def test_the_observation_matches_the_state(make_env, plan_actions):
     env = make_env(2, 4)
     env.reset(seed=1)
     arrays, *_ = env.step(plan_actions((Op.GERMINATE, 2, 1), (Op.WAIT, 0, 0)))
@@ -336,7 +336,7 @@ def test_the_observation_says_what_is(make_env, plan_actions):
     assert np.array_equal(seen.legal_slots, arrays["legal_slots"] == 1)
 
 
-def test_features_of_a_calm_population_are_of_order_one(make_env, random_actions):
+def test_features_are_of_order_one(make_env, random_actions):
     env = make_env(4, 8)
     observation, _ = env.reset()
     for step in range(7):

@@ -1,4 +1,4 @@
-"""What the guard does beyond one rollback: suspicion and veto, collapse to chance, retirement, and errors in a blueprint."""
+"""The guard: suspicion and veto, collapse to chance, retirement, and errors in a blueprint."""
 
 import dataclasses
 import traceback
@@ -18,8 +18,8 @@ from esper.seeds.bank import RowSettings
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
 
-HOSTS, SICK = 4, 1
-OTHERS = [host for host in range(HOSTS) if host != SICK]
+HOSTS, FAULTY = 4, 1
+OTHERS = [host for host in range(HOSTS) if host != FAULTY]
 FULL_AUTO = EveryBlockConfig(min_prune_age=1, auto_advance=["training", "blending", "holding"], embargo=1)
 
 
@@ -40,38 +40,36 @@ def wait(plan_actions):
     return plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS)
 
 
-def test_an_infinite_batch_variance_is_noticed(make_env, wait):
-    """In training it is not used and in validation it makes every feature 0, so that no loss shows it."""
+def test_an_infinite_batch_variance_is_detected(make_env, wait):
+    """An infinite variance is unused in training and makes every feature 0 in validation, so no loss shows it."""
     env = make_env(HOSTS, 4)
     env.reset(seed=0)
     env.step(wait)
-    kept = rows_of(env, SICK)
+    kept = rows_of(env, FAULTY)
     name = next(name for name in network(env).host.buffers if name.endswith("running_var"))
-    network(env).host.buffers[name][SICK] = torch.inf
+    network(env).host.buffers[name][FAULTY] = torch.inf
     info = env.step(wait)[4]
     assert np.isfinite([info["signals"].loss_N, info["signals"].train_loss_N]).all()
-    assert info["cause"].tolist() == [Cause.NONFINITE if host == SICK else Cause.HEALTHY for host in range(HOSTS)]
-    assert same_rows(kept, rows_of(env, SICK))
+    assert info["cause"].tolist() == [Cause.NONFINITE if host == FAULTY else Cause.HEALTHY for host in range(HOSTS)]
+    assert same_rows(kept, rows_of(env, FAULTY))
 
 
 # ---- collapse to chance
 
 
 def forget(env):
-    """The sick host loses all its weights after it was trained and before it is measured."""
+    """Zero the weights of the faulty host between training and measurement."""
 
     def wipe(module, inputs, output):
         if not module.training:
             hook.remove()
-            network(env).host.flat.data[SICK] = 0.0
+            network(env).host.flat.data[FAULTY] = 0.0
 
     hook = network(env).host.module.get_submodule("segments")[0].register_forward_hook(wipe)
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_collapse_to_chance_is_seen_once_there_is_something_to_forget(
-    make_env, small_task, plan_actions, wait, monkeypatch, at
-):
+def test_a_collapse_to_chance_is_detected_after_learning(make_env, small_task, plan_actions, wait, monkeypatch, at):
     monkeypatch.setattr(small_task, "batch_size", 8)
     governor = WatchdogConfig(good_share=0.98, chance_share=1e-3, penalty=7.0)
     env, calm = (make_env(HOSTS, 6, slots=FULL_AUTO, governor=governor) for _ in range(2))
@@ -80,155 +78,155 @@ def test_a_collapse_to_chance_is_seen_once_there_is_something_to_forget(
     for each in (env, calm):
         each.reset(seed=0)
     for step in range(at + 1):
-        kept, best = rows_of(env, SICK), min(best, float(env.loss_N[SICK]))
+        kept, best = rows_of(env, FAULTY), min(best, float(env.loss_N[FAULTY]))
         if step == at:
             forget(env)
         _, reward, terminated, _, info = env.step(germinate if step == 0 else wait)
         _, well, _, _, untouched = calm.step(germinate if step == 0 else wait)
     was_good = best < 0.98 * np.log(10)
-    assert was_good == (at >= 3), "both cases are there"
-    assert info["signals"].loss_N[SICK] == pytest.approx(np.log(10), abs=1e-4)
-    assert info["cause"].tolist() == [Cause.LOBOTOMY if was_good and host == SICK else Cause.HEALTHY for host in range(HOSTS)]
+    assert was_good == (at >= 3), "both cases occur"
+    assert info["signals"].loss_N[FAULTY] == pytest.approx(np.log(10), abs=1e-4)
+    assert info["cause"].tolist() == [Cause.LOBOTOMY if was_good and host == FAULTY else Cause.HEALTHY for host in range(HOSTS)]
     assert not (terminated & ~info["signals"].ended_N).any()
-    assert info["components"]["governor"].tolist() == [-7.0 if was_good and host == SICK else 0.0 for host in range(HOSTS)]
+    assert info["components"]["governor"].tolist() == [-7.0 if was_good and host == FAULTY else 0.0 for host in range(HOSTS)]
     assert np.array_equal(reward[OTHERS], well[OTHERS])
     assert np.array_equal(info["signals"].loss_N[OTHERS], untouched["signals"].loss_N[OTHERS])
     if was_good and at < 5:  # the last step makes new hosts
-        now = rows_of(env, SICK)
+        now = rows_of(env, FAULTY)
         assert all(row.equal(now[name]) for name, row in kept.items() if not name.startswith("seed"))
 
 
 # ---- suspicion
 
 
-def make_suspect(env, host=SICK):
-    """As if the host had been much better for a while."""
+def make_suspect(env, host=FAULTY):
+    """Pretend that the host's losses have been much lower."""
     env.guard.health.loss_NW[host, :5] = 0.01
 
 
-def test_a_suspect_host_is_not_remembered_and_may_not_grow_until_it_is_well_or_rolled_back(make_env, plan_actions, wait):
+def test_a_suspect_host_gets_no_snapshot_and_may_not_grow(make_env, plan_actions, wait):
     env = make_env(HOSTS, 12, slots=FULL_AUTO)
     env.reset(seed=0)
     env.step(wait)
     make_suspect(env)
-    kept, record = rows_of(env, SICK), {name: getattr(env, name)[SICK].copy() for name in MEASURED}
+    kept, record = rows_of(env, FAULTY), {name: getattr(env, name)[FAULTY].copy() for name in MEASURED}
     germinate = plan_actions(*[(Op.GERMINATE, 2, 1)] * HOSTS)
     observation, _, terminated, _, info = env.step(wait)
-    assert info["suspect"].tolist() == [host == SICK for host in range(HOSTS)]
-    assert not info["vetoed"].any(), "the suspicion came with this epoch"
+    assert info["suspect"].tolist() == [host == FAULTY for host in range(HOSTS)]
+    assert not info["vetoed"].any(), "the host became suspect in this epoch"
     assert not terminated.any()
-    assert observation["legal_slots"][:, Op.GERMINATE].any(axis=1).tolist() == [host != SICK for host in range(HOSTS)]
+    assert observation["legal_slots"][:, Op.GERMINATE].any(axis=1).tolist() == [host != FAULTY for host in range(HOSTS)]
     assert observation["legal_slots"][:, Op.WAIT].all()
 
     observation, _, terminated, _, info = env.step(germinate)
-    assert info["vetoed"].tolist() == [host == SICK for host in range(HOSTS)]
-    assert info["signals"].op_N.tolist() == [Op.WAIT if host == SICK else Op.GERMINATE for host in range(HOSTS)]
+    assert info["vetoed"].tolist() == [host == FAULTY for host in range(HOSTS)]
+    assert info["signals"].op_N.tolist() == [Op.WAIT if host == FAULTY else Op.GERMINATE for host in range(HOSTS)]
     refused = env.layout.feature_names.index("last_refused")
-    assert observation["features"][:, refused].tolist() == [float(host == SICK) for host in range(HOSTS)]
+    assert observation["features"][:, refused].tolist() == [float(host == FAULTY) for host in range(HOSTS)]
     assert not terminated.any()
-    assert not same_rows(kept, rows_of(env, SICK)), "it trained on"
+    assert not same_rows(kept, rows_of(env, FAULTY)), "the host was trained"
 
     _, _, terminated, _, info = env.step(wait)  # the third epoch in a row
-    assert info["cause"].tolist() == [Cause.DECLINE if host == SICK else Cause.HEALTHY for host in range(HOSTS)]
-    assert terminated.tolist() == [host == SICK for host in range(HOSTS)]
+    assert info["cause"].tolist() == [Cause.DECLINE if host == FAULTY else Cause.HEALTHY for host in range(HOSTS)]
+    assert terminated.tolist() == [host == FAULTY for host in range(HOSTS)]
     assert not info["suspect"].any()
-    assert same_rows(kept, rows_of(env, SICK)), "the snapshot is from before the suspicion"
+    assert same_rows(kept, rows_of(env, FAULTY)), "the snapshot is from before the suspicion"
     for name, row in record.items():
-        assert np.array_equal(getattr(env, name)[SICK], row, equal_nan=True)
+        assert np.array_equal(getattr(env, name)[FAULTY], row, equal_nan=True)
     assert not env.guard.health.veto_NO.any()
 
 
-def test_a_suspicion_that_passes_leaves_nothing_behind(make_env, wait):
+def test_a_passing_suspicion_has_no_effect(make_env, wait):
     env, calm = make_env(HOSTS, 12), make_env(HOSTS, 12)
     for each in (env, calm):
         each.reset(seed=0)
         each.step(wait)
-    usual = env.guard.health.loss_NW[SICK].copy()
+    usual = env.guard.health.loss_NW[FAULTY].copy()
     make_suspect(env)
-    assert env.step(wait)[4]["suspect"][SICK]
-    env.guard.health.loss_NW[SICK] = usual
+    assert env.step(wait)[4]["suspect"][FAULTY]
+    env.guard.health.loss_NW[FAULTY] = usual
     calm.step(wait)
     for _ in range(2):
         one, two = env.step(wait), calm.step(wait)
         assert np.array_equal(one[1], two[1])
         assert not one[4]["suspect"].any()
-    assert same_rows(network(env)._kept, network(calm)._kept), "remembered again"
+    assert same_rows(network(env)._kept, network(calm)._kept), "snapshots are saved again"
     env.step(wait)
 
 
-def test_a_fault_while_suspect_leads_back_to_before_the_suspicion(make_env, wait):
+def test_a_fault_of_a_suspect_host_restores_the_last_healthy_state(make_env, wait):
     env = make_env(HOSTS, 12)
     env.reset(seed=0)
     env.step(wait)
     make_suspect(env)
-    kept = rows_of(env, SICK)
+    kept = rows_of(env, FAULTY)
     env.step(wait)
-    network(env).host.flat.data[SICK, 0] = torch.nan
-    assert env.step(wait)[4]["cause"][SICK] == Cause.NONFINITE
-    assert same_rows(kept, rows_of(env, SICK))
+    network(env).host.flat.data[FAULTY, 0] = torch.nan
+    assert env.step(wait)[4]["cause"][FAULTY] == Cause.NONFINITE
+    assert same_rows(kept, rows_of(env, FAULTY))
 
 
-# ---- rollbacks that help nothing
+# ---- repeated rollbacks
 
 
-def test_a_host_that_diverges_by_itself_is_given_up_after_three_penalties(make_env, plan_actions, wait):
-    """Nothing that a controller could remove is to blame: its steps are far too long."""
+def test_a_diverging_host_retires_after_three_penalties(make_env, plan_actions, wait):
+    """The host diverges because of its learning rate, which no rollback changes."""
     env, calm = (make_env(HOSTS, 14, slots=FULL_AUTO) for _ in range(2))
     for each in (env, calm):
         each.reset(seed=0)
         optimiser = network(each).optimiser
         optimiser.settings = RowSettings.of([optimiser.config] * HOSTS, network(each).host.flat.detach())
         each.step(wait)
-    kept = rows_of(env, SICK)
+    kept = rows_of(env, FAULTY)
     env_rates = network(env).optimiser.settings
     assert env_rates is not None
-    env_rates.learning_rate[SICK] = 1e6
+    env_rates.learning_rate[FAULTY] = 1e6
     penalties, shown = [], []
     for step in range(8):
         one, two = env.step(wait), calm.step(wait)
-        penalties.append(one[4]["components"]["governor"][SICK])
-        shown.append((env.accuracy_NH[SICK, 0], env.loss_N[SICK]))
-        assert one[4]["retired"].tolist() == [host == SICK and step >= 2 for host in range(HOSTS)]
-        assert one[2].tolist() == [host == SICK and step < 3 for host in range(HOSTS)]
+        penalties.append(one[4]["components"]["governor"][FAULTY])
+        shown.append((env.accuracy_NH[FAULTY, 0], env.loss_N[FAULTY]))
+        assert one[4]["retired"].tolist() == [host == FAULTY and step >= 2 for host in range(HOSTS)]
+        assert one[2].tolist() == [host == FAULTY and step < 3 for host in range(HOSTS)]
         assert np.array_equal(one[1][OTHERS], two[1][OTHERS])
         assert np.isfinite(one[1]).all()
         assert all(np.isfinite(one[0][name]).all() for name in ("features", "slots"))
-        assert same_rows(kept, rows_of(env, SICK))
+        assert same_rows(kept, rows_of(env, FAULTY))
     assert penalties == [-10.0] * 3 + [0.0] * 5
     assert len(set(shown)) == 1
     legal = env.legal_slots()
-    assert legal[SICK].any(axis=1).tolist() == [op == Op.WAIT for op in Op]
+    assert legal[FAULTY].any(axis=1).tolist() == [op == Op.WAIT for op in Op]
     assert legal[OTHERS, Op.GERMINATE].any(axis=1).all()
     _, _, _, _, info = env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
-    assert info["vetoed"].tolist() == [host == SICK for host in range(HOSTS)]
-    assert info["signals"].op_N[SICK] == Op.WAIT
-    assert np.isnan(info["signals"].train_loss_N).tolist() == [host == SICK for host in range(HOSTS)]
+    assert info["vetoed"].tolist() == [host == FAULTY for host in range(HOSTS)]
+    assert info["signals"].op_N[FAULTY] == Op.WAIT
+    assert np.isnan(info["signals"].train_loss_N).tolist() == [host == FAULTY for host in range(HOSTS)]
     env.reset()
     assert not env.guard.health.retired_N.any()
 
 
-def test_a_retired_host_keeps_its_fossils_and_is_paid_for_what_it_is(make_env, plan_actions, wait):
+def test_a_retired_host_keeps_its_fossils_and_its_reward(make_env, plan_actions, wait):
     env = make_env(HOSTS, 12, slots=FULL_AUTO, governor=WatchdogConfig(max_falls=1))
     env.reset(seed=0)
     env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
     for _ in range(3):
         env.step(wait)
     env.step(plan_actions(*[(Op.FOSSILIZE, 0, 0)] * HOSTS))
-    kept = rows_of(env, SICK)
-    network(env).host.flat.data[SICK] = torch.nan
-    assert env.step(wait)[4]["retired"][SICK]
+    kept = rows_of(env, FAULTY)
+    network(env).host.flat.data[FAULTY] = torch.nan
+    assert env.step(wait)[4]["retired"][FAULTY]
     for _ in range(5):
         info = env.step(wait)[4]
         assert not info["signals"].ended_N.any()
-        assert same_rows(kept, rows_of(env, SICK))
-        assert info["signals"].after.stage[SICK, 0] == Stage.FOSSILIZED
+        assert same_rows(kept, rows_of(env, FAULTY))
+        assert info["signals"].after.stage[FAULTY, 0] == Stage.FOSSILIZED
     assert env.time == 11
     info = env.step(wait)[4]
-    assert info["signals"].worth.committed_accuracy_N[SICK] == info["signals"].accuracy_N[SICK]
-    assert info["components"]["terminal"][SICK] == info["signals"].worth.committed_accuracy_N[SICK]
+    assert info["signals"].worth.committed_accuracy_N[FAULTY] == info["signals"].accuracy_N[FAULTY]
+    assert info["components"]["terminal"][FAULTY] == info["signals"].worth.committed_accuracy_N[FAULTY]
 
 
-def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monkeypatch, small_task):
+def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch, small_task):
     monkeypatch.setattr(small_task, "batch_size", 8)  # 12 batches an epoch
     env = make_env(2, 8, members_per_shard=1, governor=WatchdogConfig(max_falls=2))
     env.reset(seed=0)
@@ -247,15 +245,15 @@ def test_a_shard_without_a_host_that_is_well_stops_training(make_env, wait, monk
     assert env.step(wait[:2])[2].tolist() == [False, True]
     assert counts == [12, 5], "four batches, then only the last, which the hooks watch"
     env.step(wait[:2])
-    assert counts == [24, 17], "well again"
+    assert counts == [24, 17], "finite again"
     env.pool.shards[1].network.host.flat.data[0, 0] = torch.nan
     assert env.step(wait[:2])[4]["retired"].tolist() == [False, True]
     env.step(wait[:2])
     assert counts == [48, 23], "a retired host needs the last batch only"
 
 
-def test_every_array_of_hosts_goes_back_or_is_of_the_step(make_env, wait):
-    """A new array of the environment must be put into MEASURED, or here with a reason."""
+def test_every_array_of_hosts_is_restored_or_listed(make_env, wait):
+    """A new array of the environment must be added to MEASURED, or here with a reason."""
     env = make_env(7, 3)
     env.reset(seed=0)
     env.step(wait[[0] * 7])
@@ -277,7 +275,7 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("where", ["training", "measuring"])
 @pytest.mark.parametrize("incubation", ["closed_loop", "straight_through"])
-def test_an_error_in_a_blueprint_ends_the_run_and_says_whose(make_env, plan_actions, monkeypatch, where, incubation):
+def test_an_error_in_a_blueprint_names_blueprint_slot_and_hosts(make_env, plan_actions, monkeypatch, where, incubation):
     slots = EveryBlockConfig(incubation=Incubation[incubation], auto_advance=["training", "blending", "holding"])
     env = make_env(HOSTS, 12, slots=slots, members_per_shard=2)
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Who the hosts are, and what twins share."""
+"""Names of hosts, and what twins share."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ def twins(make_env):
 
 
 def same(rows, first, second):
-    """But for rounding, since where a member lies in a kernel may change the order of its sums."""
+    """Up to rounding, since a member's place in a kernel may change the order of its sums."""
     return all(torch.allclose(row[first], row[second], rtol=1e-3, atol=1e-5) for row in rows.values())
 
 
-def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_actions):
+def test_twins_are_identical_until_their_actions_differ(twins, plan_actions):
     names = twins.sampler.instances()
     assert names[0] == names[1] == names[2]
     for _ in range(2):
@@ -40,7 +40,7 @@ def test_twins_are_one_host_until_something_is_done_to_one_of_them(twins, plan_a
     assert same(rows, 1, 2)
 
 
-def test_twins_who_are_given_the_same_seed_get_the_same_weights(twins, plan_actions):
+def test_twins_with_the_same_seed_get_the_same_weights(twins, plan_actions):
     for _ in range(4):
         twins.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * 2, *[(Op.WAIT, 0, 0)] * 4))
     rows = twins.pool.shards[0].network.rows()
@@ -48,8 +48,8 @@ def test_twins_who_are_given_the_same_seed_get_the_same_weights(twins, plan_acti
     assert same(rows, 0, 1)
 
 
-def test_a_lone_host_is_the_first_of_its_twins(make_env):
-    """The number of twins changes nobody's name: hosts of a run with twins are hosts of one without."""
+def test_without_twins_hosts_are_the_first_of_each_group(make_env):
+    """Hosts of a run with twins are hosts of a run without."""
     many, few = make_env(6, 4, twins=3), make_env(2, 4)
     for env in (many, few):
         env.reset(seed=1)
@@ -58,7 +58,7 @@ def test_a_lone_host_is_the_first_of_its_twins(make_env):
     assert np.array_equal(many.orders(), np.repeat(few.orders(), 3, axis=0))
 
 
-def test_what_is_drawn_for_augmentation_is_shared_too(small_task, monkeypatch):
+def test_twins_share_augmentation_draws(small_task, monkeypatch):
     monkeypatch.setattr(small_task, "augmentation", Augmentation(padding=1, flip=False))
     cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2)
     draws = cohort.draws(0)
@@ -67,7 +67,7 @@ def test_what_is_drawn_for_augmentation_is_shared_too(small_task, monkeypatch):
     assert not np.array_equal(draws[1], draws[2])
 
 
-def test_a_seed_s_name_tells_host_slot_and_time_apart(small_task):
+def test_seed_stream_names_are_unique_by_host_slot_and_time(small_task):
     cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2, root=7, episode=5)
     names = {cohort.seed(host, slot, time) for host in (0, 2) for slot in (0, 1) for time in (0, 1)}
     assert len(names) == 8

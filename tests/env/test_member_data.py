@@ -1,4 +1,4 @@
-"""Instances in the fused program, compared with hosts that are trained one by one in plain PyTorch."""
+"""Instances in the fused program, against single hosts trained in plain PyTorch."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def digits(**lists):
 
 
 def tales(**lists):
-    """A tiny language task: some targets are padding."""
+    """A tiny language task with padded targets."""
     generator = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 12, (200, 7), generator=generator)
     x, y = whole[:, :-1].clone(), whole[:, 1:].clone()
@@ -61,7 +61,7 @@ def tales(**lists):
 
 
 def taught(task, hosts=HOSTS):
-    """A shard of hosts, each with its data_view, and their orders of one epoch."""
+    """Return a shard of hosts, each with its data view, and their sample orders of one epoch."""
     names = [(0, Split.TRAINING, 0, index) for index in range(hosts)]
     views = [task.view(*name) for name in names]
     modules = [task.host(*name) for name in names]
@@ -78,7 +78,7 @@ def flat(module):
 
 
 def train_alone(host, task, instance, data_view, order):
-    """The same epoch of one host, written from the definitions."""
+    """Train one host for the same epoch in plain PyTorch."""
     host, config, data = copy.deepcopy(host), task.optimisers[0], task.data
     optimiser = torch.optim.SGD(
         host.parameters(),
@@ -92,7 +92,7 @@ def train_alone(host, task, instance, data_view, order):
     for start in range(0, len(order), task.batch_size):
         rows = torch.from_numpy(order[start : start + task.batch_size])
         logits = host(data.train_x[rows])
-        loss = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())  # the mean over what is not padding
+        loss = F.cross_entropy(logits.flatten(0, -2), labels[rows].flatten())  # the mean over targets that are not padding
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(host.parameters(), config.max_norm)
@@ -103,7 +103,7 @@ def train_alone(host, task, instance, data_view, order):
 
 @pytest.mark.parametrize("make", [digits, tales])
 @pytest.mark.parametrize("field", ["nothing", "label_noise", "data_share", "classes", "rate_factor", "everything"])
-def test_fused_hosts_learn_and_are_measured_as_if_alone(make, field):
+def test_fused_hosts_match_single_hosts(make, field):
     lists = {name: values for name, values in LIST_OF.items() if field in (name, "everything")}
     if make is tales:
         lists.pop("classes", None)
@@ -132,8 +132,8 @@ def test_fused_hosts_learn_and_are_measured_as_if_alone(make, field):
             assert seen.loss_VM[0, index] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=2e-4)
 
 
-def test_the_comparison_would_notice_each_property():
-    """What the test above relies on: without its property a host would learn something else."""
+def test_each_property_changes_the_weights():
+    """Without its property each host learns something else, so the comparison above is sensitive."""
     for field, values in LIST_OF.items():
         task = digits(**{field: values[1:2]})
         modules, views, orders, shard = taught(task, 2)
@@ -142,8 +142,8 @@ def test_the_comparison_would_notice_each_property():
         assert (shard.network.host.flat[0].detach() - flat(plain)).abs().max() > 1e-3, field
 
 
-def test_the_error_of_a_gain_takes_a_text_as_one_draw():
-    """Against the definition: samples are whole blocks, each with as many targets as it has."""
+def test_the_standard_error_treats_a_sequence_as_one_sample():
+    """Against the definition, with blocks of different numbers of targets."""
     task = tales()
     _, _, orders, shard = taught(task, 2)
     shard.train_epoch(orders)
@@ -168,7 +168,7 @@ def test_the_error_of_a_gain_takes_a_text_as_one_draw():
         assert seen.accuracy_VM[1, member] == pytest.approx(100 * (right[1, member].sum() / count.sum()).item(), rel=1e-5)
 
 
-def test_the_size_of_validation_batches_has_no_effect_on_texts_and_classes(monkeypatch):
+def test_validation_of_text_and_class_subsets_is_independent_of_batch_size(monkeypatch):
     for task in (tales(), digits(classes=[3])):
         _, _, orders, shard = taught(task)
         shard.train_epoch(orders)
@@ -181,7 +181,7 @@ def test_the_size_of_validation_batches_has_no_effect_on_texts_and_classes(monke
         np.testing.assert_allclose(whole.loss_VM, parts.loss_VM, rtol=1e-5)
 
 
-def test_what_all_members_share_takes_no_table():
+def test_shared_labels_and_classes_take_no_memory():
     task = digits()
     _, _, _, shard = taught(task)
     assert (shard.views.labels_M, shard.views.classes_MK, shard.views.rate_M1) == (None, None, None)
@@ -190,11 +190,11 @@ def test_what_all_members_share_takes_no_table():
     assert shard.views.labels_M.dtype == torch.uint8
 
 
-def test_a_whole_environment_teaches_each_host_its_own(make_env, plan_actions, monkeypatch):
+def test_each_host_trains_on_its_own_view(make_env, plan_actions, monkeypatch):
     env = make_env(5, 2)
     task = env.task
-    monkeypatch.setattr(task._common, "data_share", [0.25])
-    monkeypatch.setattr(task._common, "label_noise", [0.5])
+    monkeypatch.setattr(task.config, "data_share", [0.25])
+    monkeypatch.setattr(task.config, "label_noise", [0.5])
     env.reset(options={"episode": 0})
     orders = env.orders()
     assert orders.shape == (5, 96)
@@ -212,7 +212,7 @@ def test_a_whole_environment_teaches_each_host_its_own(make_env, plan_actions, m
 
 @settings(max_examples=80, deadline=None)
 @given(size=st.integers(1, 30), epoch=st.integers(1, 70), seed=st.integers(0, 5))
-def test_a_walk_goes_on_over_the_epochs_and_meets_every_sample_once_a_pass(size, epoch, seed):
+def test_a_walk_visits_every_sample_once_per_pass(size, epoch, seed):
     pool = np.sort(np.random.default_rng(seed).permutation(100)[:size])
 
     def turn(number):
@@ -227,12 +227,12 @@ def test_a_walk_goes_on_over_the_epochs_and_meets_every_sample_once_a_pass(size,
     assert (again == whole).all()
 
 
-def test_an_epoch_of_the_whole_data_is_one_pass_as_ever():
+def test_an_epoch_of_all_data_is_one_pass():
     order = walk(np.arange(50), 3 * 50, 50, lambda turn: np.random.default_rng(turn))
     assert (order == np.random.default_rng(3).permutation(50)).all()
 
 
-def test_epochs_that_are_parts_of_the_data_go_on_where_the_last_ended(make_env, plan_actions, monkeypatch):
+def test_partial_epochs_continue_the_walk(make_env, plan_actions, monkeypatch):
     env = make_env(2, 3)
     monkeypatch.setattr(env.task, "epoch_samples", 40)  # whole batches of 32
     env.reset(options={"episode": 0})
@@ -250,7 +250,7 @@ def test_epochs_that_are_parts_of_the_data_go_on_where_the_last_ended(make_env, 
 # ---- augmentation
 
 
-def test_each_image_is_moved_by_its_draw_and_padded_with_black():
+def test_images_are_shifted_by_their_draw_and_padded_with_zeros():
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(1, 256, (20, 3, 6, 5), dtype=np.uint8))
     augmentation = Augmentation(padding=2, flip=True)
@@ -267,14 +267,14 @@ def test_each_image_is_moved_by_its_draw_and_padded_with_black():
         assert seen.equal(window.flip(-1) if mirrored else window)
 
 
-def test_offsets_are_evenly_drawn_and_flips_only_where_asked():
+def test_offsets_are_uniform_and_flips_optional():
     draws = Augmentation(padding=4, flip=False).draw(np.random.default_rng(0), 9000)
     assert not draws[:, 2].any()
     for axis in (0, 1):
         assert np.abs(np.bincount(draws[:, axis], minlength=9) - 1000).max() < 5 * math.sqrt(1000)
 
 
-def test_members_are_moved_each_in_its_own_way_and_bytes_become_floats():
+def test_members_are_augmented_independently_and_bytes_become_floats():
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.integers(0, 256, (30, 1, 4, 4), dtype=np.uint8))
     y = torch.zeros(30, dtype=torch.int64)
@@ -293,7 +293,7 @@ def test_members_are_moved_each_in_its_own_way_and_bytes_become_floats():
     torch.testing.assert_close(plain[:, 1:2], (x[index[1]].float() - 100) / 50)
 
 
-def test_adding_hosts_moves_no_image_of_the_others(make_env, monkeypatch):
+def test_augmentation_is_independent_of_the_number_of_hosts(make_env, monkeypatch):
     few, many = make_env(2, 2), make_env(4, 2)
     monkeypatch.setattr(few.task, "augmentation", Augmentation(padding=4, flip=True))
     for env in (few, many):

@@ -1,4 +1,4 @@
-"""The observation: finite and in range whatever hosts do, scaled as the table says, and never-measured told from zero."""
+"""The observation: finite, in range, scaled by the table; unmeasured quantities differ from zero."""
 
 # N hosts, S slots, K blueprints
 
@@ -18,14 +18,13 @@ from esper.env.observation import (
     HOST_FEATURES,
     SLOT_FEATURES,
     Feature,
-    HostView,
+    FeatureTable,
     RunScale,
-    host_features,
-    slot_features,
     slot_table,
 )
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import OCCUPIED, Op, SlotState, Stage, empty
+from tests.env_fixtures import View
 
 Array = npt.NDArray[Any]
 N, S = 2, 3
@@ -34,9 +33,9 @@ TABLE = slot_table(NAMES)
 ALL = [*HOST_FEATURES, *TABLE]
 
 
-def seen(view: HostView) -> dict[str, Array]:
-    """Features by name."""
-    hosts, slots = host_features(view), slot_features(view, NAMES)
+def seen(view: View) -> dict[str, Array]:
+    """Return the features by name."""
+    hosts, slots = FeatureTable(HOST_FEATURES).values(view), FeatureTable(TABLE).values(view)
     named = {feature.name: hosts[:, rank] for rank, feature in enumerate(HOST_FEATURES)}
     return named | {feature.name: slots[:, :, rank] for rank, feature in enumerate(TABLE)}
 
@@ -54,16 +53,16 @@ def any_bool(*shape: int) -> st.SearchStrategy[Array]:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> HostView:
-    """Anything that fits the types: NaN, infinities, and combinations that no lifecycle makes."""
+def views(draw: st.DrawFn) -> View:
+    """Draw any view that fits the types: NaN, infinities, and unreachable combinations."""
     floats = [name for name, array in empty(N, S).arrays().items() if array.dtype == np.float32]
     state: dict[str, Array] = {name: draw(any_float(N, S)) for name in floats}
     ages = {name: draw(any_int(0, 2**40)) for name in ("stage_age", "seed_age", "ramp_done", "ramp_total")}
     state |= {**ages, "stage": draw(any_int(0, len(Stage) - 1)), "blend": draw(any_int(0, len(Blend) - 1))}
     state |= {"blueprint": draw(any_int(-1, 1)), "ramp_curve": draw(any_int(0, 4))}
     state |= {name: draw(any_bool(N, S)) for name in ("dying", "measured", "fresh")}
-    return HostView(
-        step=draw(st.integers(0, 50)),
+    return View(
+        time=draw(st.integers(0, 50)),
         num_steps=draw(st.integers(1, 50)),
         accuracy_NH=draw(any_float(N, observation.HISTORY + 1)),
         loss_N=draw(any_float(N)),
@@ -80,7 +79,7 @@ def views(draw: st.DrawFn) -> HostView:
 
 @settings(max_examples=60, deadline=None)
 @given(views())
-def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: HostView) -> None:
+def test_features_are_finite_and_in_range_for_any_view(view: View) -> None:
     named = seen(view)
     for feature in ALL:
         value = named[feature.name]
@@ -91,8 +90,8 @@ def test_whatever_hosts_do_is_finite_and_within_the_ranges_of_the_table(view: Ho
         assert feature.unit or np.isin(value, (0, 1)).all(), feature.name
 
 
-def ordinary(seed: int = 0) -> HostView:
-    """Hosts in the middle of growing, everything measured, nothing at the end of its range."""
+def ordinary(seed: int = 0) -> View:
+    """Return growing hosts with everything measured and no value at the end of its range."""
     rng = np.random.default_rng(seed)
 
     def draw(low: float, high: float, *shape: int) -> Array:
@@ -117,8 +116,8 @@ def ordinary(seed: int = 0) -> HostView:
         measured=np.ones((N, S), np.bool_),
         gradient_ratio=draw(0.1, 9),
     )
-    return HostView(
-        step=7,
+    return View(
+        time=7,
         num_steps=20,
         accuracy_NH=draw(10, 90, N, observation.HISTORY + 1),
         loss_N=draw(0.1, 4, N),
@@ -137,13 +136,13 @@ def log10ths(potential: Array) -> Array:
     return np.log(1 + potential.astype(np.float64) / 1e-8) / 10
 
 
-def relative(v: HostView) -> Array:
+def relative(v: View) -> Array:
     logs = 10 * log10ths(v.potential_NSK.max(axis=2))
     return logs - logs.mean(axis=1, keepdims=True)
 
 
 BLENDING = Stage.BLENDING
-MEANT: dict[str, Callable[[HostView], Array]] = {
+MEANT: dict[str, Callable[[View], Array]] = {
     "time_left": lambda v: np.full(N, 13 / 20),
     "accuracy": lambda v: v.accuracy_NH[:, 0] / 100,
     "loss": lambda v: v.loss_N / 1.7,
@@ -175,11 +174,11 @@ MEANT: dict[str, Callable[[HostView], Array]] = {
     "potential_of_thin": lambda v: log10ths(v.potential_NSK[..., 0]),
     "potential_of_thick": lambda v: log10ths(v.potential_NSK[..., 1]),
 }
-"""What each feature is, written a second time and by hand."""
+"""An independent formula of each feature."""
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_feature_is_what_it_is_meant_to_be(seed: int) -> None:
+def test_features_match_an_independent_formula(seed: int) -> None:
     view = ordinary(seed)
     named = seen(view)
     assert set(MEANT) == {feature.name for feature in ALL}
@@ -187,8 +186,8 @@ def test_every_feature_is_what_it_is_meant_to_be(seed: int) -> None:
         np.testing.assert_allclose(value, np.asarray(MEANT[name](view), np.float64), rtol=2e-6, atol=2e-6, err_msg=name)
 
 
-def unmeasured(view: HostView) -> HostView:
-    """The same hosts and seeds, of which nothing was measured yet; numbers of an earlier seed may still lie about."""
+def unmeasured(view: View) -> View:
+    """Return the same hosts with nothing measured, but with stale numbers of an earlier seed."""
     accuracy_NH = view.accuracy_NH.copy()
     accuracy_NH[:, 1:] = np.nan
     never, unknown = np.zeros((N, S), np.bool_), np.full((N, S), np.nan, np.float32)
@@ -196,25 +195,25 @@ def unmeasured(view: HostView) -> HostView:
     return replace(view, accuracy_NH=accuracy_NH, state=state, potential_NSK=np.full_like(view.potential_NSK, np.nan))
 
 
-def measured_as_nothing(view: HostView) -> HostView:
-    """The same, where everything was measured and came out as 0."""
+def measured_as_nothing(view: View) -> View:
+    """Return the same hosts with every measurement 0."""
     names = ("contribution", "contribution_error", "gradient_ratio")
     state = replace(view.state, **{name: np.zeros((N, S), np.float32) for name in names})
     accuracy_NH = np.zeros_like(view.accuracy_NH)
     return replace(view, accuracy_NH=accuracy_NH, state=state, potential_NSK=np.zeros_like(view.potential_NSK))
 
 
-def seedless(view: HostView) -> HostView:
+def seedless(view: View) -> View:
     return replace(view, state=replace(view.state, stage=np.full((N, S), Stage.DORMANT)))
 
 
-def idle(view: HostView) -> HostView:
-    """Hosts that won nothing since their seeds entered their stages."""
+def idle(view: View) -> View:
+    """Return hosts without improvement since their seeds entered their stages."""
     return replace(view, state=replace(view.state, accuracy_start=view.state.accuracy))
 
 
 @pytest.mark.parametrize("feature", [one for one in ALL if one.indicators], ids=lambda one: one.name)
-def test_never_measured_is_told_from_measured_as_nothing(feature: Feature) -> None:
+def test_unmeasured_differs_from_zero(feature: Feature) -> None:
     without, zero = (seedless, idle) if feature.name == "improvement" else (unmeasured, measured_as_nothing)
     never, nothing = seen(without(ordinary())), seen(zero(ordinary()))
     np.testing.assert_array_equal(never[feature.name], np.float32(feature.fill))
@@ -223,24 +222,24 @@ def test_never_measured_is_told_from_measured_as_nothing(feature: Feature) -> No
     assert differs.any(axis=0).all()
 
 
-def test_a_loss_that_is_no_number_is_as_bad_as_can_be_and_none_is_perfect() -> None:
+def test_a_nan_loss_takes_the_upper_bound() -> None:
     view = replace(ordinary(), loss_N=np.array([np.nan, 0.0], np.float32))
     assert seen(view)["loss"].tolist() == [5, 0]
 
 
 @pytest.mark.parametrize("feature", [one for one in ALL if isinstance(one.scale, RunScale)], ids=lambda one: one.name)
-def test_run_scales_are_those_of_the_run(feature: Feature) -> None:
+def test_run_scales_come_from_the_run(feature: Feature) -> None:
     assert isinstance(feature.scale, RunScale)
     view = ordinary()
-    if feature.name in ("time_left", "seeds_left"):  # which count down from theirs
-        full = {"step": 0} if feature.name == "time_left" else {"state": empty(N, S)}
+    if feature.name in ("time_left", "seeds_left"):  # counts down from its scale
+        full = {"time": 0} if feature.name == "time_left" else {"state": empty(N, S)}
         assert (seen(replace(view, **full))[feature.name] == 1).all()
         return
     longer = replace(view, **{feature.scale.name: 2 * getattr(view, feature.scale.name)})
     np.testing.assert_allclose(seen(longer)[feature.name], seen(view)[feature.name] / 2, rtol=1e-6)
 
 
-def test_the_table_is_in_order() -> None:
+def test_feature_names_are_unique_and_ranges_valid() -> None:
     for features in (HOST_FEATURES, TABLE):
         names = [feature.name for feature in features]
         assert len(set(names)) == len(names)
@@ -254,7 +253,7 @@ def test_the_table_is_in_order() -> None:
     assert {f"stage_{stage.name.lower()}" for stage in OCCUPIED} <= {feature.name for feature in SLOT_FEATURES}
 
 
-def test_a_real_host_is_seen_within_the_table(make_env, plan_actions) -> None:
+def test_features_of_a_trained_host_are_in_range(make_env, plan_actions) -> None:
     env = make_env(2, 3)
     arrays_ = env.reset(seed=3)[0]
     for _ in range(3):

@@ -1,13 +1,11 @@
-"""A run in the sandbox is evaluated: returns are compared, and what the sandbox does not measure is a dash."""
+"""Evaluation of a sandbox run: returns are compared, and quantities that it does not measure are dashes."""
 
 from esper.cli.overrides import check
-from esper.config import register
 from esper.evaluate import main
 from esper.training.trainer import Trainer
 
 
 def test_a_sandbox_run_is_evaluated(tmp_path, capsys):
-    register()
     Trainer(check(["env=sandbox", "steps=6", "hosts=8", "updates=1", "telemetry=quiet"]), tmp_path).run()
     main([f"checkpoint={tmp_path}", "hosts=16", "controllers=[policy,wait]"])
     lines = capsys.readouterr().out.splitlines()

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import VectorEnv
 
 from esper.cli.overrides import check
-from esper.config import Config, ConfigError, register
+from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.base import Environment
 from esper.env.sandbox import SandboxEnv
@@ -17,7 +17,6 @@ from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, build_env
 
-register()
 SMALL = ["env=sandbox", "hosts=32", "steps=5", "telemetry=quiet"]
 
 
@@ -60,6 +59,7 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
     assert optimum("env.keep_bonus=8") > plain
     assert optimum("env.rent_scale=2") < plain
     assert optimum("steps=6") > plain
+    assert optimum("slots.where=[r0c0]") < plain
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_the_optimum_depends_on_the_keys(tmp_path: Path) -> None:
         ("counterfactuals.orders=4", r"counterfactuals\.orders=4 has no effect with env=sandbox"),
         ("slots=all", r"env=sandbox needs slots\.max_seeds=1, got 0: choose slots=one_seed"),
         ("slots=three", "env=sandbox "),
-        ("slots.where=[r0c0]", r"env=sandbox uses all of its slots: leave slots\.where=\['r0c0'\] out"),
-        ("gates=strict", "env=sandbox needs gates=permissive"),
-        ("agent.heads.tempo=slow", r"leave agent\.heads\.tempo out"),
+        ("slots.where=[r9c9]", r"slots\.where=r9c9 is not a slot of this host: it has r0c0, r0c1, r0c2"),
+        ("gates=strict", "gates=strict has no effect with env=sandbox: leave it out"),
+        ("agent.heads.tempo=slow", r"leave agent\.heads out"),
         ("agent.heads.tempo=free", r"leave agent\.heads out"),
         ("steps=25", "steps=25 is too long for the optimum of env=sandbox: set steps to at most 24"),
         ("env.light_accuracy=0.3", r"env\.light_accuracy must be in \[1/3, 1\], got 0\.3"),
         ("env.rent_scale=-1", r"env\.rent_scale must be finite and at least 0, got -1"),
     ],
 )
-def test_what_has_no_place_in_the_sandbox_is_refused(override: str, sentence: str) -> None:
+def test_overrides_without_effect_in_the_sandbox_are_refused(override: str, sentence: str) -> None:
     config()
     with pytest.raises(ConfigError, match=sentence) as raised:
         config(override)
@@ -99,7 +99,7 @@ def sandbox(split: Split = Split.TRAINING, **changes: Any) -> SandboxEnv:
 
 
 def legal_action(env: SandboxEnv, observation: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """A legal action of every host, drawn at random."""
+    """Return a legal random action of every host."""
     action = np.zeros((env.num_envs, len(Head)), dtype=np.int64)
     for host in range(env.num_envs):
         pairs = np.argwhere(observation["legal_slots"][host])
@@ -109,7 +109,7 @@ def legal_action(env: SandboxEnv, observation: dict[str, Any], rng: np.random.Ge
     return action
 
 
-def test_it_is_a_vector_environment_of_gymnasium() -> None:
+def test_the_sandbox_is_a_gymnasium_vector_env() -> None:
     env, rng = sandbox(), np.random.default_rng(0)
     assert isinstance(env, VectorEnv)
     held: Environment = env
@@ -144,12 +144,12 @@ def test_an_illegal_action_has_no_effect() -> None:
 
 
 def hosts_of(env: SandboxEnv, episode: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds and lights of an episode, which are all that tells hosts apart."""
+    """Return kinds and lights of an episode, in which alone hosts differ."""
     env.reset(options={"episode": episode})
     return env.kind_N, env.light_NT
 
 
-def test_hosts_are_known_by_seed_split_episode_and_number() -> None:
+def test_seed_split_episode_and_index_determine_a_host() -> None:
     kind, light = hosts_of(sandbox())
     few_kind, few_light = hosts_of(sandbox(num_hosts=5))
     assert np.array_equal(kind[:5], few_kind)
@@ -164,10 +164,10 @@ def test_hosts_are_known_by_seed_split_episode_and_number() -> None:
         assert not np.array_equal(kind, other_kind)
     env = sandbox()
     hosts_of(env, 7)
-    assert np.array_equal(hosts_of(env)[1], light), "whatever came before"
+    assert np.array_equal(hosts_of(env)[1], light), "independent of earlier episodes"
 
 
-def test_twins_are_alike() -> None:
+def test_twins_share_kind_and_lights() -> None:
     kind, light = hosts_of(sandbox(num_twins=3))
     for array in (kind, light):
         groups = array.reshape(4, 3, -1)

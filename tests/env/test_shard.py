@@ -1,4 +1,4 @@
-"""Training and measuring the members of a device, dealing hosts out, and the actions' tables."""
+"""Training and validation of a shard, dealing hosts to shards, and the tables of actions."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.env.shard_pool import ShardPool, _deal, return_memory
 from esper.fusion.layout import side_by_side
-from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
+from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.instances import Split
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def shard(small_task):
-    """Three hosts, of which two hold seeds that have an effect."""
+    """Three hosts, two of them with active seeds."""
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
     shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
     blueprint = np.array([[1, -1, 0], [-1, -1, -1], [-1, 1, -1]])
@@ -66,7 +66,7 @@ def some_settings():
     return np.stack([real, off, np.zeros_like(real)])
 
 
-def test_measuring_is_counting_by_hand(shard, small_task):
+def test_validation_matches_a_plain_loop(shard, small_task):
     alpha = some_settings()
     seen = shard.validate(alpha)
     shard.network.train(False)
@@ -88,7 +88,7 @@ def test_measuring_is_counting_by_hand(shard, small_task):
     np.testing.assert_allclose(seen.covariance_VVM, np.stack(wanted, -1), atol=1e-9)
 
 
-def test_the_test_part_is_another_part(shard, small_task):
+def test_validation_and_test_parts_differ(shard, small_task):
     alpha = some_settings()[:1]
     seen = shard.validate(alpha, test=True)
     shard.network.train(False)
@@ -98,7 +98,7 @@ def test_the_test_part_is_another_part(shard, small_task):
     assert not np.array_equal(seen.loss_VM, shard.validate(alpha).loss_VM)
 
 
-def test_the_size_of_validation_batches_has_no_effect(shard, monkeypatch):
+def test_validation_is_independent_of_batch_size(shard, monkeypatch):
     whole = shard.validate(some_settings())
     monkeypatch.setattr("esper.env.shard.VALIDATION_BATCH", 7)
     parts = shard.validate(some_settings())
@@ -107,7 +107,7 @@ def test_the_size_of_validation_batches_has_no_effect(shard, monkeypatch):
     np.testing.assert_allclose(whole.error_VM, parts.error_VM, rtol=1e-5)
 
 
-def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(shard, orders):
+def test_validation_has_no_side_effect_on_training(shard, orders):
     shard.train_epoch(orders)
     before = rows(shard)
     shard.validate(some_settings())
@@ -118,14 +118,14 @@ def test_measuring_changes_nothing_and_training_goes_on_as_if_it_had_not_been(sh
     assert not moved["buffer/segments.0.1.running_mean"].equal(before["buffer/segments.0.1.running_mean"])
 
 
-def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
+def test_an_epoch_trains_on_the_whole_batches_of_each_order(shard, orders):
     seen = []
     forward = shard.network.forward
     shard.network.forward = lambda x, *rest: (seen.append((x.clone(), rest[0])), forward(x, *rest))[1]
     shard.task.batch_size, whole = 40, shard.task.batch_size
     report = shard.train_epoch(orders, probe=True)
     shard.task.batch_size = whole
-    assert [hooks is not None for _, hooks in seen] == [False, True]  # 96 = 40 + 40 + a rest that is left out
+    assert [hooks is not None for _, hooks in seen] == [False, True]  # 96 = 40 + 40 + a remainder that is left out
     for step, (x, _) in enumerate(seen):
         assert x.shape == (40, 3, 8, 8)
         for host in range(3):
@@ -136,7 +136,7 @@ def test_an_epoch_is_the_whole_batches_of_each_host_s_own_order(shard, orders):
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
-    shard.network.optimiser.config.learning_rate = 0.0  # nothing moves, so the batches can be measured again
+    shard.network.optimiser.config.learning_rate = 0.0  # learning rate 0, so the batches can be measured again
     for bank in shard.network.banks.values():
         bank.optimiser.config.learning_rate = 0.0
     report = shard.train_epoch(orders)
@@ -164,7 +164,7 @@ def test_probing_has_no_effect_on_training(small_task, orders):
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_a_report_has_the_norms_of_what_learnt(small_task, orders, incubation):
+def test_reports_hold_norms_of_learning_seeds_only(small_task, orders, incubation):
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
     shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, incubation=incubation)
     assert np.isnan(shard.train_epoch(orders).seed_norm_MS).all()
@@ -190,12 +190,11 @@ def test_a_report_has_the_norms_of_what_learnt(small_task, orders, incubation):
     assert report.seed_norm_MS[1, 2] > 0
 
 
-def test_incubation_and_fossils_reach_every_shard(small_task):
-    growth = {"incubation": Incubation.closed_loop, "fossils": Fossils.frozen}
-    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=1)}, 2, **growth)
+def test_incubation_and_seeds_reach_the_right_shard(small_task):
+    devices = {"cpu": DeviceConfig(members_per_shard=1)}
+    shard_pool = ShardPool(small_task, BLUEPRINTS, devices, 2, incubation=Incubation.closed_loop)
     shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
-    for shard in shard_pool.shards:
-        assert (shard.network.incubation, shard.network.fossils) == tuple(growth.values())
+    assert [shard.network.incubation for shard in shard_pool.shards] == [Incubation.closed_loop] * 2
     shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
     assert [list(shard.network.banks) for shard in shard_pool.shards] == [[], [(0, 1, True)]]
     shard_pool.clear(1, 0, 1)
@@ -203,7 +202,7 @@ def test_incubation_and_fossils_reach_every_shard(small_task):
     shard_pool.close()
 
 
-def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
+def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
     shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
     shard.task.batch_size, size = 1000, shard.task.batch_size
@@ -213,19 +212,19 @@ def test_a_batch_larger_than_the_data_is_the_data(small_task, orders):
     assert not shard.network.host.flat.equal(before)
 
 
-# ---- dealing hosts out
+# ---- dealing hosts to shards
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 5, 7])
 @pytest.mark.parametrize("members", [0, 1, 3])
-def test_every_host_gets_one_place(hosts, members):
+def test_every_host_is_dealt_to_one_shard(hosts, members):
     places = _deal(hosts, {"cpu": DeviceConfig(members_per_shard=members)})
     assert [host for _, rows in places for host in range(rows.start, rows.stop)] == list(range(hosts))
     assert all(rows.stop - rows.start <= (members or hosts) for _, rows in places)
     assert all(device == CPU for device, _ in places)
 
 
-def test_devices_share_as_evenly_as_can_be(monkeypatch):
+def test_hosts_are_dealt_evenly_to_devices(monkeypatch):
     monkeypatch.setattr("esper.env.shard_pool.find_device", torch.device)
     places = _deal(7, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(members_per_shard=1), "cuda:1": DeviceConfig()})
     assert [(str(device), rows.stop - rows.start) for device, rows in places] == [
@@ -251,7 +250,7 @@ def test_seeds_reach_their_host_in_any_shard(small_task):
     shard_pool.close()
 
 
-def test_a_device_that_is_not_there_is_said_so():
+def test_a_missing_device_is_refused():
     assert find_device("cpu") == CPU
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     absent = f"cuda:{torch.cuda.device_count()}"
@@ -259,7 +258,7 @@ def test_a_device_that_is_not_there_is_said_so():
         find_device(absent)
 
 
-def test_the_rule_of_the_device_config_fires():
+def test_invalid_device_config_is_refused():
     with pytest.raises(ValueError, match="members_per_shard must be at least 0, got -1"):
         DeviceConfig(members_per_shard=-1)
 
@@ -267,7 +266,7 @@ def test_the_rule_of_the_device_config_fires():
 # ---- tables of the actions
 
 
-def test_parameters_are_checked_only_where_they_matter():
+def test_only_relevant_parameters_are_checked():
     sizes = (6, 3, 2, 4, 3, 3, 4, 5)
     legal = legal_values(1, 2)
     rng = np.random.default_rng(0)
@@ -278,7 +277,7 @@ def test_parameters_are_checked_only_where_they_matter():
         assert parameters_legal(action, legal, sizes).tolist() == [wanted]
 
 
-def test_every_pinned_head_has_one_legal_value_and_every_blueprint_is_offered():
+def test_pinned_heads_have_one_legal_value_and_all_blueprints_are_legal():
     legal = legal_values(3, 4)
     assert legal.shape == (3, 4 + 4 + 3 + 3 + 4 + 5)
     parts = np.split(legal[0], np.cumsum([4, 4, 3, 3, 4]))
@@ -286,15 +285,15 @@ def test_every_pinned_head_has_one_legal_value_and_every_blueprint_is_offered():
     assert [np.flatnonzero(part).tolist() for part in parts[1:]] == [[PINNED[head]] for head in PARAMETER_HEADS[1:]]
 
 
-def test_what_matters_to_waiting_is_nothing():
+def test_wait_has_no_parameters():
     assert np.flatnonzero(RELEVANT[Op.WAIT]).tolist() == [Head.OP]
     assert RELEVANT[:, Head.OP].all()
     assert RELEVANT[1:, Head.SLOT].all()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_freed_memory_goes_back_to_the_system():
-    """Blocks below the C library's threshold for pages of their own, with one kept above them all, so that none is given back."""
+def test_freed_memory_is_returned_to_the_system():
+    """Blocks below the C library's mmap threshold, with one kept above them, so that none is returned on free."""
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -13,7 +13,7 @@ from esper.governor.watchdog import WatchdogConfig
 from esper.lifecycle.slots import EveryBlockConfig
 
 
-def test_gymnasium_finds_nothing_wrong(make_env):
+def test_passes_gymnasiums_env_checker(make_env):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*not having a spec.*")  # there is no registered id to make it from
@@ -21,7 +21,7 @@ def test_gymnasium_finds_nothing_wrong(make_env):
         check_env(SingleHostEnv(make_env(1, 3)))
 
 
-def test_gives_the_numbers_of_the_population_and_the_last_observation_at_the_end(make_env, random_actions):
+def test_matches_the_vector_environment(make_env, random_actions):
     population, single = make_env(1, 3), SingleHostEnv(make_env(1, 3))
     wanted, _ = population.reset()
     for episode in range(2):
@@ -36,7 +36,7 @@ def test_gives_the_numbers_of_the_population_and_the_last_observation_at_the_end
         assert all(np.array_equal(seen[name], info["final_obs"][0][name]) for name in seen)
 
 
-def test_what_is_told_besides_is_about_one_host(make_env):
+def test_info_describes_one_host(make_env):
     single = SingleHostEnv(make_env(1, 1))
     single.reset()
     _, reward, _, _, info = single.step(np.zeros(len(Head), dtype=np.int64))
@@ -46,7 +46,7 @@ def test_what_is_told_besides_is_about_one_host(make_env):
     assert "signals" not in info
 
 
-def test_after_a_rollback_a_reset_goes_on_with_the_same_host(make_env):
+def test_reset_after_a_rollback_continues_with_the_same_host(make_env):
     single = SingleHostEnv(make_env(1, 4, governor=WatchdogConfig(penalty=7.0)))
     single.reset(seed=3)
     first_rows = single.population.pool.shards[0].network.host.flat.detach().clone()
@@ -60,7 +60,7 @@ def test_after_a_rollback_a_reset_goes_on_with_the_same_host(make_env):
     assert single.observation_space.contains(seen)
 
 
-def test_a_reset_with_a_seed_or_an_episode_starts_anew(make_env):
+def test_reset_with_a_seed_or_an_episode_starts_anew(make_env):
     single = SingleHostEnv(make_env(1, 1))
     first, _ = single.reset(seed=5)
     single.step(np.zeros(len(Head), dtype=np.int64))
@@ -71,7 +71,7 @@ def test_a_reset_with_a_seed_or_an_episode_starts_anew(make_env):
     assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
-def test_masks_are_laid_end_to_end_and_mask_what_cannot_be_done(make_env):
+def test_action_masks_concatenate_the_heads(make_env):
     single = SingleHostEnv(make_env(1, 3))
     seen, _ = single.reset()
     masks = single.action_masks()
@@ -87,7 +87,7 @@ def test_masks_are_laid_end_to_end_and_mask_what_cannot_be_done(make_env):
     assert np.array_equal(np.concatenate(parameters), seen["legal_values"])
 
 
-def test_slots_where_nothing_can_be_done_are_masked_unless_all_are(make_env):
+def test_slots_without_legal_operations_are_masked_unless_all_are(make_env):
     single = SingleHostEnv(make_env(1, 3, slots=EveryBlockConfig(where=["r0c1"], min_prune_age=9, auto_advance=["training"])))
     single.reset()
     heads = single.action_space.nvec
@@ -97,7 +97,7 @@ def test_slots_where_nothing_can_be_done_are_masked_unless_all_are(make_env):
     assert single.action_masks()[heads[0] : heads[0] + 3].all()  # only WAIT is left
 
 
-def test_asks_for_a_reset_before_the_first_step_and_after_an_end(make_env):
+def test_a_reset_is_required_before_the_first_step_and_after_an_end(make_env):
     single = SingleHostEnv(make_env(1, 1))
     wait = np.zeros(len(Head), dtype=np.int64)
     with pytest.raises(gymnasium.error.ResetNeeded):
@@ -110,6 +110,6 @@ def test_asks_for_a_reset_before_the_first_step_and_after_an_end(make_env):
         single.step(wait)
 
 
-def test_takes_one_host_only(make_env):
+def test_several_hosts_are_refused(make_env):
     with pytest.raises(ValueError, match="hosts=2"):
         SingleHostEnv(make_env(2, 1))

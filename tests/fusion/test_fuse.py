@@ -1,4 +1,4 @@
-"""Fused equals one by one: layers, whole hosts, and training with seeds."""
+"""Fused layers and hosts equal single ones."""
 
 import copy
 
@@ -45,13 +45,13 @@ LAYERS = {
 
 
 def samples(name, members):
-    """A batch of each member `[M, B, ...]`: tokens for an embedding, numbers for all else."""
+    """Return a batch of each member `[M, B, ...]`: tokens for an embedding, else numbers."""
     shape = (members, 4, *LAYERS[name][1])
     return torch.randint(11, shape) if name == "embedding" else torch.randn(shape)
 
 
 def random_module(make):
-    """A module whose parameters and buffers are all different from what they are born as."""
+    """Randomise all parameters and buffers of a module."""
     module = make()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -62,12 +62,12 @@ def random_module(make):
     return module
 
 
-def test_every_stacked_layer_is_in_the_table():
+def test_every_stacked_layer_has_a_case():
     assert {type(make()) for make, _ in LAYERS.values()} == set(STACKED)
 
 
 def member_grads(stacked):
-    """The gradients of each member's parameters."""
+    """Return the gradients of each member's parameters."""
     return zip(*[parameter.grad for parameter in stacked.parameters()], strict=True)
 
 
@@ -75,7 +75,7 @@ def member_grads(stacked):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("members", [1, 3, 8])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_stacked_layer_is_its_layers_side_by_side(float64, name, members, training, held):
+def test_a_stacked_layer_matches_its_layers(float64, name, members, training, held):
     layers = [random_module(LAYERS[name][0]).train(training).double() for _ in range(members)]
     x_MB = samples(name, members)
     float_input = x_MB.is_floating_point()
@@ -106,14 +106,14 @@ def test_a_stacked_layer_is_its_layers_side_by_side(float64, name, members, trai
 
 
 @pytest.mark.parametrize("members", [1, 3, 8])
-def test_a_fused_host_is_its_hosts_forward_backward_and_statistics(float64, members):
+def test_a_fused_host_matches_its_hosts(float64, members):
     config = CNNConfig(base_channels=3, pools=3)
     hosts = [
         random_module(lambda m=m: config.build((1, 8, 8), 10, [m % 2 == 0, False, m % 3 == 0])).train() for m in range(members)
     ]
     fleet = Fleet(hosts)
     xs = [torch.randn(6, 1, 8, 8) for _ in range(members)]
-    for _ in range(2):  # twice, so that the running statistics move twice
+    for _ in range(2):  # two batches, so that the running statistics move twice
         logits = fleet.bind().train()(torch.cat(xs, 1))
         wanted = [host(x) for host, x in zip(hosts, xs, strict=True)]
     assert torch.allclose(logits, torch.cat(wanted, 1), atol=1e-11)
@@ -132,7 +132,7 @@ def test_a_fused_host_is_its_hosts_forward_backward_and_statistics(float64, memb
 # ---- unfusing
 
 
-def test_a_member_of_a_fleet_is_a_plain_module_with_its_parameters_and_buffers():
+def test_member_returns_a_plain_module():
     config = CNNConfig(base_channels=3)
     hosts = [random_module(lambda m=m: config.build((1, 8, 8), 10, [m == 0, m == 1, False])) for m in range(3)]
     fleet = Fleet(hosts)
@@ -148,7 +148,7 @@ def test_a_member_of_a_fleet_is_a_plain_module_with_its_parameters_and_buffers()
         assert not alone.get_buffer("segments.0.1.running_mean").equal(host.get_buffer("segments.0.1.running_mean"))
 
 
-def test_a_fleet_leaves_the_modules_as_they_are():
+def test_a_fleet_does_not_change_its_modules():
     hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(2)]
     before = [copy.deepcopy(host.state_dict()) for host in hosts]
     fleet = Fleet(hosts)
@@ -159,7 +159,7 @@ def test_a_fleet_leaves_the_modules_as_they_are():
         assert all(torch.equal(old[name], value) for name, value in host.state_dict().items())
 
 
-def test_members_can_be_taken_out_and_added_to():
+def test_members_can_be_taken_and_added():
     chosen = torch.tensor([0, 2, 3])
     images = torch.randn(2, 20, 3, 3)
     for x in (images, images.contiguous(memory_format=torch.channels_last), torch.randn(2, 20)):
@@ -170,7 +170,7 @@ def test_members_can_be_taken_out_and_added_to():
         assert torch.allclose(x, wanted)
 
 
-def test_a_fleet_of_banks_binds_any_number_of_rows():
+def test_bind_takes_any_number_of_rows():
     fleet = Fleet([random_module(lambda: nn.Conv2d(2, 3, 1)) for _ in range(4)])
     x = torch.randn(2, 4, 3, 3)
     chosen = torch.tensor([1, 3])
@@ -193,7 +193,7 @@ def test_a_fleet_of_banks_binds_any_number_of_rows():
         (lambda: nn.Softmax(1), "Softmax"),
     ],
 )
-def test_a_layer_without_a_stacked_form_is_named_with_the_remedy(layer, name):
+def test_a_layer_without_a_stacked_form_is_refused_with_a_remedy(layer, name):
     modules = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), layer())) for _ in range(2)]
     with pytest.raises(FusionError, match=rf"1\.1 is a {name}, .* members_per_shard=1"):
         fuse(modules)
@@ -218,7 +218,7 @@ def test_a_layer_without_a_stacked_form_is_named_with_the_remedy(layer, name):
         lambda: nn.Flatten(1, 2),
     ],
 )
-def test_a_variant_of_a_layer_that_its_stacked_form_does_not_know_is_refused(layer):
+def test_an_unsupported_variant_of_a_layer_is_refused(layer):
     with pytest.raises(FusionError, match="members_per_shard=1"):
         fuse([nn.Sequential(layer()) for _ in range(2)])
 
@@ -254,7 +254,7 @@ WITHOUT_PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_PARAMETERS)
-def test_a_layer_without_parameters_is_refused_or_does_the_same_to_each_member(name):
+def test_layers_without_parameters_are_refused_or_equivalent(name):
     layers = [WITHOUT_PARAMETERS[name]() for _ in range(3)]
     xs = [torch.randn(2, 4, 6, 6) for _ in layers]
     try:
@@ -265,7 +265,7 @@ def test_a_layer_without_parameters_is_refused_or_does_the_same_to_each_member(n
     assert torch.allclose(fused(torch.cat(xs, 1)), wanted, atol=1e-6)
 
 
-def test_a_layer_used_twice_is_used_twice_when_fused_or_refused():
+def test_a_shared_layer_is_fused_as_shared_or_refused():
     def make():
         act = nn.Tanh()
         return nn.Sequential(nn.Conv2d(2, 2, 1), act, nn.Conv2d(2, 2, 1), act)
@@ -280,7 +280,7 @@ def test_a_layer_used_twice_is_used_twice_when_fused_or_refused():
     assert torch.allclose(fused(x), wanted, atol=1e-6)
 
 
-def test_a_parameter_in_two_places_is_refused_by_fuse_and_tied_by_a_fleet():
+def test_a_tied_parameter_is_refused_by_fuse_and_tied_by_a_fleet():
     def make():
         conv = nn.Conv2d(2, 2, 1)
         return nn.Sequential(conv, nn.ReLU(), nn.Sequential(conv))

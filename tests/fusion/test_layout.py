@@ -1,4 +1,4 @@
-"""Where members lie: every function against plain indexing, for images, vectors, sequences and tokens."""
+"""Layout of members: every function against plain indexing, for images, vectors, sequences and tokens."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ CHOSEN = torch.tensor([3, 0])
 
 
 def laid(x_MB):
-    """By the words of the module, without its functions."""
+    """Stack members by the documented layout, without the functions under test."""
     if x_MB.dim() == 4 or not x_MB.is_floating_point():
         return torch.cat(list(x_MB), 0)
     return torch.cat(list(x_MB), 1)
 
 
 @each_kind
-def test_samples_lie_as_the_page_says(kind):
+def test_samples_follow_the_documented_layout(kind):
     x = KINDS[kind]()
     assert L.side_by_side(x).equal(laid(x))
     assert L.repeated(x[0], 3).equal(laid(torch.stack([x[0]] * 3)))
@@ -36,14 +36,14 @@ def test_samples_lie_as_the_page_says(kind):
 
 
 @each_kind
-def test_a_number_a_member_reaches_its_features(kind):
+def test_per_member_values_reach_their_features(kind):
     x, value = KINDS[kind](), torch.tensor([2, 3, 5, 7])
     wanted = laid(x * value.view(-1, *[1] * (x.dim() - 1)))
     assert torch.equal(L.side_by_side(x) * L.per_member(value, L.side_by_side(x)), wanted)
 
 
 @each_kind
-def test_members_are_taken_added_to_split_and_joined(kind):
+def test_take_add_split_and_join_members(kind):
     x = KINDS[kind]()
     part = L.take_members(laid(x), CHOSEN, M)
     assert part.equal(laid(x[CHOSEN]))

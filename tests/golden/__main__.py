@@ -1,4 +1,4 @@
-"""Demand equal bits of two trees: `python -m tests.golden REVISION [CASE...]`.
+"""Compare two trees bit for bit: `python -m tests.golden REVISION [CASE...]`.
 
 Runs the golden cases at a git revision and in the work tree, on this machine, and compares every number: policy weights and
 optimiser state, returns, rewards by term, decisions, and all metrics except times. The results of the revision are cached in the
@@ -18,13 +18,13 @@ from tests.golden.cases import TRAIN
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RENAMED = {"again/block": "aa_control/block"}
-"""Part of a path in the earlier tree -> the same now."""
-DROPPED = {"/agent/returns"}
+"""Part of a path in the earlier tree -> its name in this one."""
+DROPPED = {"/agent/returns", "policy/core_c"}
 """Parts of paths that were removed on purpose and may be missing."""
 
 
 def record(tree: Path, out: Path, names: list[str]) -> None:
-    """Runs cases with the `esper` of a tree, and with the cases as that tree spells them."""
+    """Run cases with the `esper` of a tree and its own list of cases."""
     out.mkdir(parents=True, exist_ok=True)
     script = tree / "tests/golden/record.py"
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
@@ -32,7 +32,7 @@ def record(tree: Path, out: Path, names: list[str]) -> None:
 
 
 def renamed(path: str) -> str:
-    """Return the present path of a number in the earlier tree."""
+    """Return the path in this tree of a number in the earlier one."""
     for old, new in RENAMED.items():
         path = path.replace(old, new)
     return path
@@ -44,7 +44,7 @@ def compare(before: Path, after: Path, names: list[str]) -> int:
     for name in names:
         a, b = (pickle.loads((place / f"{name}.pickle").read_bytes()) for place in (before, after))
         a = {renamed(path): value for path, value in a.items()}
-        missing = sorted(path for path in a.keys() - b.keys() if not any(word in path for word in DROPPED))
+        missing = sorted(path for path in a.keys() - b.keys() if not any(part in path for part in DROPPED))
         new = sorted(b.keys() - a.keys())
         other = [path for path in a.keys() & b.keys() if a[path] != b[path]]
         if missing or new or other:
@@ -56,13 +56,13 @@ def compare(before: Path, after: Path, names: list[str]) -> int:
     return failed
 
 
-def main(words: list[str]) -> None:
-    if not words:
+def main(arguments: list[str]) -> None:
+    if not arguments:
         sys.exit("name the revision to compare with, as in python -m tests.golden main")
     revision = subprocess.run(
-        ["git", "rev-parse", "--short", words[0]], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "rev-parse", "--short", arguments[0]], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
-    names = words[1:] or [*TRAIN, "sweep"]
+    names = arguments[1:] or [*TRAIN, "sweep"]
     base = Path(tempfile.gettempdir()) / f"esper_golden_{revision}"
     todo = [name for name in names if not (base / f"{name}.pickle").exists()]
     if todo:

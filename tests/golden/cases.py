@@ -1,4 +1,4 @@
-"""The golden runs: command lines, each a word for every option whose numbers a refactoring must not change."""
+"""The golden runs: overrides that cover the options whose numbers a refactoring must not change."""
 
 SMALL = "updates=2 hosts=4 steps=8"
 

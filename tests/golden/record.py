@@ -1,6 +1,6 @@
-"""Run golden cases in the tree whose `esper` is on the path, and write down every number: `python record.py OUT [CASE...]`.
+"""Run golden cases with the `esper` on the path, and record every number: `python record.py OUT [CASE...]`.
 
-Each case runs in a fork of one warm process, so that a case costs its run and not its imports. All but times is kept.
+Each case runs in a fork of one warm process, so that imports are paid for once. All numbers but times are recorded.
 """
 
 import json
@@ -22,7 +22,7 @@ TIMES = ("time/", "seconds", "latency")
 
 
 def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested dicts and lists, by path."""
+    """Yield every leaf of nested dicts and lists, by path."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from numbers(part, f"{path}/{key}")
@@ -38,42 +38,41 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def of_run(folder: Path) -> dict[str, Any]:
-    """What a run came to: agent and watch of its newest checkpoint, and its metrics, decisions and costs."""
-    from esper.checkpoint import Checkpoints
+    """Return the results of a run: agent and watch of its newest checkpoint, metrics, decisions and costs."""
+    from esper.checkpoint import Checkpoints, load
 
-    checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.latest()
+    newest = Checkpoints(folder / "checkpoints").latest()
     assert newest is not None, folder
-    state = checkpoints.load(newest)
+    state = load(newest)
     found = dict(numbers({name: state[name] for name in ("update", "agent", "watch")}))
     for name in ("metrics.jsonl", "decisions.jsonl", "events.jsonl"):
         if (folder / name).exists():
             found |= numbers([json.loads(line) for line in (folder / name).read_text().splitlines()], name)
     found |= numbers(json.loads((folder / "costs.json").read_text()), "costs.json")
-    return {path: value for path, value in found.items() if not any(word in path for word in TIMES)}
+    return {path: value for path, value in found.items() if not any(part in path for part in TIMES)}
 
 
-def train(words: list[str]) -> None:
-    sys.argv = ["esper.train", *words]
+def train(overrides: list[str]) -> None:
+    sys.argv = ["esper.train", *overrides]
     runpy.run_module("esper.train", run_name="__main__", alter_sys=True)
 
 
 def record(out: Path, names: list[str]) -> None:
-    """Runs cases, each in a fork, and pickles what they came to."""
+    """Run each case in a fork, and pickle its results."""
     import esper.train  # noqa: F401  (before the forks)
 
     for name in names:
         folder = out / "runs" / name
         if name == "sweep":
-            words = ["-m", *SWEEP.split(), ARMS, f"hydra.sweep.dir={folder}"]
+            overrides = ["-m", *SWEEP.split(), ARMS, f"hydra.sweep.dir={folder}"]
         else:
-            words = [*TRAIN[name].split(), f"hydra.run.dir={folder}"]
+            overrides = [*TRAIN[name].split(), f"hydra.run.dir={folder}"]
         child = os.fork()
         if not child:
             code = 1
             try:
                 sys.stdout = sys.stderr = (out / f"{name}.txt").open("w")
-                train(words)
+                train(overrides)
                 code = 0
             except SystemExit as stop:
                 code = int(stop.code or 0)

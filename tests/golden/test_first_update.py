@@ -1,7 +1,7 @@
-"""The first update of small runs against committed numbers, with tolerances that hold on other processors.
+"""The first update of small runs, compared with committed numbers within tolerances for other processors.
 
-Bits differ between kinds of processor, so equal bits are demanded of two trees on one machine only: `python -m tests.golden`.
-`python tests/golden/test_first_update.py` writes the numbers anew, after a change that is meant to change them.
+Bits differ between kinds of processor, so bits are compared between two trees on one machine only: `python -m tests.golden`.
+`python tests/golden/test_first_update.py` rewrites the numbers after a change that is meant to change them.
 """
 
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import register
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 
@@ -25,20 +24,19 @@ CASES = {
     "sandbox": "env=sandbox hosts=16 steps=8 updates=1",
 }
 TOLERANCE = {"host/accuracy": 2.0, "host/committed_accuracy": 2.0, "host/loss": 0.05, "policy/return": 3.0, "policy/kl": 0.02}
-"""Largest difference, by tag: a few validation samples may fall on the other side. Counts must be equal."""
+"""Largest difference, by tag, which allows for a few validation samples. Counts must be equal."""
 COUNTS = ("host/seeds_germinated", "host/seeds_fossilized", "host/training_flops", "governor/rollbacks_nonfinite")
 
 
 def first_update(overrides: str, folder: Path) -> dict[str, float]:
-    """Metrics of the first update of a run."""
+    """Return metrics of the first update of a run."""
     Trainer(check([*overrides.split(), "telemetry=quiet"]), folder).run()
     record = read_records(folder / "metrics.jsonl")[0]
     return {tag: record[tag] for tag in (*TOLERANCE, *COUNTS) if tag in record}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_first_update_is_the_one_that_was_committed(name: str, tmp_path: Path) -> None:
-    register()
+def test_first_update_equals_the_committed_numbers(name: str, tmp_path: Path) -> None:
     expected, found = json.loads(FILE.read_text())[name], first_update(CASES[name], tmp_path)
     assert found.keys() == expected.keys()
     for tag, value in found.items():
@@ -46,7 +44,6 @@ def test_the_first_update_is_the_one_that_was_committed(name: str, tmp_path: Pat
 
 
 if __name__ == "__main__":
-    register()
     with tempfile.TemporaryDirectory() as place:
         numbers = {name: first_update(overrides, Path(place, name)) for name, overrides in CASES.items()}
     FILE.write_text(json.dumps(numbers, indent=1) + "\n")

@@ -19,14 +19,14 @@ def judge(train, valid, best, **fields):
     return governor.judge(governor.start(best_N), train_N, loss_N)
 
 
-def test_each_host_is_judged_on_its_own():
+def test_each_host_is_judged_independently():
     verdict = judge([1.0, NAN, 1.0, INF, 1.0], [2.0, 1.0, NAN, 1.0, INF], [1.0] * 5)
     assert verdict.cause_N.tolist() == [Cause.HEALTHY] + [Cause.NONFINITE] * 4
     assert verdict.rollback_N.tolist() == [False, True, True, True, True]
     assert verdict.penalty == 10.0
 
 
-def test_a_loss_diverges_above_both_limits_only():
+def test_divergence_requires_both_limits():
     chance = math.log(10)
     losses = [3 * chance - 0.01, 3 * chance + 0.01, 10.0, 15.1, 1e30]
     best = [0.1, 0.1, 5.0, 5.0, 2.0]
@@ -46,7 +46,7 @@ def test_a_high_training_loss_alone_is_no_divergence():
     assert judge([1e6], [2.0], [1.0]).cause_N[0] == Cause.HEALTHY
 
 
-def test_without_a_governor_the_sick_are_named_and_the_healthy_pass():
+def test_without_a_governor_non_finite_hosts_raise_an_error():
     governor = NoGovernorConfig().build(num_classes=10)
     fine = np.ones(3, dtype=np.float32)
     health = governor.start(fine)
@@ -61,19 +61,19 @@ def test_without_a_governor_the_sick_are_named_and_the_healthy_pass():
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("chance_multiple", 1.0, "above 1"),
-        ("chance_multiple", NAN, "above 1"),
-        ("best_multiple", 0.5, "above 1"),
+        ("chance_multiple", 1.0, "finite and above 1"),
+        ("chance_multiple", NAN, "finite and above 1"),
+        ("best_multiple", 0.5, "finite and above 1"),
         ("penalty", -1.0, "finite and at least 0"),
         ("penalty", float("nan"), "finite and at least 0"),
     ],
 )
-def test_each_rule_of_the_config_fires(field, value, rule):
+def test_invalid_config_is_refused(field, value, rule):
     with pytest.raises(ValueError, match=rf"governor\.{field} must be {rule}, got {value}"):
         WatchdogConfig(**{field: value})
 
 
-def test_a_governor_that_is_not_finished_says_what_it_lacks():
+def test_abstract_governors_name_the_missing_method():
     with pytest.raises(TypeError, match="define build"):
         GovernorConfig().build(num_classes=2)
     with pytest.raises(TypeError, match="define judge"):

@@ -1,4 +1,4 @@
-"""The blend, its gate and isolation: values and gradients against their formulas."""
+"""Blend, gate and isolation: values and gradients against their formulas."""
 
 import copy
 
@@ -12,13 +12,13 @@ from esper.growth.blend import blend, isolate
 from esper.seeds.gated import Gate, Gated
 
 SHAPES = {Layout.IMAGES: (5, 4, 3, 2), Layout.VECTORS: (5, 4), Layout.SEQUENCES: (5, 6, 4)}
-"""Of one member: 5 samples of 4 channels."""
+"""Return the features of each member: 5 samples of 4 channels."""
 EVERYONE = torch.arange(3)
 each_layout = pytest.mark.parametrize("layout", list(Layout))
 
 
 def bits(tensor):
-    """The bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
+    """Return bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
     return tensor.detach().contiguous().view(torch.int32)
 
 
@@ -27,7 +27,7 @@ def members_of(layout, count, requires_grad=True):
 
 
 def one_by_one(h, delta, alpha, pull, times):
-    """The slot of one member, from the definition, by autograd: alpha in the value, pull in the seed's gradient."""
+    """Return the slot of one member by autograd: alpha in the value, pull in the seed's gradient."""
     effect = h * torch.tanh(delta) if times else delta
     direct = alpha * h * torch.tanh(delta.detach()) if times else alpha * delta.detach()
     learnt = h.detach() * torch.tanh(delta) if times else effect
@@ -36,8 +36,8 @@ def one_by_one(h, delta, alpha, pull, times):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, (False, True), (True, True)], ids=["add", "mixed", "multiply"])
-def test_the_blend_is_its_formula_in_value_and_gradient(float64, layout, times):
-    """Five members, of which the fourth and the second hold seeds; the first of these trains behind its host."""
+def test_blend_values_and_gradients_match_the_formula(float64, layout, times):
+    """Five members; the fourth and the second hold seeds, the former behind its host."""
     alpha, pull, live = torch.tensor([0.0, 0.25]), torch.tensor([1.0, 0.25]), torch.tensor([3, 1])
     hs, deltas, upstream = members_of(layout, 5), members_of(layout, 2), members_of(layout, 5, requires_grad=False)
     h = join_members([part.detach().clone() for part in hs]).requires_grad_()
@@ -60,7 +60,7 @@ def test_the_blend_is_its_formula_in_value_and_gradient(float64, layout, times):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, (True, False)])
-def test_the_blend_has_the_gradient_of_its_formula_where_pull_is_alpha(float64, layout, times):
+def test_blend_passes_gradcheck_where_pull_is_alpha(float64, layout, times):
     alpha, live = torch.tensor([0.3, 1.0]), torch.tensor([0, 2])
     inputs = [join_members(members_of(layout, count, False)).requires_grad_() for count in (3, 2)]
     marks = None if times is None else torch.tensor(times)
@@ -68,7 +68,7 @@ def test_the_blend_has_the_gradient_of_its_formula_where_pull_is_alpha(float64, 
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_images_may_lie_in_either_order_in_memory(memory):
+def test_blend_takes_either_memory_format(memory):
     h, delta = (torch.randn(2, count, 3, 3).contiguous(memory_format=memory) for count in (8, 4))
     alpha, live, times = torch.tensor([0.5, 0.25]), torch.tensor([3, 1]), torch.tensor([False, True])
     y = blend(h, delta, alpha, alpha, live, 4, times)
@@ -79,7 +79,7 @@ def test_images_may_lie_in_either_order_in_memory(memory):
 
 @each_layout
 @pytest.mark.parametrize("times", [None, torch.tensor([True, False, True])], ids=["add", "mixed"])
-def test_alpha_zero_keeps_every_bit_and_does_not_hide_a_sick_seed(layout, times):
+def test_alpha_zero_keeps_all_bits_and_propagates_nan(layout, times):
     h, delta = (join_members(members_of(layout, 3, False)) for _ in range(2))
     h.requires_grad_()
     zero, one = torch.zeros(3), torch.ones(3)
@@ -93,10 +93,10 @@ def test_alpha_zero_keeps_every_bit_and_does_not_hide_a_sick_seed(layout, times)
 
 
 @each_layout
-def test_isolate_is_the_identity_and_closes_the_gradient_of_some(layout):
+def test_isolate_is_the_identity_and_stops_some_gradients(layout):
     x = join_members(members_of(layout, 3, False)).requires_grad_()
     upstream = members_of(layout, 3, False)
-    upstream[1].view(-1)[0] = torch.nan  # of the closed member
+    upstream[1].view(-1)[0] = torch.nan  # for the closed member
     y = isolate(x, torch.tensor([True, False, True]))
     assert bits(y).equal(bits(x))
     y.backward(join_members(upstream))
@@ -110,13 +110,13 @@ def test_isolate_is_the_identity_and_closes_the_gradient_of_some(layout):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 33, 64])
-def test_a_gate_is_as_large_as_its_formula_says(channels):
+def test_number_of_gate_parameters(channels):
     gate = Gate(channels)
     assert sum(parameter.numel() for parameter in gate.parameters()) == max(8, channels // 4) * (channels + 2) + 1
 
 
 def by_hand(gate, x):
-    """g of one member's samples `[B]`."""
+    """Return g of one member's samples `[B]`."""
     mean = x.mean((2, 3)) if x.dim() == 4 else x.mean(1) if x.dim() == 3 else x
     first, _, last, _ = gate.net
     hidden = torch.clamp(mean @ first.weight.T + first.bias, min=0)
@@ -126,6 +126,7 @@ def by_hand(gate, x):
 @each_layout
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_gate_weighs_each_sample_of_each_member(float64, layout, members):
+    torch.manual_seed(0)
     branch = {Layout.IMAGES: lambda: nn.Conv2d(4, 4, 3, padding=1)}.get(layout, lambda: nn.Linear(4, 4))
     seeds = [Gated(branch(), 4) for _ in range(members)]
     xs = members_of(layout, members)
@@ -148,7 +149,7 @@ def test_a_gate_weighs_each_sample_of_each_member(float64, layout, members):
         assert torch.allclose(fleet.flat.grad[member], gradient, rtol=0, atol=1e-12)
 
 
-def test_a_gate_is_of_a_sample_and_not_of_its_neighbours():
+def test_gates_of_samples_are_independent():
     seed, x = Gated(nn.Conv2d(4, 4, 1), 4), torch.randn(5, 4, 3, 3)
     assert torch.allclose(seed(x)[1:2], seed(x[1:2]), atol=1e-6)
     assert len(seed.gate(x).unique()) == 5

@@ -1,4 +1,4 @@
-"""Fused equals one by one: training with seeds of every blend, in every stage, under every way of incubation."""
+"""Fused training equals single hosts: every blend, stage and incubation."""
 
 from itertools import pairwise
 
@@ -56,8 +56,8 @@ def test_an_epoch_with_seeds_in_all_stages_equals_plain_pytorch(float64, grown, 
 @each_incubation
 @each_layout
 @pytest.mark.parametrize("members", [1, 4])
-def test_the_same_with_every_seed_at_one_stage(float64, grown, members, layout, incubation):
-    """Several seeds behind in one host are in its shadow together."""
+def test_an_epoch_with_all_seeds_in_one_stage_equals_plain_pytorch(float64, grown, members, layout, incubation):
+    """Several seeds behind one host share its closed-loop pass."""
     population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
     population.only(alpha=0.5, behind=incubation is not Incubation.none)
     assert_trained_alike(population, 3, atol=1e-9)
@@ -67,7 +67,7 @@ def test_the_same_with_every_seed_at_one_stage(float64, grown, members, layout, 
 @pytest.mark.parametrize("fossils", list(Fossils))
 @pytest.mark.parametrize("layout", [Layout.VECTORS, Layout.SEQUENCES])
 @pytest.mark.parametrize("members", [1, 5])
-def test_the_same_in_the_other_layouts(float64, grown, members, layout, fossils, incubation):
+def test_an_epoch_in_the_other_layouts_equals_plain_pytorch(float64, grown, members, layout, fossils, incubation):
     population = grown(members, blends=tuple(Blend), incubation=incubation, fossils=fossils, layout=layout)
     assert_trained_alike(population, 4, atol=1e-9)
 
@@ -76,13 +76,13 @@ def test_the_same_in_the_other_layouts(float64, grown, members, layout, fossils,
 @pytest.mark.parametrize(
     ("layout", "name"), [(layout, name) for name, kind in BLUEPRINTS.items() for layout in kind.layouts if kind.plantable]
 )
-def test_the_same_with_seeds_of_every_blueprint(float64, grown, layout, name, incubation):
+def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layout, name, incubation):
     population = grown(6, blends=tuple(Blend), incubation=incubation, layout=layout, blueprints=[BLUEPRINTS[name]()])
     assert_trained_alike(population, 3, atol=1e-8)
 
 
 @pytest.mark.parametrize("fossils", list(Fossils))
-def test_fossils_learn_as_their_host_does_or_not_at_all(float64, grown, fossils):
+def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, grown, fossils):
     host_sgd = SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7)
     population = grown(8, blends=tuple(Blend), fossils=fossils, host_sgd=host_sgd)
     before = {name: row.clone() for name, row in population.network.rows().items()}
@@ -96,11 +96,11 @@ def test_fossils_learn_as_their_host_does_or_not_at_all(float64, grown, fossils)
 
 @each_incubation
 @pytest.mark.parametrize("members", [1, 8])
-def test_the_same_in_single_precision_to_its_rounding(grown, members, incubation):
+def test_an_epoch_in_single_precision_agrees_to_rounding(grown, members, incubation):
     assert_trained_alike(grown(members, blends=tuple(Blend), incubation=incubation), 6, atol=2e-4)
 
 
-def test_the_epochs_above_cover_what_they_say(grown):
+def test_the_cases_cover_all_stages_and_blends(grown):
     population = grown(8, blends=tuple(Blend))
     inside = population.blueprint >= 0
     assert set(population.blueprint[inside].tolist()) == {0, 1, 2, 3}
@@ -110,17 +110,17 @@ def test_the_epochs_above_cover_what_they_say(grown):
     assert (~inside).any()
     behind = population.behind & inside
     assert set(population.blend[behind].tolist()) == {0, 1, 2}
-    assert len(set(behind.argmax(axis=1)[behind.any(axis=1)].tolist())) > 1  # shadows start at several slots
+    assert len(set(behind.argmax(axis=1)[behind.any(axis=1)].tolist())) > 1  # closed-loop passes start at several slots
     mixed = [len(set(population.blueprint[:, slot].tolist())) for slot in range(3)]
-    assert min(mixed) >= 3  # several blueprints meet in one slot
+    assert min(mixed) >= 3  # several blueprints in one slot
     assert all(len(set(population.blend[inside[:, slot], slot].tolist())) == 3 for slot in range(3))  # and all blends
 
 
-# ---- seeds behind the host leave it alone
+# ---- seeds behind the host
 
 
 def gradients(population):
-    """Logits of the main pass, and the gradient of the hosts."""
+    """Return the logits of the main pass, and the gradient of the hosts."""
     network = population.network
     network.train()
     _, ys, x = population.batch(network.members, 12, 0)
@@ -136,7 +136,7 @@ def gradients(population):
 @each_layout
 @pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
 @pytest.mark.parametrize("members", [1, 3, 4])
-def test_seeds_behind_the_host_leave_it_bit_for_bit_alone_and_learn_nevertheless(grown, layout, incubation, members):
+def test_seeds_behind_the_host_learn_and_leave_its_bits_unchanged(grown, layout, incubation, members):
     population = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
     population.only(behind=True)
     bare = grown(members, blends=tuple(Blend), incubation=incubation, layout=layout)
@@ -156,7 +156,7 @@ def test_seeds_behind_the_host_leave_it_bit_for_bit_alone_and_learn_nevertheless
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_members_do_not_feel_the_seeds_of_others(grown, incubation):
+def test_members_are_independent_of_seeds_of_others(grown, incubation):
     one, two = (grown(4, blends=tuple(Blend), incubation=incubation) for _ in range(2))
     two.blueprint[[0, 2]] = -1
     two.arrange()
@@ -171,12 +171,12 @@ def test_members_do_not_feel_the_seeds_of_others(grown, incubation):
 
 
 @pytest.mark.parametrize("blend", list(Blend))
-def test_what_lies_before_a_slot_still_learns_at_alpha_one(grown, blend):
+def test_layers_before_a_slot_learn_at_alpha_one(grown, blend):
     population, bare = (grown(3, blends=(blend,)) for _ in range(2))
     population.only(alpha=1.0, open=False)
     for bank in population.network.banks.values():
         with torch.no_grad():
-            bank.fleet.flat *= 1e-20  # delta is nothing: all that is left is the direct path
+            bank.fleet.flat *= 1e-20  # delta is 0, so only the direct path is left
     bare.blueprint[:] = -1
     bare.arrange()
     (_, gradient), (_, bare_gradient) = gradients(population), gradients(bare)
@@ -184,7 +184,7 @@ def test_what_lies_before_a_slot_still_learns_at_alpha_one(grown, blend):
     assert (gradient[:, :33].norm(dim=1) > 1e-3).all()  # the first block: 27 weights, 6 of its norm
 
 
-def test_without_incubation_a_newborn_seed_changes_nothing_at_first_and_learns_at_once(grown):
+def test_without_incubation_a_newborn_seed_is_the_identity_and_learns(grown):
     population, bare = (grown(3, incubation=Incubation.none, blends=tuple(Blend)) for _ in range(2))
     population.only(alpha=1.0)
     for member, slot in np.argwhere(population.blueprint >= 0):
@@ -199,7 +199,7 @@ def test_without_incubation_a_newborn_seed_changes_nothing_at_first_and_learns_a
 
 
 class OutsideHost(nn.Module):
-    """A host of layers without stacked forms, one of them with buffers."""
+    """A host of layers without stacked forms, one with buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class OutsideHost(nn.Module):
 
 @each_incubation
 @pytest.mark.parametrize("behind", [True, False])
-def test_a_host_without_stacked_layers_grows_alone(float64, grown, monkeypatch, incubation, behind):
+def test_a_host_without_stacked_layers_grows_in_a_fleet_of_one(float64, grown, monkeypatch, incubation, behind):
     monkeypatch.setitem(grown.__init__.__globals__, "make_host", lambda layout, member: OutsideHost())
     population = grown(1, blends=tuple(Blend), incubation=incubation, layout=Layout.VECTORS)
     assert not population.network.host.stacked

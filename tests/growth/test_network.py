@@ -1,4 +1,4 @@
-"""Counterfactual forwards, banks made when first needed, and what is measured in training."""
+"""Counterfactual forwards, banks, and measurements in training."""
 
 import copy
 
@@ -18,7 +18,7 @@ def one_batch(grown, seed=0):
     return x, torch.stack(ys)
 
 
-def test_a_bank_is_made_when_first_needed_and_only_live_rows_are_computed(grown):
+def test_banks_are_created_on_first_use_and_compute_live_rows_only(grown):
     population = grown(3, blends=tuple(Blend))
     network = population.network
     where = np.argwhere(population.blueprint >= 0)
@@ -33,11 +33,11 @@ def test_a_bank_is_made_when_first_needed_and_only_live_rows_are_computed(grown)
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_seeds_behind_in_a_closed_loop_are_computed_in_their_shadow_alone(grown, incubation):
-    """And the shadow holds the members with such seeds only, each from its first one on."""
+def test_closed_loop_seeds_are_computed_in_the_second_pass_only(grown, incubation):
+    """The second pass holds only members with such seeds, each from its first one on."""
     population = grown(8, incubation=incubation)
     network = population.network
-    population.behind[:] = population.behind & (np.arange(8) > 1)[:, None]  # members 5 and 6 remain, in slots 0 and 2
+    population.behind[:] = population.behind & (np.arange(8) > 1)[:, None]  # members 5 and 6, in slots 0 and 2
     assert [population.behind[:, slot].nonzero()[0].tolist() for slot in range(3)] == [[5], [], [6]]
     population.arrange()
     segments = network._segments(network.host.module)
@@ -72,8 +72,8 @@ def leave_one_out(population):
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("members", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["random", "leave_one_out"])
-def test_variants_equal_one_forward_for_each_setting(grown, members, kind, layout):
-    """To 1e-4: blocks of other heights may take other kernels. One setting alone is bit-equal to `forward`."""
+def test_variants_equal_one_forward_per_setting(grown, members, kind, layout):
+    """To 1e-4, since other batch sizes may take other kernels; a single setting is bit-equal to `forward`."""
     population = grown(members, blends=tuple(Blend), layout=layout)
     population.alpha[:] = np.where(population.blueprint >= 0, 0.5, 0.0)
     alpha = settings(population, 12) if kind == "random" else leave_one_out(population)
@@ -109,7 +109,7 @@ def test_variants_equal_plain_pytorch(float64, grown, layout):
 
 
 def count_rows(network, act):
-    """Rows that each segment and each bank computed while `act` ran."""
+    """Return the rows that each segment and bank computed while `act` ran."""
     rows = dict.fromkeys([*range(len(network.slots) + 1), *network.banks], 0)
     hooks = []
     for name, module in [
@@ -127,7 +127,7 @@ def count_rows(network, act):
     return rows
 
 
-def test_settings_share_all_that_lies_before_they_part(grown):
+def test_settings_share_computation_up_to_their_fork(grown):
     population = grown(1)
     population.blueprint[:] = [[0, 1, 2]]
     for slot in range(3):
@@ -150,7 +150,7 @@ def test_settings_share_all_that_lies_before_they_part(grown):
     assert [bare[segment] // 12 for segment in range(4)] == [1, 1, 1, 1]  # slots without a seed are ignored
 
 
-def test_measuring_changes_nothing(grown):
+def test_variants_have_no_side_effects(grown):
     population = grown(3)
     population.network.train(False)
     before = {name: row.clone() for name, row in population.network.rows().items()}
@@ -162,10 +162,10 @@ def test_measuring_changes_nothing(grown):
     assert population.network.host.flat.grad is None
 
 
-# ---- what is measured in training
+# ---- measurements in training
 
 
-def test_the_loss_of_a_member_is_its_mean_cross_entropy():
+def test_member_losses_are_mean_cross_entropies():
     logits, targets = torch.randn(3, 8, 10), torch.randint(10, (3, 8))
     wanted = [nn.functional.cross_entropy(*pair) for pair in zip(logits, targets, strict=True)]
     assert torch.allclose(member_losses(logits, targets), torch.stack(wanted))
@@ -173,7 +173,7 @@ def test_the_loss_of_a_member_is_its_mean_cross_entropy():
 
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_norms_are_those_of_each_member_s_gradients(float64, grown, layout, incubation):
+def test_norms_match_the_gradients_of_each_member(float64, grown, layout, incubation):
     population = grown(5, blends=tuple(Blend), incubation=incubation, layout=layout)
     population.network.train()
     wanted = []

@@ -1,4 +1,4 @@
-"""Snapshots: a member is a set of rows, which are copied and brought back exactly."""
+"""Snapshots: a member is a set of rows, copied and restored exactly."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ EVERYTHING = {"blends": tuple(Blend), "incubation": Incubation.closed_loop, "fos
 
 
 def bits(tensor):
-    """The bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
+    """Return bit patterns, so that NaN equals NaN and -0.0 differs from 0.0."""
     return tensor.detach().float().contiguous().view(torch.int32)
 
 
@@ -34,19 +34,19 @@ def copies(population):
 
 
 @each_layout
-def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown, layout):
+def test_restore_is_exact_and_leaves_other_members_unchanged(grown, layout):
     population = grown(3, layout=layout, **EVERYTHING)
     network = population.network
     train(population, 0, 1)
     network.remember(np.ones(3, dtype=np.bool_))
     first = copies(population)
     train(population, 0)
-    network.remember(np.array([True, True, False]))  # member 2 is sick: its snapshot stays
+    network.remember(np.array([True, True, False]))  # member 2 is not healthy: its snapshot stays
     second = copies(population)
     train(population, 0)
     every = {(slot, kind, gated) for slot in range(3) for kind in range(len(population.blueprints)) for gated in (False, True)}
     late = min(every - set(network.banks))
-    network.bank(*late).plant(2, torch.Generator())  # a bank that came after the snapshot
+    network.bank(*late).plant(2, torch.Generator())  # a bank created after the snapshot
     third = copies(population)
     network.restore(torch.tensor([False, True, True]))
     for name, row in network.rows().items():
@@ -62,8 +62,8 @@ def test_the_sick_are_brought_back_exactly_and_the_others_keep_their_bits(grown,
 
 
 @each_layout
-def test_rows_hold_all_that_a_member_is(grown, layout):
-    """Copying the rows of one network into another makes it the same network."""
+def test_rows_hold_the_whole_state_of_a_member(grown, layout):
+    """Copying all rows of one network into another makes them equal."""
     one, two = grown(3, layout=layout, **EVERYTHING), grown(3, layout=layout, **EVERYTHING)
     train(one, 0, 1, 2)
     with torch.no_grad():
@@ -76,8 +76,8 @@ def test_rows_hold_all_that_a_member_is(grown, layout):
 
 
 @pytest.mark.parametrize("incubation", list(Incubation))
-def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
-    """Host, seeds, gates, fossils and momentum: the same steps again give the same bits, whatever happened in between."""
+def test_a_restored_member_continues_exactly(grown, incubation):
+    """After a restore, the same steps give the same bits: host, seeds, gates, fossils and momentum."""
     population = grown(4, blends=tuple(Blend), incubation=incubation)
     network = population.network
     train(population, 0, 1)
@@ -93,8 +93,8 @@ def test_a_member_that_was_brought_back_goes_on_as_it_did(grown, incubation):
         assert name.startswith("buffer") or not row[0].any() or not row[0].equal(wanted[name][0]), name
 
 
-def test_many_hosts_with_every_blueprint_in_every_slot_take_little_memory():
-    """64 of the digits' hosts, every image blueprint in all three slots with and without gate, and a snapshot of it all."""
+def test_memory_of_many_hosts_with_all_banks():
+    """64 hosts of digits with every image blueprint in all slots, with and without gate, and a snapshot of all."""
     blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
     hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(64)]
     network = GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())

@@ -1,18 +1,30 @@
-"""A host class of one's own, named by its import path on the command line."""
+"""A custom host class, named by its import path on the command line."""
 
-import os
-import subprocess
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from esper.cli.overrides import check
+from esper.cli.readiness import ready
+from esper.config import ConfigError
 from esper.evaluate import main
 from esper.hosts.custom import CustomConfig
 from esper.task.digits import DigitsConfig
+from esper.training.trainer import Trainer
 
-ROOT = Path(__file__).parents[2]
-SHORT = ["hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2", "devices=[cpu]", "task.instances=healthy"]
+SHORT = [
+    "host=custom",
+    "telemetry=quiet",
+    "hosts=2",
+    "steps=6",
+    "updates=1",
+    "agent=random",
+    "devices=[cpu]",
+    "task.instances=healthy",
+]
 MODULE = """
 from torch import nn
 from esper.fusion.layout import Layout
@@ -53,64 +65,56 @@ text = "no class"
 
 
 @pytest.fixture
-def typed_at_a_shell(tmp_path: Path):
-    """Runs `python -m esper.train host=custom` with the module on the search path."""
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "my_hosts.py").write_text(MODULE)
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(tmp_path / "parts"), str(ROOT)])
-        return subprocess.run(
-            [sys.executable, "-m", "esper.train", "host=custom", *words],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
+def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the module `my_hosts` on Python's search path."""
+    (tmp_path / "my_hosts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_hosts", None)
 
 
-def test_a_host_of_one_s_own_trains_and_is_evaluated(typed_at_a_shell, tmp_path, monkeypatch, capsys) -> None:
-    done = typed_at_a_shell("host.path=my_hosts:MyHost", *SHORT)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "multirun" / "single").iterdir()
-    monkeypatch.syspath_prepend(str(tmp_path / "parts"))
-    main([f"checkpoint={run}", "hosts=2", "controllers=[random]"])
+def train(folder: Path, *overrides: str) -> None:
+    config = check([*SHORT, *overrides])
+    ready(config)
+    Trainer(config, folder).run()
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_a_custom_host_trains_and_is_evaluated(tmp_path, capsys) -> None:
+    train(tmp_path / "run", "host.path=my_hosts:MyHost")
+    main([f"checkpoint={tmp_path / 'run'}", "hosts=2", "controllers=[random]"])
     assert "random" in capsys.readouterr().out
-    assert list(run.glob("evaluation*.json"))
+    assert list((tmp_path / "run").glob("evaluation*.json"))
 
 
-def test_so_does_one_for_text(typed_at_a_shell) -> None:
-    text = ["task=python_text", "blueprint=[mlp_small]", "task.epoch_samples=32", "task.valid_samples=8"]
-    done = typed_at_a_shell("host.path=my_hosts:Words", "host.context=8", *text, *SHORT)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("on_the_path")
+def test_a_custom_host_of_text_trains(tmp_path) -> None:
+    text = ["task=python_text", "blueprint=[mlp_small]", "task.epoch_samples=32", "task.valid_samples=8", "steps=2"]
+    train(tmp_path / "run", "host.path=my_hosts:Words", "host.context=8", *text)
+    assert list((tmp_path / "run").rglob("*.pt"))
 
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("my_host:MyHost", "host.path=my_host:MyHost: there is no module my_host: check the spelling, or add its folder"),
-        ("my_hosts:YourHost", "host.path=my_hosts:YourHost: my_hosts has no class YourHost derived from torch.nn.Module"),
-        ("my_hosts:text", "my_hosts has no class text derived from torch.nn.Module"),
+        ("my_host:MyHost", "host.path=my_host:MyHost: No module named 'my_host': check the spelling, or add its folder"),
+        ("my_hosts:YourHost", "host.path=my_hosts:YourHost: module 'my_hosts' has no attribute 'YourHost'"),
+        ("my_hosts:text", "host.path=my_hosts:text is not a class derived from torch.nn.Module"),
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
-        ("my_hosts:NoSlots", "host.path=my_hosts:NoSlots: NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
+        ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
         ("my_hosts:NineClasses", "the host's output has the shape (2, 9), and the task needs (2, 10), one logit per class"),
         ("my_hosts:Wider", "slot r0c0 promises images with 7 channels, and its features have the shape (2, 6, 3, 3)"),
         ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (2, 1, 8, 8)"),
     ],
 )
-def test_what_is_no_host_for_the_task_is_one_sentence(typed_at_a_shell, tmp_path, path, sentence) -> None:
-    done = typed_at_a_shell(f"host.path={path}", *SHORT)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert sentence in done.stderr
-    assert not (tmp_path / "multirun").exists()
+@pytest.mark.usefixtures("on_the_path")
+def test_an_unusable_class_is_refused_in_one_sentence(path, sentence) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as raised:
+        ready(check([*SHORT, f"host.path={path}"]))
+    assert "\n" not in str(raised.value)
 
 
-def test_it_has_no_parts_to_lesion() -> None:
+def test_a_custom_host_cannot_be_lesioned() -> None:
     with pytest.raises(ValueError, match=r"needs a host with parts to lesion: set task\.instances=healthy"):
         DigitsConfig().check_host(CustomConfig(path="a:B"))

@@ -1,4 +1,4 @@
-"""The MLP host: slots, lesions, and fused as alone."""
+"""The MLP host: slots, lesions, and fusion."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_a_slot_lies_after_each_hidden_layer(layers):
     assert host(images).equal(host(images.flatten(1)))
 
 
-def test_a_lesioned_layer_sees_a_fixed_part_of_its_inputs_for_good():
+def test_a_lesioned_layer_sees_a_fixed_part_of_its_inputs():
     config = MLPConfig(width=8, lesion_keeps=0.4)
     host = config.build((20,), 3, [True, False])
     optimiser = torch.optim.SGD(host.parameters(), 0.5, weight_decay=0.1)
@@ -38,7 +38,7 @@ def test_a_lesioned_layer_sees_a_fixed_part_of_its_inputs_for_good():
 
 
 @pytest.mark.parametrize(("features", "share"), [(64, 0.25), (16, 0.25), (100, 0.5), (3, 0.1)])
-def test_a_mask_has_its_share_of_ones_and_at_least_one(features, share):
+def test_spread_mask_has_its_share_of_ones(features, share):
     mask = spread_mask(features, share)
     assert set(mask.tolist()) <= {0.0, 1.0}
     assert mask.any()
@@ -46,7 +46,7 @@ def test_a_mask_has_its_share_of_ones_and_at_least_one(features, share):
 
 
 @pytest.mark.parametrize("members", [1, 3, 8])
-def test_a_fused_host_is_its_hosts(float64, members):
+def test_a_fused_host_matches_its_hosts(float64, members):
     hosts = [MLPConfig(layers=3, width=5).build((12,), 4, [m % 2 == 0, m % 3 == 0, False]) for m in range(members)]
     fleet, x = Fleet(hosts), torch.randn(members, 6, 3, 2, 2)
     logits = by_member(fleet.bind()(side_by_side(x)), members)
@@ -58,20 +58,15 @@ def test_a_fused_host_is_its_hosts(float64, members):
         assert torch.allclose(row, torch.cat([parameter.grad.flatten() for parameter in host.parameters()]), atol=1e-11)
 
 
-def test_a_lesion_must_be_named_for_every_layer():
-    with pytest.raises(ValueError, match="2 layers, got 1"):
-        MLPConfig().build((4,), 2, [False])
-
-
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
         ({"layers": 0}, r"host\.layers must be at least 1"),
         ({"width": 0}, r"host\.width must be at least 1"),
-        ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be above 0 and below 1"),
-        ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be above 0 and below 1"),
+        ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
+        ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
     ],
 )
-def test_each_rule_of_the_config_fires(fields, rule):
+def test_invalid_config_is_refused(fields, rule):
     with pytest.raises(ValueError, match=rule):
         MLPConfig(**fields)

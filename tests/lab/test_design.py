@@ -1,4 +1,4 @@
-"""Experiments in blocks: what is run, in which order, and what a stopped one does."""
+"""Design of experiments in blocks: arms, seeds, order, and resuming."""
 
 import hashlib
 import json
@@ -11,20 +11,26 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.checkpoint import Checkpoints
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.lab.design import AA_CONTROL, Cell, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
 
 
-def test_every_block_has_every_arm_once_and_one_seed() -> None:
+def test_every_block_has_one_seed_and_every_arm_once() -> None:
     planned = design(REWARDS, blocks=12, root=1)
     assert list(planned.arms) == ["shaped", "sparse", AA_CONTROL]
     assert Counter((cell.arm, cell.block) for cell in planned.cells) == Counter(
         {(arm, block): 1 for arm in planned.arms for block in range(12)}
     )
     for block in range(12):
-        seeds = {word for cell in planned.cells if cell.block == block for word in cell.overrides if word.startswith("seed=")}
+        seeds = {
+            override
+            for cell in planned.cells
+            if cell.block == block
+            for override in cell.overrides
+            if override.startswith("seed=")
+        }
         assert seeds == {f"seed={planned.seeds[block]}"}
     assert len({*planned.seeds, *planned.policy_seeds}) == 24
 
@@ -37,15 +43,15 @@ def test_blocks_come_one_after_another_and_arms_in_drawn_order() -> None:
     assert len({tuple(arms) for arms in planned.order}) == 6
 
 
-def test_the_root_says_it_all() -> None:
+def test_the_root_determines_the_design() -> None:
     assert design(REWARDS, blocks=5, root=1) == design(REWARDS, blocks=5, root=1)
     other = design(REWARDS, blocks=5, root=2)
     assert not {*other.seeds} & {*design(REWARDS, blocks=5, root=1).seeds}
 
 
-def test_the_repeated_arm_differs_in_its_first_policy_alone() -> None:
+def test_the_aa_control_differs_only_in_its_policy_seed() -> None:
     first, _, again = design(REWARDS, blocks=1, root=0, common=["hosts=4"]).firsts()
-    assert [word for word in again.overrides if word not in first.overrides] == [again.overrides[-1]]
+    assert [override for override in again.overrides if override not in first.overrides] == [again.overrides[-1]]
     assert again.overrides[-1].startswith("policy_seed=")
     assert set(first.overrides) < set(again.overrides)
 
@@ -63,17 +69,13 @@ def test_arms_by_name() -> None:
     [
         ("agent.hidden: 16", {"16": ["agent.hidden=16"]}),
         ("agent.rate: 1e-3, 1e-2", {"1e-3": ["agent.rate=1e-3"], "1e-2": ["agent.rate=1e-2"]}),
-        ("'reward: shaped'", None),
+        ("{small: , large: hosts=2}", {"small": [], "large": ["hosts=2"]}),
         ("small: hosts=1\nlarge: hosts=2", {"small": ["hosts=1"], "large": ["hosts=2"]}),
     ],
 )
-def test_arms_are_what_was_typed(text: str, arms: dict[str, list[str]] | None) -> None:
-    if arms is None:
-        with pytest.raises(ConfigError, match="there are no arms"):
-            design(text, blocks=1, root=0)
-    else:
-        planned = design(text, blocks=1, root=0).arms
-        assert {arm: words for arm, words in planned.items() if arm != AA_CONTROL} == arms
+def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
+    planned = design(text, blocks=1, root=0).arms
+    assert {arm: overrides for arm, overrides in planned.items() if arm != AA_CONTROL} == arms
 
 
 @pytest.mark.parametrize(
@@ -85,17 +87,15 @@ def test_arms_are_what_was_typed(text: str, arms: dict[str, list[str]] | None) -
         ("reward: shaped,shaped", {}, "two arms called"),
         ("{a: hosts=1, a: hosts=2}", {}, "two arms called"),
         ("{1: hosts=1, '1': hosts=2}", {}, "two arms called"),
-        ({1: "hosts=1", "1": "hosts=2"}, {}, "arms has two arms called 1"),
         ("reward: shaped", {"aa_control": False}, "one arm is no comparison"),
         ("{aa_control: hosts=2, b: hosts=4}", {}, "is the name of the A/A control"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
-        ("{a: 3, b: hosts=2}", {}, "arm a needs overrides"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
         (REWARDS, {"blocks": 0}, "blocks must be 1 or more, got 0"),
     ],
 )
-def test_what_is_no_experiment_is_refused(arms: str | dict | None, more: dict, sentence: str) -> None:
+def test_invalid_designs_are_refused(arms: str | dict | None, more: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         design(arms, **{"blocks": 2, "root": 0, **more})
 
@@ -113,9 +113,8 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
 def test_the_preregistration_is_kept_and_cannot_change(tmp_path: Path) -> None:
     path = tmp_path / "plan, of 2: that's it.md"
     path.write_bytes("Which reward?\r\nBy accuracy — margin 1.\n".encode())
-    register()
-    (word,) = spelled_out(["sweep=ab", f"preregistration={path}"])[1:]
-    assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", word])
+    (override,) = spelled_out(["sweep=ab", f"preregistration={path}"])[1:]
+    assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", override])
     planned = design(REWARDS, blocks=1, root=0, preregistration=str(path))
     planned.save(tmp_path)
     assert fingerprint(Design.load(tmp_path).preregistration or "") == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -124,7 +123,7 @@ def test_the_preregistration_is_kept_and_cannot_change(tmp_path: Path) -> None:
         design(REWARDS, blocks=1, root=0, preregistration=str(path)).save(tmp_path)
 
 
-def test_designs_from_without_a_preregistration_are_read(tmp_path: Path) -> None:
+def test_a_preregistration_is_optional_in_the_file(tmp_path: Path) -> None:
     planned = design(REWARDS, blocks=1, root=0)
     planned.save(tmp_path)
     file = tmp_path / "design.json"
@@ -135,13 +134,15 @@ def test_designs_from_without_a_preregistration_are_read(tmp_path: Path) -> None
     assert Design.load(tmp_path) == planned
 
 
-def test_designs_of_earlier_versions_are_refused_with_what_to_rename(tmp_path: Path) -> None:
+def test_designs_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     design(REWARDS, blocks=1, root=0).save(tmp_path)
     file = tmp_path / "design.json"
     for old, new in (("again", AA_CONTROL), ("plan", "preregistration")):
         text = file.read_text()
         file.write_text(text.replace(f'"{new}"', f'"{old}"'))
-        with pytest.raises(ConfigError, match=r"rename arm again to aa_control, .* and key plan to preregistration"):
+        with pytest.raises(
+            ConfigError, match=r"of an earlier version: .* key plan to preregistration and arm again to aa_control"
+        ):
             Design.load(tmp_path)
         file.write_text(text)
 
@@ -153,40 +154,39 @@ def test_an_empty_preregistration_is_refused(tmp_path: Path) -> None:
             design(REWARDS, blocks=1, root=0, preregistration=str(tmp_path / name))
 
 
-def test_a_cell_that_was_not_begun_is_run_from_its_start(tmp_path: Path) -> None:
+def test_new_cells_start(tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2", "seed=1"))
     assert cell.pending(tmp_path) == ["sweep=ab", "hosts=2", "seed=1", "hydra.sweep.subdir=a/block-03"]
 
 
 @pytest.mark.parametrize("folder", ["a run (1)", "a=b", "été", "[x]", "it's", "one,two", "back\\slash", "a\\'b", "end\\"])
-def test_a_cell_goes_on_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
+def test_cells_resume_whatever_the_name_of_their_folder(folder: str, tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2"))
     place = tmp_path / folder
     state = {"config": {"values": {"updates": 4}}}
     Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 3)
-    words = cell.pending(place)
-    assert words is not None
-    (found,) = OverridesParser.create().parse_overrides(words[1:2])
+    overrides = cell.pending(place)
+    assert overrides is not None
+    (found,) = OverridesParser.create().parse_overrides(overrides[1:2])
     assert (found.key_or_group, found.value()) == ("resume", str(place / cell.folder))
     Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 4)
     assert cell.pending(place) is None
 
 
-def test_a_cell_whose_checkpoints_are_damaged_is_named(tmp_path: Path) -> None:
+def test_damaged_checkpoints_of_a_cell_are_named(tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, overrides=())
     folder = tmp_path / cell.folder / CHECKPOINTS
     folder.mkdir(parents=True)
     (folder / "checkpoint_000001.pt").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as told:
+    with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as caught:
         cell.pending(tmp_path)
-    assert f"{tmp_path / cell.folder} cannot be resumed" in str(told.value)
-    assert "remove it and repeat the command" in str(told.value)
+    assert f"{tmp_path / cell.folder} cannot be resumed" in str(caught.value)
+    assert "remove it and repeat the command" in str(caught.value)
 
 
 def test_every_arm_is_checked_before_anything_runs() -> None:
-    register()
-    words = ["sweep=ab", "hydra.sweeper.arms='agent.hidden: 16,32'", "hydra.sweeper.blocks=3", "hosts=4"]
-    jobs = check_sweep(words)
+    overrides = ["sweep=ab", "hydra.sweeper.arms='agent.hidden: 16,32'", "hydra.sweeper.blocks=3", "hosts=4"]
+    jobs = check_sweep(overrides)
     assert [job.agent.hidden for job in jobs] == [16, 32, 16]  # pyright: ignore[reportAttributeAccessIssue]
     assert {job.hosts for job in jobs} == {4}
     assert len({job.seed for job in jobs}) == 1

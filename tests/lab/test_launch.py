@@ -1,4 +1,4 @@
-"""Launchers: what each leaves to a run, and that a run does not depend on who launched it."""
+"""Launchers: cores per run, and equal results whichever launches a run."""
 
 import json
 import os
@@ -13,11 +13,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from esper.checkpoint import load
-from esper.cli.command import spelled_out
+from esper.cli.overrides import check
 from esper.config import CHECKPOINTS
 from esper.env import shard_pool
-from esper.lab.design import Cell
+from esper.lab.design import Cell, design
 from esper.lab.launch import CellSweeper, cores_each, run_context
+from esper.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = {
@@ -25,7 +26,7 @@ LAUNCHERS = {
     "submitit_local": ("hydra_plugins.hydra_submitit_launcher", []),
     "esper_ray": ("ray", ["hydra.launcher.cpus=1"]),
 }
-"""The package that each needs, and the words it is run with."""
+"""Launcher -> the package that it needs, and its overrides."""
 
 
 @pytest.fixture
@@ -51,18 +52,18 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_cells_that_run_side_by_side_share_the_cores(launcher: dict, cores: int | None, eight: None) -> None:
+def test_parallel_cells_share_the_cores(launcher: dict, cores: int | None, eight: None) -> None:
     asked = OmegaConf.create(launcher)
     assert cores_each(asked) == cores
     shard_pool.limit_cores(cores)
     try:
         assert shard_pool.available_cores() == (cores or 8)
-        assert cores_each(asked) == cores  # a worker's second cell has as many as its first
+        assert cores_each(asked) == cores  # unchanged for a worker's second cell
     finally:
         shard_pool.limit_cores(None)
 
 
-def test_a_run_of_a_sweep_has_a_name() -> None:
+def test_runs_of_a_sweep_have_names() -> None:
     hydra = {"mode": RunMode.MULTIRUN, "sweep": {"subdir": "plain/block-03"}, "launcher": {"_target_": "a.BasicLauncher"}}
     place = run_context(OmegaConf.create(hydra))
     assert (place.name, place.shared) == ("plain/block-03", False)
@@ -72,20 +73,20 @@ def test_a_run_of_a_sweep_has_a_name() -> None:
     assert run_context(OmegaConf.create(hydra)).name == ""
 
 
-def test_a_run_keeps_to_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, eight: None) -> None:
+def test_a_run_uses_only_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, eight: None) -> None:
     from esper import train
     from esper.cli import command as cli
     from esper.lab import launch
 
     seen: list[int] = []
 
-    class Looks:
+    class FakeTrainer:
         def __init__(self, *_: object, **__: object) -> None:
             seen.append(shard_pool.available_cores())
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr("esper.training.trainer.Trainer", Looks)
+    monkeypatch.setattr("esper.training.trainer.Trainer", FakeTrainer)
     monkeypatch.setattr(train, "run_context", lambda _: launch.RunContext(cores=3))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["esper.train", "agent=wait"])
@@ -96,7 +97,7 @@ def test_a_run_keeps_to_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert seen == [3]
 
 
-def test_a_launcher_without_a_queue_is_handed_as_many_runs_as_there_are_cores(tmp_path: Path, eight: None) -> None:
+def test_a_launcher_without_a_queue_gets_one_batch_per_machine(tmp_path: Path, eight: None) -> None:
     class Launcher:
         handed: list[int] = []  # noqa: RUF012
 
@@ -121,25 +122,16 @@ def test_a_launcher_without_a_queue_is_handed_as_many_runs_as_there_are_cores(tm
         assert Launcher.handed == handed
 
 
-TINY = [
-    "hosts=4",
-    "steps=3",
-    "updates=1",
-    "telemetry=quiet",
-    "telemetry.writers=[jsonl,console]",
-    "agent.minibatches=2",
-    "agent.epochs=1",
-]
+TINY = ["hosts=4", "steps=3", "updates=1", "devices=cpu", "telemetry=quiet", "agent.minibatches=2", "agent.epochs=1"]
+FINE, BROKEN = "agent.hidden=16", "task=cifar10_baseline task.root=nowhere"
 
 
-def sweep(launcher: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Two runs of one block."""
+def sweep(launcher: str, folder: Path, arms: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Run one block of two arms with a launcher."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    more = spelled_out(
-        ["sweep=ab", "arms={small: agent.hidden=16, large: agent.hidden=32}", "blocks=1", "root=3", "aa_control=false"]
-    )
+    command = ["-m", "sweep=ab", f"arms={arms}", "blocks=1", "root=4", "aa_control=false", "hydra.sweep.dir=out"]
     return subprocess.run(
-        [sys.executable, "-m", "esper.train", "-m", *more, *TINY, f"hydra/launcher={launcher}", "hydra.sweep.dir=out", *words],
+        [sys.executable, "-m", "esper.train", *command, *TINY, f"hydra/launcher={launcher}", *overrides],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HOME": str(folder)},  # Ray keeps a key there
         stdin=subprocess.DEVNULL,
@@ -151,44 +143,37 @@ def sweep(launcher: str, folder: Path, *words: str) -> subprocess.CompletedProce
 
 
 def read(run: Path) -> tuple[list[dict], dict]:
-    """What was measured, without what a clock said; and the last weights."""
+    """Return the metrics of a run without times, and its last weights."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = [{tag: value for tag, value in line.items() if not tag.startswith("time/")} for line in lines]
     return measured, load(run / CHECKPOINTS / "checkpoint_000001.pt")["agent"]["network"]
 
 
 @pytest.fixture(scope="module")
-def basic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("basic")
-    done = sweep("basic", folder)
-    assert done.returncode == 0, done.stderr
-    assert "[HYDRA]" not in done.stdout
-    return folder / "out"
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of arm `fine`, without a launcher."""
+    (seed,) = design({"fine": FINE}, blocks=1, root=4).seeds
+    folder = tmp_path_factory.mktemp("plain")
+    Trainer(check([*TINY, FINE, f"seed={seed}"]), folder).run()
+    return folder
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_same_run_under_every_launcher(launcher: str, basic: Path, tmp_path: Path) -> None:
-    package, words = LAUNCHERS[launcher]
+def test_launchers_run_alike_and_report_failures(launcher: str, plain: Path, tmp_path: Path) -> None:
+    """joblib must run two arms; of the others, which lose or wrap the exit of a run, the second one fails."""
+    package, overrides = LAUNCHERS[launcher]
     if not find_spec(package):
         pytest.skip(f"{package} is not installed")
-    done = sweep(launcher, tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout + "".join(path.read_text() for path in (tmp_path / "out").glob(".submitit/*/*_log.out"))
-    for arm in ("small", "large"):
-        assert f"{arm}/block-00: ppo on digits" in said
-        measured, weights = read(tmp_path / "out" / arm / "block-00")
-        expected, same = read(basic / arm / "block-00")
-        assert measured == expected
-        torch.testing.assert_close(weights, same, rtol=0, atol=0)
-    assert expected != read(basic / "small" / "block-00")[0]  # the arms do differ, and so would a mistaken file
-
-
-@pytest.mark.parametrize("launcher", ["submitit_local", "esper_ray"])  # which lose or wrap the exit of a run
-def test_a_run_that_cannot_be_done_is_said_in_a_sentence(launcher: str, tmp_path: Path) -> None:
-    package, words = LAUNCHERS[launcher]
-    if not find_spec(package):
-        pytest.skip(f"{package} is not installed")
-    done = sweep(launcher, tmp_path, *words, "task=cifar10_baseline", "task.root=nowhere")
+    second = "agent.hidden=32" if launcher == "joblib" else BROKEN
+    done = sweep(launcher, tmp_path, f'{{fine: {FINE}, second: "{second}"}}', *overrides)
+    measured, weights = read(tmp_path / "out/fine/block-00")
+    expected, same = read(plain)
+    assert measured == expected
+    torch.testing.assert_close(weights, same, rtol=0, atol=0)
+    if second != BROKEN:
+        assert done.returncode == 0, done.stderr
+        assert read(tmp_path / "out/second/block-00")[0] != expected
+        return
     assert done.returncode != 0
     assert "which is not there: download" in done.stderr
     assert "Traceback" not in done.stderr

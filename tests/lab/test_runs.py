@@ -1,4 +1,4 @@
-"""Which arm and block runs are, and what makes them void."""
+"""Arms and blocks of runs, and void experiments."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from esper.lab.runs import Run, faults, find_runs
 
 @pytest.fixture
 def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes runs with a config each; only what is in a checkpoint is made up."""
+    """Return a function that makes folders of runs, whose checkpoints are faked by a config."""
     configs: dict[Path, dict[str, Any]] = {}
 
     def read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
@@ -37,7 +37,7 @@ def cells(found: list[Run]) -> set[tuple[str, int]]:
     return {(run.arm, run.block) for run in found}
 
 
-def test_arms_of_several_folders_are_told_apart_over_all_of_them(on_disk: Any, tmp_path: Path) -> None:
+def test_arms_are_named_over_all_folders(on_disk: Any, tmp_path: Path) -> None:
     for place, rate, seed in (("x", 1e-3, 1), ("y", 1e-2, 2)):
         for reward in ("shaped", "sparse"):
             on_disk(f"{place}/run/{reward}", reward=reward, agent="ppo", agent__rate=rate, seed=seed)
@@ -50,7 +50,7 @@ def test_arms_of_several_folders_are_told_apart_over_all_of_them(on_disk: Any, t
     }
 
 
-def test_a_key_of_a_choice_is_told_where_runs_of_that_choice_differ_in_it(on_disk: Any, tmp_path: Path) -> None:
+def test_arm_names_hold_keys_that_differ_within_an_option(on_disk: Any, tmp_path: Path) -> None:
     for reward in ("shaped", "sparse"):
         for rent in (0.1, 0.2):
             on_disk(f"all/{reward}{rent}", reward=reward, reward__rent=rent, reward__own=reward, seed=1)
@@ -59,7 +59,7 @@ def test_a_key_of_a_choice_is_told_where_runs_of_that_choice_differ_in_it(on_dis
     }
 
 
-def test_settings_make_blocks_and_no_arms(on_disk: Any, tmp_path: Path) -> None:
+def test_strata_make_blocks_not_arms(on_disk: Any, tmp_path: Path) -> None:
     for reward in ("shaped", "sparse"):
         for task in ("digits", "mnist5k"):
             for seed in (7, 9):
@@ -76,7 +76,7 @@ def test_settings_make_blocks_and_no_arms(on_disk: Any, tmp_path: Path) -> None:
         find_runs([tmp_path / "all"], ["tusk"])
 
 
-def test_experiments_are_paired_by_seeds_and_not_by_numbers(on_disk: Any, tmp_path: Path) -> None:
+def test_several_experiments_are_paired_by_seed(on_disk: Any, tmp_path: Path) -> None:
     planned = {
         "d": design("reward: shaped,sparse", blocks=2, root=1, aa_control=False),
         "e": design("reward: simplified,basic", blocks=2, root=1, aa_control=False),
@@ -93,16 +93,16 @@ def test_experiments_are_paired_by_seeds_and_not_by_numbers(on_disk: Any, tmp_pa
     assert cells(pooled) == {(arm, seed) for arm in ("shaped", "sparse") for seed in planned["d"].seeds + planned["f"].seeds}
 
 
-def test_arms_that_saw_other_data_make_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_data_voids_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [{}])
 
     def run(arm: str, hosts: int, updates: int, block: int = 0, task: str = "digits") -> Run:
         return Run(arm=arm, block=block, folder=Path(), updates=updates, stratum=task, config={"hosts": hosts, "task": task})
 
-    assert faults([run("a", 32, 10), run("b", 16, 20)]) == []  # so many host episodes either way
+    assert faults([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
     (fault,) = faults([run("a", 32, 10), run("b", 16, 10)])
     assert fault.startswith("runs see different data: hosts times updates is a 320, b 160")
-    # One run that was made longer afterwards, whichever block it is in.
+    # One run was extended afterwards.
     longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
     assert "is a 320, b 320 and 640" in faults(longer)[0]
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
@@ -118,9 +118,7 @@ def test_arms_that_saw_other_data_make_it_void(monkeypatch: pytest.MonkeyPatch) 
         ({"policy/top_blueprint_share": 1.0}, "a has collapsed onto one blueprint"),
     ],
 )
-def test_policies_that_have_collapsed_make_it_void(
-    record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collapsed_policies_void_the_experiment(record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [record])
     (fault,) = faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
     assert sentence in fault

@@ -1,10 +1,8 @@
-"""Tuning: what trials are worth, what comes next, and what a stopped one does."""
+"""Tuning: gains of trials, proposals, and resuming."""
 
 import json
 import math
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,30 +10,31 @@ from typing import Any
 
 import pytest
 
+from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import ConfigError, register
+from esper.config import ConfigError, TuneConfig
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
+from esper.train import main as train_command
 
 pytest.importorskip("optuna", reason="optuna is not installed")
 
-ROOT = Path(__file__).parents[2]
-ASKED = {"trials": 4, "blocks": 2, "root": 0, "outcome": "accuracy", "score_hosts": 4, "at_once": 1}
-TUNE = "agent.learning_rate: 1e-5..1e-1 log, agent.hidden: 32|64, agent.epochs: 1..8"
+CONFIG = {"trials": 4, "blocks": 2, "outcome": "accuracy", "score_hosts": 4}
+SWEPT = ["agent.learning_rate=tag(log, interval(1e-5, 1e-1))", "agent.hidden=32,64", "agent.epochs=int(interval(1, 8))"]
 
 
 class Made(Tuning):
-    """A tuning whose runs are made up: the best rate is 0.001, the best number of epochs is 3, and a seed is worth a lot."""
+    """A tuning with simulated runs: the best rate is 0.001, the best number of epochs is 3, and seeds differ by 20 points."""
 
-    def _outcomes(self, arm: str, words: Sequence[str]) -> list[float]:
-        values = dict(word.split("=") for word in words) or {"agent.learning_rate": "0.1", "agent.epochs": "3"}
+    def _outcomes(self, arm: str, overrides: Sequence[str]) -> list[float]:
+        values = dict(override.split("=") for override in overrides) or {"agent.learning_rate": "0.1", "agent.epochs": "3"}
         rate, epochs = math.log10(float(values["agent.learning_rate"])), int(values["agent.epochs"])
         return [60 + 20 * block - (rate + 3) ** 2 - (epochs - 3) ** 2 / 4 for block in range(2)]
 
 
-def tuning(folder: Path, **more: Any) -> Made:
-    return Made(search_space(TUNE, **{**ASKED, **more}), folder)
+def tuning(folder: Path, *common: str, **config: Any) -> Made:
+    return Made(search_space(TuneConfig(**CONFIG | config), [*common, *SWEPT]), folder)
 
 
 def run(made: Made) -> Made:
@@ -49,13 +48,13 @@ def test_gains_are_paired_differences(tmp_path: Path) -> None:
     for trial in made.trials:
         rate, epochs = math.log10(float(trial.values["agent.learning_rate"])), int(trial.values["agent.epochs"])
         expected = 4 - (rate + 3) ** 2 - (epochs - 3) ** 2 / 4
-        assert trial.gains == pytest.approx([expected, expected])  # what the seeds are worth, 20 points, is not in it
+        assert trial.gains == pytest.approx([expected, expected])  # without the 20 points of the seeds
     fewer = run(tuning(tmp_path / "fewer", outcome="parameters"))
     assert fewer.trials[0].values == made.trials[0].values
     assert fewer.trials[0].gains == pytest.approx([-gain for gain in made.trials[0].gains])
 
 
-def test_it_finds_what_is_better(tmp_path: Path) -> None:
+def test_proposals_improve(tmp_path: Path) -> None:
     made = run(tuning(tmp_path, trials=40))
     best = made.best()
     assert best is not None
@@ -65,23 +64,23 @@ def test_it_finds_what_is_better(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_stopped_tuning_goes_on_as_if_it_had_not_been(at_once: int, tmp_path: Path) -> None:
+def test_an_interrupted_tuning_resumes_exactly(at_once: int, tmp_path: Path) -> None:
     whole = run(tuning(tmp_path / "whole", trials=17, at_once=at_once))
-    for trials in (5, 13, 17):  # stopped twice, each time with more to do than was asked for at first
+    for trials in (5, 13, 17):  # interrupted twice, each time with more trials
         parts = run(tuning(tmp_path / "parts", trials=trials, at_once=at_once))
         assert len(parts.trials) == trials
     assert parts.trials == whole.trials
     assert len({str(trial.values) for trial in whole.trials}) > 10
 
 
-def test_trials_begun_together_do_not_know_of_each_other(tmp_path: Path) -> None:
+def test_trials_at_once_are_proposed_together(tmp_path: Path) -> None:
     made = tuning(tmp_path, trials=5, at_once=3)
     assert [list(made.next())] == [["trial-000", "trial-001", "trial-002"]]
     made.learn(made.next())
     assert list(made.next()) == ["trial-003", "trial-004"]
 
 
-def test_values_that_do_not_go_together_are_not_run(tmp_path: Path) -> None:
+def test_incompatible_values_are_not_run(tmp_path: Path) -> None:
     made = tuning(tmp_path, trials=2)
     trials = made.next()
     trials["trial-000"].fault = "it is too large"
@@ -96,14 +95,13 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path: Path) -> None:
 
 
 def test_the_command_that_confirms_the_best_composes(tmp_path: Path) -> None:
-    register()
-    made = run(tuning(tmp_path, trials=12, common=["sweep=tune", "task.instances=healthy"]))
+    made = run(tuning(tmp_path, "sweep=tune", "task.instances=healthy", trials=12))
     command = shlex.split(made.table()[-1].partition("python -m ")[2])
     assert command[:2] == ["esper.train", "-m"]
     plain, tuned, again = check_sweep(spelled_out(command[2:]))
     best = made.best()
     assert best is not None
-    assert str(tuned.agent.learning_rate) == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert tuned.agent.learning_rate == best.values["agent.learning_rate"]  # pyright: ignore[reportAttributeAccessIssue]
     assert plain.agent == again.agent != tuned.agent
     assert {job.task.instances for job in (plain, tuned, again)} == {plain.task.instances}
     assert made.space.seeds[0] != plain.seed
@@ -118,62 +116,57 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
         tuning(tmp_path)
 
 
-def test_what_cannot_be_tuned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="did you mean accuracy"):
         tuning(tmp_path, outcome="acuracy")
     with pytest.raises(ConfigError, match=r"outcome=return cannot score reward\.rent, which defines the return"):
-        Made(search_space("agent.hidden: 32|64, reward.rent: 0..1", **{**ASKED, "outcome": "return"}), tmp_path)
+        Made(search_space(TuneConfig(outcome="return"), ["agent.hidden=32,64", "reward.rent=interval(0, 1)"]), tmp_path)
     assert tuning(tmp_path / "paid alike", outcome="return").trials == []
     (tmp_path / "paid alike" / "tuning.json").unlink()
     (tmp_path / "paid alike").rmdir()
     assert not list(tmp_path.iterdir())
-    made = tuning(tmp_path)
-    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
     with pytest.raises(ConfigError, match="sweep=tune needs optuna: pip install"):
-        made.next()
+        tuning(tmp_path)
 
 
-def test_a_tuning_is_run_stopped_and_gone_on_with(tmp_path: Path) -> None:
-    """The runs of the baseline are run once; a trial that was stopped in the middle comes to what it would have come to."""
+def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ["updates=1", "hosts=4", "steps=2", "task.batch_size=500", "telemetry=quiet", "agent.minibatches=1", "score_hosts=2"]
-    words = ["sweep=tune", "tune=task.host_optimiser.learning_rate: 1e-4..1e-1 log", "trials=2", "blocks=2", "root=5"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    overrides = [
+        "sweep=tune",
+        "task.host_optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))",
+        "trials=2",
+        "blocks=2",
+        "root=5",
+    ]
+    monkeypatch.chdir(tmp_path)
 
     def train() -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "esper.train", "-m", *words, *tiny, "hydra.sweep.dir=mine"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        monkeypatch.setattr(sys, "argv", ["esper.train", "-m", *overrides, *tiny, "hydra.sweep.dir=here"])
+        cli.run(train_command)
+        return capsys.readouterr().out
 
-    said, mine = train(), tmp_path / "mine"
-    assert "mine: trial 1 of 2, 0 of 4 runs done" in said
-    assert "mine: trial 2 of 2, 2 of 4 runs done" in said
-    state = json.loads((mine / FILE).read_text())
-    judged = {
+    shown, here = train(), tmp_path / "here"
+    assert "here: trial 1 of 2, 0 of 4 runs done" in shown
+    assert "here: trial 2 of 2, 2 of 4 runs done" in shown
+    state = json.loads((here / FILE).read_text())
+    scored = {
         cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
-        for cell in mine.glob("*/block-0*")
+        for cell in here.glob("*/block-0*")
         for file in cell.glob("scored_*_2_hosts.json")
     }
-    assert len(judged) == 6
+    assert len(scored) == 6
     for number, trial in enumerate(state["trials"]):
-        arms = [[judged[f"{arm}block-0{block}"] for block in range(2)] for arm in (f"trial-00{number}", BASELINE)]
+        arms = [[scored[f"{arm}block-0{block}"] for block in range(2)] for arm in (f"trial-00{number}", BASELINE)]
         assert trial["gains"] == pytest.approx([value - base for value, base in zip(*arms, strict=True)])
     assert any(gain != 0 for trial in state["trials"] for gain in trial["gains"])
 
-    before = (mine / FILE).read_text()
-    (mine / FILE).write_text(json.dumps({**state, "trials": state["trials"][:1]}))  # as if stopped in its last run
-    last = mine / "trial-001" / "block-01"
+    before = (here / FILE).read_text()
+    (here / FILE).write_text(json.dumps({**state, "trials": state["trials"][:1]}))  # as if interrupted in its last run
+    last = here / "trial-001" / "block-01"
     (last / "checkpoints" / "checkpoint_000001.pt").unlink()
     next(last.glob("scored_*")).unlink()
-    kept = [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/scored_*"))]
-    assert "mine: trial 2 of 2, 3 of 4 runs done" in train()
-    assert (mine / FILE).read_text() == before
-    assert [file.stat().st_mtime_ns for file in sorted(mine.glob("baseline/*/scored_*"))] == kept
+    kept = [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))]
+    assert "here: trial 2 of 2, 3 of 4 runs done" in train()
+    assert (here / FILE).read_text() == before
+    assert [file.stat().st_mtime_ns for file in sorted(here.glob("baseline/*/scored_*"))] == kept

@@ -17,7 +17,7 @@ GATED = GatesConfig()
 
 
 def action(op, slot=0, *, blueprint=1, style="linear_add", tempo="fast", target="full", speed="instant", curve="linear"):
-    """One action of one host, its parameters by name."""
+    """Return an action of one host with parameters by name."""
     names = {Head.STYLE: style, Head.TEMPO: tempo, Head.ALPHA_TARGET: target, Head.ALPHA_SPEED: speed, Head.ALPHA_CURVE: curve}
     row = np.zeros((1, len(Head)), dtype=np.int64)
     row[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = op, slot, blueprint
@@ -27,13 +27,13 @@ def action(op, slot=0, *, blueprint=1, style="linear_add", tempo="fast", target=
 
 
 def step(state, config, op=Op.WAIT, slot=0, *, gates=GATED, measure=True, **parameters):
-    """One step of one host: the operation, whether legal or not, then time, then a measurement."""
+    """Apply an operation, legal or not, then a tick, then a measurement."""
     state = execute(state, action(op, slot, **parameters), config)
     return measured(lifecycle.tick(state, config, gates)) if measure else lifecycle.tick(state, config, gates)
 
 
 def measured(state, rng=None):
-    """As an epoch does: every seed with an alpha above 0 gets a contribution, and every host an accuracy."""
+    """Give every seed with alpha above 0 a contribution, and every host an accuracy, as an epoch does."""
     inside, shape = state.within(*TAKES_PART) & (state.alpha > 0), state.stage.shape
 
     def some(low, high, value, size=shape):
@@ -52,7 +52,7 @@ def measured(state, rng=None):
 
 
 def share_of(done, total, curve):
-    """f(t) in plain Python."""
+    """Return f(t) in plain Python."""
     t = done / total
     if curve == Curve.LINEAR:
         return t

@@ -1,4 +1,4 @@
-"""The life of a seed, told one by one."""
+"""Operations and transitions of the lifecycle, one by one."""
 
 import inspect
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, shar
 
 
 def life(config, *ops, gates=GATED, **parameters):
-    """Stages of the first slot after each step: a germination, and then a script of ops, or pairs (op, parameters)."""
+    """Return the stages of the first slot after a germination and each op, or pair (op, parameters), of a script."""
     state, stages = empty(1, 2), []
     for entry in ((Op.GERMINATE, parameters), *ops):
         op, given = entry if isinstance(entry, tuple) else (entry, {})
@@ -28,13 +28,13 @@ def life(config, *ops, gates=GATED, **parameters):
     return stages, state
 
 
-def test_by_itself_a_seed_goes_from_germination_to_holding():
+def test_with_automatic_gates_a_seed_reaches_holding():
     stages, state = life(SlotsConfig(auto_advance=ALL_AUTO), *[Op.WAIT] * 5, gates=GatesConfig(min_training=2))
     assert stages == [Stage.TRAINING] * 2 + [Stage.BLENDING] * 2 + [Stage.HOLDING] * 2
     assert (state.alpha[0, 0], state.ramp_done[0, 0], state.seed_age[0, 0], state.stage_age[0, 0]) == (1.0, 3, 6, 2)
 
 
-def test_by_hand_every_gate_wants_an_action():
+def test_without_automatic_gates_every_stage_takes_an_action():
     config = SlotsConfig(auto_advance=[])
     stages, _ = life(config, *[Op.WAIT] * 4)
     assert stages == [Stage.GERMINATED] * 5
@@ -43,7 +43,7 @@ def test_by_hand_every_gate_wants_an_action():
     assert state.alpha[0, 0] == 1.0
 
 
-def test_the_default_asks_only_when_to_blend():
+def test_by_default_only_blending_takes_an_action():
     stages, _ = life(EveryBlockConfig(), Op.WAIT, Op.ADVANCE, *[Op.WAIT] * 3)
     assert stages == [Stage.TRAINING, Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.HOLDING]
 
@@ -68,7 +68,7 @@ def test_alpha_rises_evenly_and_ends_exactly_at_one(tempo):
 
 
 @pytest.mark.parametrize("embargo", range(4))
-def test_an_emptied_slot_is_pruned_for_one_epoch_then_embargoed_for_so_many(embargo):
+def test_an_emptied_slot_is_pruned_for_an_epoch_then_embargoed(embargo):
     config = EveryBlockConfig(embargo=embargo)
     state = step(step(empty(1, 1), config, Op.GERMINATE), config, Op.PRUNE)
     stages = []
@@ -112,7 +112,7 @@ def test_fossils_are_never_pruned_or_advanced_and_keep_their_alpha():
     assert (state.alpha[0, 0], state.seed_age[0, 0], state.stage_age[0, 0]) == (1.0, 15, 11)
 
 
-def test_a_seed_can_be_kept_only_after_its_contribution_was_measured():
+def test_fossilisation_requires_a_measured_contribution():
     config = SlotsConfig(auto_advance=ALL_AUTO)
     state = step(empty(1, 1), config, Op.GERMINATE, measure=False)
     for _ in range(4):
@@ -123,7 +123,7 @@ def test_a_seed_can_be_kept_only_after_its_contribution_was_measured():
 
 
 @pytest.mark.parametrize("least", range(4))
-def test_pruning_waits_for_the_seed_s_age(least):
+def test_pruning_requires_min_prune_age(least):
     config = EveryBlockConfig(min_prune_age=least)
     state = step(empty(1, 1), config, Op.GERMINATE)
     for age in range(1, 6):
@@ -131,7 +131,7 @@ def test_pruning_waits_for_the_seed_s_age(least):
         state = step(state, config)
 
 
-def test_a_new_seed_knows_nothing_of_the_one_before():
+def test_a_new_seed_starts_from_cleared_state():
     config = EveryBlockConfig(embargo=0, auto_advance=ALL_AUTO)
     state = empty(1, 1)
     for op in [Op.GERMINATE, *[Op.WAIT] * 4, Op.PRUNE, Op.WAIT, Op.GERMINATE]:
@@ -145,13 +145,13 @@ def test_a_new_seed_knows_nothing_of_the_one_before():
 
 
 def blended(target="full", **others):
-    """A seed whose first ramp is over."""
+    """Return a seed whose first ramp is over."""
     config = SlotsConfig(auto_advance=ALL_AUTO, min_prune_age=0, **others)
     return config, life(config, *[Op.WAIT] * 4, target=target)[1]
 
 
 @pytest.mark.parametrize(("style", "meaning"), STYLES.items())
-def test_a_style_is_a_blend_for_life_and_the_curve_of_the_first_ramp(style, meaning):
+def test_a_style_sets_the_blend_and_the_curve_of_the_first_ramp(style, meaning):
     config, (blend, curve) = SlotsConfig(auto_advance=ALL_AUTO), meaning
     state = step(empty(1, 1), config, Op.GERMINATE, style=style, tempo="standard")
     seen = []
@@ -164,7 +164,7 @@ def test_a_style_is_a_blend_for_life_and_the_curve_of_the_first_ramp(style, mean
 
 
 @pytest.mark.parametrize("target", ["half", "seventy"])
-def test_a_partial_target_keeps_a_seed_in_blending_until_it_is_given_another(target):
+def test_a_partial_target_keeps_a_seed_in_blending(target):
     config, state = blended(target)
     for _ in range(10):
         assert (state.stage[0, 0], state.alpha[0, 0], state.mode[0, 0]) == (
@@ -182,7 +182,7 @@ def test_a_partial_target_keeps_a_seed_in_blending_until_it_is_given_another(tar
     assert state.stage[0, 0] == Stage.HOLDING
 
 
-def test_a_holding_seed_goes_back_to_blending_when_its_target_sinks():
+def test_a_lower_target_returns_a_holding_seed_to_blending():
     config, state = blended()
     assert state.stage[0, 0] == Stage.HOLDING
     same = step(state, config, Op.SET_ALPHA_TARGET, target="full", speed="slow")
@@ -192,7 +192,7 @@ def test_a_holding_seed_goes_back_to_blending_when_its_target_sinks():
     assert sunk.alpha[0, 0] == np.float32(1 - 0.5 / 3)
     at_once = step(state, config, Op.SET_ALPHA_TARGET, target="half", speed="instant")
     assert (at_once.stage[0, 0], at_once.alpha[0, 0], at_once.mode[0, 0]) == (Stage.BLENDING, 0.5, Mode.HOLD)
-    assert lifecycle.roles(sunk, config).learns.any(), "only a seed on its way out stops learning"
+    assert lifecycle.roles(sunk, config).learns.any(), "only a dying seed stops learning"
 
 
 @pytest.mark.parametrize("speed", ALPHA_SPEEDS)
@@ -212,7 +212,7 @@ def test_pruning_takes_as_many_ticks_as_its_speed(speed, target):
 
 
 @pytest.mark.parametrize("auto", [[], ["training"]])
-def test_a_seed_that_is_not_in_is_pruned_at_once_whatever_the_speed(auto):
+def test_a_seed_at_alpha_zero_is_pruned_at_once(auto):
     config = SlotsConfig(auto_advance=auto, min_prune_age=0)
     state = step(empty(1, 1), config, Op.GERMINATE)
     assert step(state, config, Op.PRUNE, speed="slow").stage[0, 0] == Stage.PRUNED
@@ -227,7 +227,7 @@ def test_a_ramp_up_may_be_turned_into_a_ramp_down():
     assert state.mode[0, 0] == Mode.DOWN
 
 
-def test_without_incubation_a_seed_is_in_at_once_and_skips_blending():
+def test_without_incubation_a_seed_is_active_at_once():
     config = SlotsConfig(auto_advance=["training", "blending"], incubation=Incubation.none)
     state = step(empty(1, 1), config, Op.GERMINATE, tempo="slow")
     roles = lifecycle.roles(state, config)
@@ -243,7 +243,7 @@ def test_without_incubation_a_seed_is_in_at_once_and_skips_blending():
 
 @pytest.mark.parametrize("isolation", Isolation)
 @pytest.mark.parametrize("incubation", Incubation)
-def test_how_long_a_seed_is_kept_from_its_host(isolation, incubation):
+def test_duration_of_isolation(isolation, incubation):
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], isolation=isolation, incubation=incubation)
     state, open_in = step(empty(1, 1), config, Op.GERMINATE), {}
     while len(open_in) == 0 or state.stage[0, 0] != Stage.FOSSILIZED:
@@ -256,7 +256,7 @@ def test_how_long_a_seed_is_kept_from_its_host(isolation, incubation):
 
 
 @pytest.mark.parametrize("fossils", Fossils)
-def test_what_a_fossil_does_is_a_choice(fossils):
+def test_fossils_learn_or_stay_frozen(fossils):
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], fossils=fossils)
     _, state = life(config, *[Op.WAIT] * 5)
     roles = lifecycle.roles(state, config)
@@ -264,19 +264,19 @@ def test_what_a_fossil_does_is_a_choice(fossils):
     assert roles.learns[0, 0] == (fossils == Fossils.learning)
 
 
-# ---- rules that remove seeds, and gates that open by themselves
+# ---- removal by rules, and automatic gates
 
 
-def test_a_seed_that_is_not_kept_in_time_is_removed():
+def test_prune_after_removes_old_seeds():
     config = SlotsConfig(auto_advance=["training"], prune_after=7)
     stages, _ = life(config, *[Op.WAIT] * 7)
     assert stages == [Stage.TRAINING] * 7 + [Stage.PRUNED]
     stages, _ = life(replace(config, auto_advance=[*ALL_AUTO, "fossilized"]), *[Op.WAIT] * 20)
-    assert stages[-1] == Stage.FOSSILIZED, "what was kept stays"
+    assert stages[-1] == Stage.FOSSILIZED, "fossils stay"
 
 
 @pytest.mark.parametrize(("threshold", "least", "stays"), [(1.4, 0, True), (1.6, 0, False), (1.6, 9, True), (None, 0, True)])
-def test_a_seed_below_the_threshold_is_removed_when_alpha_has_come_to_its_target(threshold, least, stays):
+def test_prune_below_removes_seeds_at_their_alpha_target(threshold, least, stays):
     config = SlotsConfig(auto_advance=ALL_AUTO, prune_below=threshold, min_prune_age=least)
     stages, _ = life(config, *[Op.WAIT] * 4)  # its contribution is 1.5 from the first tick on
     assert stages == [Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.HOLDING if stays else Stage.PRUNED]
@@ -284,7 +284,7 @@ def test_a_seed_below_the_threshold_is_removed_when_alpha_has_come_to_its_target
     assert (stages[-1] == Stage.HOLDING) == (stays and threshold != 1.6)
 
 
-def test_a_gate_to_fossilized_may_open_by_itself():
+def test_fossilisation_can_be_automatic():
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"])
     stages, _ = life(config, *[Op.WAIT] * 4)
     assert stages[-2:] == [Stage.HOLDING, Stage.FOSSILIZED]
@@ -296,7 +296,7 @@ def test_a_gate_to_fossilized_may_open_by_itself():
 @pytest.mark.parametrize("incubation", Incubation)
 @pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=4, min_blending=6), GatesConfig(min_blending=1)])
 @pytest.mark.parametrize("tempo", TEMPOS)
-def test_the_shortest_life_is_as_short_as_it_says(incubation, gates, tempo):
+def test_shortest_life_matches_a_simulation(incubation, gates, tempo):
     config = SlotsConfig(auto_advance=[*ALL_AUTO, "fossilized"], incubation=incubation)
     steps = lifecycle.shortest_life(config, gates, TEMPOS[tempo])
     stages, _ = life(config, *[Op.WAIT] * (steps - 1), gates=gates, tempo=tempo)
@@ -306,8 +306,8 @@ def test_the_shortest_life_is_as_short_as_it_says(incubation, gates, tempo):
 @pytest.mark.parametrize("incubation", [Incubation.closed_loop, Incubation.none])
 @pytest.mark.parametrize("gates", [GATED, GatesConfig(min_training=3, min_blending=4), GatesConfig(min_blending=1)])
 @pytest.mark.parametrize("auto", [some for count in range(5) for some in combinations(GATES, count)], ids=",".join)
-def test_the_shortest_life_knows_which_gates_want_an_action(incubation, gates, auto):
-    """Whoever acts as soon as it is legal fossilizes in exactly that many steps."""
+def test_shortest_life_depends_on_automatic_gates(incubation, gates, auto):
+    """A controller that acts as soon as it is legal takes exactly this many steps."""
     config = SlotsConfig(auto_advance=list(auto), incubation=incubation)
     for tempo, ticks in TEMPOS.items():
         state, steps = step(empty(1, 2), config, Op.GERMINATE, gates=gates, tempo=tempo), 1
@@ -319,7 +319,7 @@ def test_the_shortest_life_knows_which_gates_want_an_action(incubation, gates, a
 
 
 @pytest.mark.parametrize("embargo", range(3))
-def test_an_emptied_slot_opens_when_the_config_says(embargo):
+def test_an_emptied_slot_opens_after_the_embargo(embargo):
     config = EveryBlockConfig(embargo=embargo, min_prune_age=0)
     assert "t + embargo + 2" in inspect.getsource(SlotsConfig)
     state, closed = step(step(empty(1, 2), config, Op.GERMINATE), config, Op.PRUNE), 0
@@ -328,7 +328,7 @@ def test_an_emptied_slot_opens_when_the_config_says(embargo):
     assert closed + 1 == embargo + 2
 
 
-def test_one_seed_at_a_time_is_in_training():
+def test_one_at_a_time_limits_seeds_in_training():
     chosen = np.array([True, True, True])
     for one_at_a_time in (False, True):
         config = SlotsConfig(one_at_a_time=one_at_a_time, auto_advance=[])

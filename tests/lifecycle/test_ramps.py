@@ -1,4 +1,4 @@
-"""Ramps of alpha: the values of the specification, and what must hold of every curve."""
+"""Ramps of alpha: values of the specification, and properties of every curve."""
 
 import numpy as np
 import pytest
@@ -28,20 +28,20 @@ alphas = st.floats(0, 1, width=32)
 
 
 def walk(start, target, total, curve, ticks=None):
-    """Alpha after each tick from 0 on."""
+    """Return alpha after each tick, from 0 on."""
     done = np.arange((total if ticks is None else ticks) + 1)
     low, high = (np.full(len(done), value, dtype=np.float32) for value in (start, target))
     return ramp(low, high, done, np.full(len(done), total), np.full(len(done), curve))
 
 
 @pytest.mark.parametrize(("curve", "total"), TABLE)
-def test_values_of_the_specification(curve, total):
+def test_ramp_values_match_the_specification(curve, total):
     assert walk(0, 1, total, curve)[1:] == pytest.approx(TABLE[curve, total], abs=6e-5)
 
 
 @pytest.mark.parametrize("curve", STEEP)
 def test_sigmoids_are_logistic_functions_rescaled(curve):
-    """The form of the specification, where it is safe to compute."""
+    """The form of the specification, where it does not overflow."""
     t, k = np.linspace(0, 1, 101), STEEP[curve]
 
     def logistic(x):
@@ -53,7 +53,7 @@ def test_sigmoids_are_logistic_functions_rescaled(curve):
 
 @given(start=alphas, target=alphas, total=st.integers(0, 40), curve=curves)
 @settings(max_examples=200, deadline=None)
-def test_ramps_never_turn_back_and_end_exactly(start, target, total, curve):
+def test_ramps_are_monotone_and_end_exactly(start, target, total, curve):
     alpha = walk(start, target, total, curve, ticks=total + 5)
     assert alpha.dtype == np.float32
     assert (alpha[total:] == np.float32(target)).all()
@@ -66,8 +66,8 @@ def test_ramps_never_turn_back_and_end_exactly(start, target, total, curve):
 
 @given(t=st.floats(0.001, 0.999), curve=curves)
 @settings(max_examples=200, deadline=None)
-def test_every_curve_rises_everywhere_and_is_its_own_mirror_image(t, curve):
-    """Derivative above 0 inside; convex before the middle and concave behind it, but for the straight line."""
+def test_curves_increase_and_are_point_symmetric(t, curve):
+    """Increasing inside; convex before the middle and concave after it, except for the line."""
     h = 1e-4 * min(t, 1 - t)
     left, here, right = progress(np.array([t - h, t, t + h]), curve)
     assert right - left > 0
@@ -82,7 +82,7 @@ def test_the_ends_are_exact(curve):
     assert progress(np.array([0.0, 0.5, 1.0]), curve).tolist() == [0.0, pytest.approx(0.5, abs=1e-15), 1.0]
 
 
-def test_slots_with_different_ramps_do_not_disturb_each_other():
+def test_slots_with_different_ramps_are_independent():
     rng = np.random.default_rng(0)
     start, target = rng.random((2, 6, 5), dtype=np.float32)
     total = rng.integers(0, 9, (6, 5))
@@ -93,7 +93,7 @@ def test_slots_with_different_ramps_do_not_disturb_each_other():
         assert together[place] == alone[0]
 
 
-def test_the_steeper_the_later_and_the_faster():
+def test_steeper_sigmoids_start_later():
     early = [progress(np.array([0.25]), curve)[0] for curve in (Curve.LINEAR, *STEEP)]
     assert early == sorted(early, reverse=True)
     assert len(set(early)) == 4

@@ -1,4 +1,4 @@
-"""Which slots an option means, on hosts of all kinds, and the rules of the config."""
+"""Slots of each option on hosts of all kinds, and rules of the config."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def names_of(config, names):
         (DeepConfig, ["r0c1", "r1c1", "r0c2", "r1c2"], ["r0c2", "r0c3", "r0c4"]),
     ],
 )
-def test_what_each_option_means(kind, on_cnn, on_row_0):
+def test_options_choose_these_slots(kind, on_cnn, on_row_0):
     assert names_of(kind(), CNN) == on_cnn
     if on_row_0 is not None:
         assert names_of(kind(), ROW_0) == on_row_0
@@ -54,13 +54,13 @@ def test_what_each_option_means(kind, on_cnn, on_row_0):
         (EveryBlockConfig, ()),
     ],
 )
-def test_an_option_that_finds_no_slot_says_so_and_names_those_there_are(kind, names):
+def test_an_option_without_slots_is_refused_with_their_names(kind, names):
     with pytest.raises(ValueError, match=rf"slots=\w+ finds no slot in this host, which has {', '.join(names) or 'none'}"):
         kind().chosen(names)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_list_of_names_goes_before_the_option(kind):
+def test_names_override_the_option(kind):
     assert names_of(kind(where=["r1c2", "r0c0"]), CNN) == ["r0c0", "r1c2"]
     assert names_of(kind(where=["stem"]), ("stem", "head")) == ["stem"]
     with pytest.raises(ValueError, match=r"slots\.where=r1c9,b is not a slot of this host: it has r0c0, r1c0"):
@@ -90,11 +90,11 @@ def test_options_of_any_grid(blocks, rows):
         ({"embargo": -1}, r"slots\.embargo must be at least 0, got -1"),
         ({"prune_after": -1}, r"slots\.prune_after must be at least 0, got -1"),
         ({"prune_after": 4}, r"slots\.prune_after=4 is below slots\.min_prune_age=5"),
-        ({"prune_below": float("nan")}, r"slots\.prune_below must be finite or null, got nan"),
+        ({"prune_below": float("nan")}, r"slots\.prune_below must be finite, got nan"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_rule_of_the_config_fires(kind, given, rule):
+def test_invalid_config_is_refused(kind, given, rule):
     with pytest.raises(ValueError, match=rule):
         kind(**given)
 

@@ -1,4 +1,4 @@
-"""Costs: counted FLOPs against layer shapes, the fused program's own count, and what training takes."""
+"""Costs: counted FLOPs compared with layer shapes and with the fused program."""
 
 # M members, S slots, V variants
 
@@ -17,7 +17,9 @@ from esper.hosts.base import slot_specs
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
-from esper.lifecycle.roles import Blend, Incubation, Roles, no_seeds
+from esper.lifecycle import operations
+from esper.lifecycle.roles import Blend, Incubation, Roles
+from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.measure.costs import Meter, count_costs, count_flops
 from esper.seeds.bank import SGDConfig, seed_module
@@ -26,11 +28,11 @@ from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from tests.reference_host import variants
 
-WORDS, CONTEXT = 10, 6
+CLASSES, CONTEXT = 10, 6
 HOSTS = {
-    "cnn": lambda: CNNConfig(base_channels=4).build((1, 8, 8), WORDS, [False, True, False]),
-    "mlp": lambda: MLPConfig(width=8).build((64,), WORDS, [False] * MLPConfig().layers),
-    "transformer": lambda: TransformerConfig(width=8, context=CONTEXT).build((8,), WORDS, [False, True]),
+    "cnn": lambda: CNNConfig(base_channels=4).build((1, 8, 8), CLASSES, [False, True, False]),
+    "mlp": lambda: MLPConfig(width=8).build((64,), CLASSES, [False] * MLPConfig().layers),
+    "transformer": lambda: TransformerConfig(width=8, context=CONTEXT).build((8,), CLASSES, [False, True]),
 }
 each_host = pytest.mark.parametrize("kind", list(HOSTS))
 ALL = tuple(kind() for kind in BLUEPRINTS.values())
@@ -39,12 +41,12 @@ ALL = tuple(kind() for kind in BLUEPRINTS.values())
 def samples(kind, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     if kind == "transformer":
-        return torch.randint(WORDS, (count, CONTEXT), generator=generator)
+        return torch.randint(CLASSES, (count, CONTEXT), generator=generator)
     return torch.randn(count, 1, 8, 8, generator=generator)
 
 
 def by_shapes(module, x):
-    """2 FLOPs for each product of a layer's output, from shapes alone; attention: scores with, and sums over, all positions."""
+    """Return the output of a module, and its FLOPs from the shapes of its layers; attention covers all positions."""
     total = 0
 
     def count(layer, args, out):
@@ -74,7 +76,7 @@ def program_flops(run):
 
 
 @each_host
-def test_counted_flops_are_those_of_the_layers_shapes_for_every_blueprint_with_and_without_gate(kind):
+def test_flops_and_parameters_follow_from_layer_shapes(kind):
     host, x = HOSTS[kind]().eval(), samples(kind, 1)
     costs = count_costs(host, ALL, x)
     forward, specs, grown = costs.flops.forward, slot_specs(host), 0
@@ -99,66 +101,65 @@ def test_counted_flops_are_those_of_the_layers_shapes_for_every_blueprint_with_a
     assert grown >= 2 * 6 * len(specs)
 
 
-def test_known_numbers():
+def test_known_flops():
     """conv_light on 8x8 of 4 channels: 2 * 64 * 4 * 4 * (9 + 1); a first block 2 * 64 * 4 * 9."""
     costs = count_costs(HOSTS["cnn"](), (BLUEPRINTS["conv_light"](),), samples("cnn", 1))
     assert costs.flops.forward.seed_KS[0, 0] == 20480
     assert costs.flops.segment_R[0] == 4608
 
 
-def test_counting_leaves_the_random_stream_where_it_was():
+def test_counting_does_not_move_the_random_stream():
     host = HOSTS["mlp"]()
     before = torch.get_rng_state()
     count_costs(host, ALL, samples("mlp", 1))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_layer_that_nobody_here_knows_is_counted_too():
-    """No formula is asked for: a host from outside the package may hold anything that the library knows."""
+def test_layers_from_outside_the_package_are_counted():
     layer = nn.ConvTranspose1d(3, 5, 4)
     assert count_flops(layer, torch.randn(1, 3, 7))[1] == 2 * 7 * 3 * 5 * 4
 
 
-def test_a_seed_costs_from_germination_on_and_its_gate_with_it():
+def test_a_seed_and_its_gate_cost_from_germination_on():
     costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
     state = empty(2, 3)
     state.stage[0], state.blueprint[0] = (Stage.GERMINATED, Stage.PRUNED, Stage.FOSSILIZED), (3, 3, 4)
     state.blend[0, 2] = Blend.GATE
     for price in (costs.params, costs.flops.forward):
-        wanted = [price.seed_KS[3, 0], 0, price.seed_KS[4, 2] + price.gate_S[2]]
-        assert price.of(state).tolist() == [wanted, [0, 0, 0]]
+        expected = [price.seed_KS[3, 0], 0, price.seed_KS[4, 2] + price.gate_S[2]]
+        assert price.of(state).tolist() == [expected, [0, 0, 0]]
     committed = costs.committed(np.array([[-1, -1, 4], [-1, -1, -1]]), state.blend)
     assert committed["params"].tolist() == [costs.params.host + costs.params.of(state)[0, 2], costs.params.host]
     assert np.isnan(committed["latency"]).all()
 
 
-# ---- what the fused program does
+# ---- the fused program
 
 
 def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=False):
-    """One grown host, its roles, and its costs."""
+    """Return one host with seeds, its roles, and its costs."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     host = HOSTS[kind]()
     specs = slot_specs(host)
     usable = [one for one in ALL if one.plantable and not any(one.obstacle(spec) for spec in specs)]
-    if learning:  # linear maps, whose backward the library counts right; it does not that of grouped convolutions
+    if learning:  # linear maps: torch miscounts the backward pass of grouped convolutions
         usable = [LoraConfig(), MLPSeedConfig()]
     costs = count_costs(host, usable, samples(kind, 1))
     network = GrowingNetwork([host], usable, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig(), incubation=incubation)
     shape = (1, len(specs))
-    there = rng.random(shape) < 0.8
-    behind, learns = there & (rng.random(shape) < 0.4), rng.random(shape) < 0.7
+    planted = rng.random(shape) < 0.8
+    behind, learns = planted & (rng.random(shape) < 0.4), rng.random(shape) < 0.7
     roles = Roles(
-        blueprint=np.where(there, rng.integers(len(usable), size=shape), -1),
+        blueprint=np.where(planted, rng.integers(len(usable), size=shape), -1),
         blend=rng.integers(len(Blend), size=shape),
         alpha=np.where(behind, 0.0, rng.choice([0.5, 1.0], shape)).astype(np.float32),
         behind=behind,
-        open=there & ~behind & (rng.random(shape) < 0.5),
-        learns=there & (learns | behind),
+        open=planted & ~behind & (rng.random(shape) < 0.5),
+        learns=planted & (learns | behind),
         fossil=np.zeros(shape, bool),
     )
-    for slot in np.flatnonzero(there[0]):
+    for slot in np.flatnonzero(planted[0]):
         generator = torch.Generator().manual_seed(int(slot))
         blend = Blend(int(roles.blend[0, slot]))
         network.plant(0, int(slot), int(roles.blueprint[0, slot]), generator, blend)
@@ -168,7 +169,7 @@ def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=F
 
 @each_host
 @pytest.mark.parametrize("incubation", [Incubation.straight_through, Incubation.closed_loop])
-def test_measuring_counts_what_the_branching_forward_computes(kind, incubation):
+def test_measuring_equals_the_flops_of_the_branching_forward(kind, incubation):
     shared = 0
     for seed in range(4):
         network, roles, costs, rng = network_of(kind, seed, incubation)
@@ -181,26 +182,26 @@ def test_measuring_counts_what_the_branching_forward_computes(kind, incubation):
     assert shared == 4
 
 
-def test_training_counts_what_forward_and_backward_compute():
+def test_training_equals_the_flops_of_forward_and_backward():
     for seed in range(8):
         network, roles, costs, _ = network_of("transformer", seed, learning=True)
         network.train()
-        x, y = samples("transformer", 5), torch.randint(WORDS, (1, 5, CONTEXT))
+        x, y = samples("transformer", 5), torch.randint(CLASSES, (1, 5, CONTEXT))
         done = program_flops(lambda: network.backward(x, y))  # noqa: B023
         assert 5 * costs.flops.training(roles, Incubation.straight_through)[0] == done
 
 
-def test_training_counts_the_shadow_pass_of_a_closed_loop():
-    """But for its ends: the features where it starts need no gradient; and both factors of attention need one, as told above."""
-    shadows = 0
+def test_training_equals_the_flops_of_the_closed_loop_pass_but_for_its_ends():
+    """The features where the pass starts need no gradient, and both factors of attention need one."""
+    passes = 0
     for seed in range(8):
         network, roles, costs, _ = network_of("transformer", seed, Incubation.closed_loop, learning=True)
         network.train()
-        x, y = samples("transformer", 5), torch.randint(WORDS, (1, 5, CONTEXT))
+        x, y = samples("transformer", 5), torch.randint(CLASSES, (1, 5, CONTEXT))
         done = program_flops(lambda: network.backward(x, y))  # noqa: B023
         off = 0
         if network.closed_loop is not None:
-            shadows += 1
+            passes += 1
             first = int(np.argmax(roles.behind[0]))
             segments = list(network.host.module.segments)[first + 1 :]
             attentions = sum("Attention" in type(layer).__name__ for segment in segments for layer in segment.modules())
@@ -210,12 +211,12 @@ def test_training_counts_the_shadow_pass_of_a_closed_loop():
             if roles.blend[0, first] == Blend.GATE:
                 off -= 2 * 8 * 8
         assert 5 * (costs.flops.training(roles, Incubation.closed_loop)[0] + off) == done
-    assert shadows >= 4
+    assert passes >= 4
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16), hosts=st.integers(1, 5), variants=st.integers(1, 6))
-def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
+def test_costs_of_a_host_do_not_depend_on_others(seed, hosts, variants):
     rng, costs = np.random.default_rng(seed), count_costs(HOSTS["cnn"](), (LoraConfig(), *ALL[:4]), samples("cnn", 1))
     shape = (hosts, 3)
     behind, learns, is_open = (rng.random(shape) < 0.5 for _ in range(3))
@@ -236,7 +237,7 @@ def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
             rows = slice(host, host + 1)
             assert costs.flops.training(roles.of(rows), incubation) == training_N[rows]
             assert costs.flops.measuring(roles.of(rows), incubation, alpha_VNS[:, rows]) == measuring_N[rows]
-            # By brute force: every distinct path up to a slot is walked once.
+            # Brute force: every distinct path up to a slot is computed once.
             inside_S = (roles.blueprint[host] >= 0) & ~(behind[host] & (incubation is Incubation.closed_loop))
             seed_S = costs.flops.forward.at(roles.blueprint, roles.blend)[host] * inside_S
             paths = [{tuple(path[:slot]) for path in (alpha_VNS[:, host] * inside_S).tolist()} for slot in range(4)]
@@ -249,9 +250,9 @@ def test_a_host_counts_what_it_would_need_alone(seed, hosts, variants):
             assert measuring_N[host] == total
 
 
-def test_the_meter_adds_up_and_starts_anew():
+def test_meter_adds_up_and_restarts():
     costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
-    meter, roles = Meter(costs.flops, Incubation.straight_through), no_seeds(2, 3)
+    meter, roles = Meter(costs.flops, Incubation.straight_through), operations.roles(empty(2, 3), SlotsConfig())
     meter.start(2)
     meter.train(roles, 10)
     meter.train(roles, 10)

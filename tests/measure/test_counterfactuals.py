@@ -1,4 +1,4 @@
-"""What a step measures with seeds switched off, and what reaches rewards and telemetry."""
+"""Settings of counterfactual validation, and the effects of seeds in pure functions and in the environment."""
 
 import itertools
 
@@ -17,15 +17,15 @@ ALL = list(set(Plan) - {Plan.leave_one_out})
 
 @pytest.fixture
 def state():
-    """A fossil, a seed behind its host and one that blends; an empty host; one seed; three seeds."""
+    """Four hosts: a fossil, a seed in training and one that blends; no seed; one seed; three seeds."""
     state = empty(4, 3)
     state.stage[:] = [[Stage.FOSSILIZED, Stage.TRAINING, Stage.BLENDING], [0, 0, 0], [0, Stage.HOLDING, 0], [Stage.HOLDING] * 3]
     state.alpha[:] = [[1.0, 0.0, 0.5], [0, 0, 0], [0, 1.0, 0], [1.0, 0.5, 0.25]]
     return state
 
 
-def told(asked, accuracy_of):
-    """A measurement in which each setting has the accuracy that a function of host and alphas says, and no noise."""
+def noiseless(asked, accuracy_of):
+    """Return a measurement without noise, given the accuracy as a function of host and alphas."""
     variants, hosts, _ = asked.alpha_VNS.shape
     accuracy = np.array([[accuracy_of(host, asked.alpha_VNS[v, host]) for host in range(hosts)] for v in range(variants)])
     nothing = np.zeros((variants, hosts), np.float32)
@@ -33,19 +33,19 @@ def told(asked, accuracy_of):
     return Measurement(accuracy_VM=accuracy.astype(np.float32), loss_VM=nothing, error_VM=nothing, covariance_VVM=covariance)
 
 
-def test_each_seed_is_off_once_and_settings_are_as_many_as_the_fullest_host_needs(state):
+def test_each_seed_is_off_once_and_shorter_lists_are_padded_with_the_current_setting(state):
     asked = settings(state, frozenset())
     assert asked.alpha_VNS[:, 0].tolist() == [[1, 0, 0.5], [0, 0, 0.5], [1, 0, 0], [1, 0, 0.5]]
     assert asked.alpha_VNS[:, 1].tolist() == [[0, 0, 0]] * 4
     assert asked.alpha_VNS[:, 2].tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0], [0, 1, 0]]
     assert asked.alpha_VNS[:, 3].tolist() == [[1, 0.5, 0.25], [0, 0.5, 0.25], [1, 0, 0.25], [1, 0.5, 0]]
     assert settings(empty(2, 3), frozenset()).alpha_VNS.shape == (1, 2, 3)
-    assert len(settings(state, frozenset(Plan)).alpha_VNS) == 8  # what plans share is asked for once
+    assert len(settings(state, frozenset(Plan)).alpha_VNS) == 8  # settings that plans share are measured once
 
 
-def test_effects_that_add_up_are_told_as_they_are(state):
+def test_additive_effects_are_recovered(state):
     gain = np.array([3.0, -1.0, 4.0])
-    seen = worth(asked := settings(state, frozenset(Plan)), told(asked, lambda _, alpha: 50 + (gain * alpha).sum()))
+    seen = worth(asked := settings(state, frozenset(Plan)), noiseless(asked, lambda _, alpha: 50 + (gain * alpha).sum()))
     effect = np.where(state.alpha > 0, gain * state.alpha, np.nan)
     live = np.where(state.within(Stage.FOSSILIZED), np.nan, effect)
     assert seen.contribution_NS == pytest.approx(effect, nan_ok=True)
@@ -58,52 +58,53 @@ def test_effects_that_add_up_are_told_as_they_are(state):
     assert seen.interaction_NSS[3] == pytest.approx(np.zeros((3, 3)), abs=1e-5)
 
 
-def test_interactions_are_those_of_the_pair(state):
+def test_interactions_of_pairs_are_recovered(state):
     def accuracy(host, alpha):
         on = alpha > 0
         return 40 + 2 * on[0] + 3 * on[1] + 5 * on[2] + 7 * (on[0] & on[2]) + 0.5 * on.all()
 
     for plans in ({Plan.pairs}, {Plan.factorial}):
         asked = settings(state, frozenset(plans))
-        seen = worth(asked, told(asked, accuracy))
+        seen = worth(asked, noiseless(asked, accuracy))
         assert seen.interaction_NSS[3] == pytest.approx(np.array([[0, 0, 7], [0, 0, 0], [7, 0, 0.0]]))
         assert np.isnan(seen.shapley_NS).all() == (plans == {Plan.pairs})
     state.stage[3, 1], state.alpha[3, 1] = Stage.DORMANT, 0.0  # exactly two
     asked = settings(state, frozenset({Plan.pairs}))
-    seen = worth(asked, told(asked, accuracy))
+    seen = worth(asked, noiseless(asked, accuracy))
     assert seen.interaction_NSS[3, 0, 2] == seen.interaction_NSS[3, 2, 0] == pytest.approx(7)
     assert np.isnan(seen.interaction_NSS[3, 1]).all()
 
 
-def test_what_was_not_asked_for_is_not_known(state):
+def test_effects_without_a_plan_are_nan(state):
     asked = settings(state, frozenset())
-    seen = worth(asked, told(asked, lambda *_: 50.0))
+    seen = worth(asked, noiseless(asked, lambda *_: 50.0))
     for name in ("all_off_accuracy_N", "committed_accuracy_N", "solo_NS", "interaction_NSS", "shapley_NS", "shapley_error_NS"):
         assert np.isnan(getattr(seen, name)).all()
     assert (~np.isnan(seen.contribution_NS) == (state.alpha > 0)).all()
 
 
-def test_many_seeds_are_shared_out_by_orders_of_a_host_s_own_stream():
+def test_shapley_values_of_many_seeds_come_from_orders_of_the_host_s_stream():
     state = empty(3, 6)
     state.stage[:], state.alpha[:] = Stage.HOLDING, 1.0
     plans, name = frozenset({Plan.shapley}), (3, "training", 0, 7)
     asked = settings(state, plans, name=name, pairs=4)
-    assert [len(orders) for orders in asked.orders] == [8, 8, 8]
-    assert asked.orders[0] != asked.orders[1]
+    assert [len(host.orders) for host in asked.hosts] == [8, 8, 8]
+    assert asked.hosts[0].orders != asked.hosts[1].orders
     one = SlotState(**{key: array[:1] for key, array in state.arrays().items()})
-    assert settings(one, plans, name=name, pairs=4).orders[0] == asked.orders[0]
-    seen = worth(asked, told(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
+    assert settings(one, plans, name=name, pairs=4).hosts[0].orders == asked.hosts[0].orders
+    seen = worth(asked, noiseless(asked, lambda host, alpha: 40 + 2 * alpha.sum() + host * alpha[:3].prod()))
     assert seen.shapley_NS.sum(axis=1) == pytest.approx([12, 13, 14], abs=1e-4)
     assert seen.shapley_error_NS[0] == pytest.approx(np.zeros(6), abs=1e-5)
     assert (seen.shapley_error_NS[2, :3] > 0).any()
-    assert not any(settings(state, plans | {Plan.factorial}, name=name).orders)  # exact where all is measured anyway
+    exact = settings(state, plans | {Plan.factorial}, name=name)
+    assert not any(host.orders for host in exact.hosts)  # all subsets are measured anyway
 
 
 # ---- in the environment
 
 
 class Needy(ShapedConfig):
-    """Asks for plans after every step."""
+    """A reward that needs plans in every step."""
 
     def build(self, *, gamma):
         reward = ShapedConfig.build(self, gamma=gamma)
@@ -112,7 +113,7 @@ class Needy(ShapedConfig):
 
 
 def grow(env, plan_actions, steps, record):
-    """Seeds in all slots, one after another, which go through their lives by themselves."""
+    """Plant seeds in all slots, one after another; they advance automatically, and the first is fossilized."""
     env.reset(seed=0)
     for step in range(steps):
         op = (Op.GERMINATE, step, step % 2) if step < 3 else (Op.FOSSILIZE, 0, 0) if step == 6 else (Op.WAIT, 0, 0)
@@ -123,7 +124,7 @@ def slots():
     return EveryBlockConfig(auto_advance=["training", "blending", "holding"])
 
 
-def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
+def test_signals_equal_one_validation_for_each_setting(make_env, plan_actions):
     env = make_env(2, 9, slots=slots(), counterfactuals=CounterfactualsConfig(each_step=ALL))
     seen = []
 
@@ -157,7 +158,7 @@ def test_the_signals_are_what_one_forward_each_says(make_env, plan_actions):
     assert any(kept for _, kept in seen)
 
 
-def test_measuring_more_changes_nothing_else(make_env, plan_actions):
+def test_more_plans_change_no_weight_and_no_contribution(make_env, plan_actions):
     rows = []
     for config in (None, CounterfactualsConfig(each_step=ALL)):
         env, record = make_env(3, 8, slots=slots(), counterfactuals=config), []
@@ -171,7 +172,7 @@ def test_measuring_more_changes_nothing_else(make_env, plan_actions):
         np.testing.assert_allclose(one.contribution, other.contribution, atol=1e-4)
 
 
-def test_a_reward_gets_what_it_needs_and_the_end_what_it_asks_for(make_env, plan_actions):
+def test_plans_of_the_reward_and_of_the_end_are_measured_when_needed(make_env, plan_actions):
     infos = []
     env = make_env(1, 8, slots=slots(), reward=Needy(), counterfactuals=CounterfactualsConfig(at_end=[Plan.shapley]))
     grow(env, plan_actions, 8, infos.append)
@@ -184,7 +185,7 @@ def test_a_reward_gets_what_it_needs_and_the_end_what_it_asks_for(make_env, plan
     assert all(np.isnan(info["signals"].worth.interaction_NSS).all() for info in plain)
 
 
-def test_only_a_measurement_is_fresh(make_env, plan_actions):
+def test_only_measured_seeds_are_fresh(make_env, plan_actions):
     states = []
     grow(make_env(1, 9, slots=slots()), plan_actions, 8, lambda info: states.append(info["signals"].after))
     for before, after in itertools.pairwise(states):
@@ -194,7 +195,7 @@ def test_only_a_measurement_is_fresh(make_env, plan_actions):
     env = make_env(1, 9, slots=slots())
     env.reset(seed=0)
     env.step(plan_actions((Op.GERMINATE, 0, 0)))
-    env.state.measured[:], env.state.alpha[:] = True, 0.0  # measured once, and out again
+    env.state.measured[:], env.state.alpha[:] = True, 0.0  # measured once, and off again
     env.state.stage[0, 0], env.state.ramp_target[:], env.state.ramp_total[:] = Stage.BLENDING, 0.0, 0
     after = env.step(plan_actions((Op.WAIT, 0, 0)))[4]["signals"].after
     assert after.measured[0, 0]
@@ -205,7 +206,7 @@ def test_only_a_measurement_is_fresh(make_env, plan_actions):
 
 
 @pytest.mark.parametrize("others", [{"members_per_shard": 1}, {"members_per_shard": 2}, {"hosts": 2}])
-def test_shards_and_other_hosts_do_not_change_what_a_host_s_seeds_are_worth(make_env, plan_actions, others):
+def test_effects_do_not_depend_on_shards_and_other_hosts(make_env, plan_actions, others):
     found = []
     for given in ({}, others):
         env, record = make_env(given.get("hosts", 4), 6, slots=slots(), counterfactuals=CounterfactualsConfig(each_step=ALL),

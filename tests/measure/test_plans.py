@@ -1,4 +1,4 @@
-"""Plans: which settings they are, that sharing changes nothing, and that they cost what the model says."""
+"""Plans: their settings, shared computation that changes no result, and the cost model of the docs."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ from esper.measure.plans import Plan, coalitions
 from tests.reference_host import variants
 
 
-def test_the_settings_of_each_plan_are_these():
+def test_settings_of_each_plan():
     found = {plan: coalitions(plan, 0b1011, 0b0001) for plan in Plan}
     assert found == {
         Plan.leave_one_out: [0b1010, 0b1001, 0b0011],
@@ -35,12 +35,12 @@ def test_the_settings_of_each_plan_are_these():
 
 
 def settings_of(plan, population):
-    """Settings of each member's own, padded with the real one; and how many there are of each."""
+    """Return the settings of each member, padded with the current one, as alphas and as coalitions."""
     inside = (population.alpha > 0) & (population.blueprint >= 0)
     bits, own = 1 << np.arange(3), []
     for member in range(len(inside)):
-        everyone, fossils = int(inside[member] @ bits), int((inside & population.fossil)[member] @ bits)
-        own.append(list(dict.fromkeys([everyone, *coalitions(plan, everyone, fossils)])))
+        present, fossils = int(inside[member] @ bits), int((inside & population.fossil)[member] @ bits)
+        own.append(list(dict.fromkeys([present, *coalitions(plan, present, fossils)])))
     alpha = np.repeat(population.alpha[None], max(map(len, own)), axis=0)
     for member, some in enumerate(own):
         for variant, coalition in enumerate(some):
@@ -51,8 +51,8 @@ def settings_of(plan, population):
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("plan", list(Plan))
 @pytest.mark.parametrize("members", [1, 5])
-def test_a_plan_equals_one_forward_for_each_setting(grown, plan, layout, members):
-    """But for rounding: a product of matrices may sum in another order where there are more of them. See below for the bits."""
+def test_shared_computation_equals_one_forward_for_each_setting(grown, plan, layout, members):
+    """Up to rounding: a batched product may sum in another order. Below, convolutions agree to the bit."""
     population = grown(members, blends=tuple(Blend), layout=layout)
     network, (_, _, x) = population.network, population.batch(members, 12, 0)
     network.train(False)
@@ -72,13 +72,13 @@ class Peak(nn.Module):
 
 
 def conv_host(member):
-    """A host without sums over space, whose every operation treats a group of channels the same wherever it lies."""
+    """Return a host without sums over space: every operation treats a group of channels the same at any position."""
     host = CNNConfig(base_channels=8).build((1, 8, 8), 10, [member % 2 == 0, False, False])
     return Host([*list(host.segments)[:-1], nn.Sequential(nn.Conv2d(32, 10, 1), Peak())], host.slots)
 
 
 @pytest.mark.parametrize("plan", list(Plan))
-def test_convolutions_equal_one_forward_for_each_setting_to_the_bit(grown, plan):
+def test_convolutions_equal_one_forward_for_each_setting_bit_for_bit(grown, plan):
     population = grown(4, blends=(Blend.ADD, Blend.MULTIPLY), hosts=[conv_host(member) for member in range(4)])
     network, (_, _, x) = population.network, population.batch(4, 12, 0)
     network.train(False)
@@ -91,17 +91,17 @@ def test_convolutions_equal_one_forward_for_each_setting_to_the_bit(grown, plan)
         population.arrange()
 
 
-def test_what_others_are_asked_for_does_not_touch_a_host(grown):
+def test_settings_of_other_hosts_do_not_change_a_host(grown):
     population = grown(4, layout=Layout.SEQUENCES)
     network, (_, _, x) = population.network, population.batch(4, 12, 0)
     network.train(False)
     alpha, _, _ = settings_of(Plan.factorial, population)
-    calm = alpha.copy()
-    calm[:, 1:] = alpha[0, 1:]  # only the first is asked for anything
-    assert variants(network, x, calm)[:, 0].equal(variants(network, x, alpha)[:, 0])
+    alone = alpha.copy()
+    alone[:, 1:] = alpha[0, 1:]  # only the first host has several settings
+    assert variants(network, x, alone)[:, 0].equal(variants(network, x, alpha)[:, 0])
 
 
-def test_a_sick_seed_is_seen_while_it_is_in_and_out_where_it_is_off(grown):
+def test_a_non_finite_seed_shows_only_in_settings_where_it_is_on(grown):
     population = grown(3, layout=Layout.SEQUENCES)
     population.only()
     with torch.no_grad():
@@ -118,13 +118,13 @@ def test_a_sick_seed_is_seen_while_it_is_in_and_out_where_it_is_off(grown):
     population.only()
     population.alpha[:, 1], population.behind[:, 1] = 0.0, population.blueprint[:, 1] >= 0
     population.arrange()
-    assert variants(network, x, settings_of(Plan.leave_one_out, population)[0])[:, 1].isnan().all()  # where paths fork, too
+    assert variants(network, x, settings_of(Plan.leave_one_out, population)[0])[:, 1].isnan().all()  # also where paths fork
 
 
 @pytest.mark.parametrize("layout", list(Layout))
 @pytest.mark.parametrize("plan", list(Plan))
-def test_the_cost_model_counts_what_is_computed(grown, plan, layout):
-    """The same counts as the tree has, host by host, and the same FLOPs as torch counts, to the last."""
+def test_cost_model_equals_the_computation(grown, plan, layout):
+    """The model has the counts of the tree, host by host, and exactly the FLOPs that torch counts."""
     population = grown(8, layout=layout)
     network, (_, _, x) = population.network, population.batch(8, 12, 0)
     network.train(False)
@@ -149,16 +149,16 @@ def test_the_cost_model_counts_what_is_computed(grown, plan, layout):
     for segment in network._segments(network.host.bind()):
         part.append(flops_of(lambda segment=segment, samples=samples: segment(samples)) // 8)
         samples = segment(samples)
-    wanted = sum(part[slot] * one.segments[slot] for one in model for slot in range(4))
+    expected = sum(part[slot] * one.segments[slot] for one in model for slot in range(4))
     for member, slot in np.argwhere(inside):
-        wanted += seed_flops(population, int(member), int(slot)) * model[member].seeds[slot]
-    assert flops >= wanted
-    assert flops - wanted <= alone(tree, population)
+        expected += seed_flops(population, int(member), int(slot)) * model[member].seeds[slot]
+    assert flops >= expected
+    assert flops - expected <= single_rows(tree, population)
 
 
-def flops_of(act):
+def flops_of(run):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        act()
+        run()
     return counter.get_total_flops()
 
 
@@ -179,8 +179,8 @@ def seed_flops(population, member, slot):
     return flops_of(lambda: bank.delta(torch.tensor([member, member]), features(population, slot, 2))) // 2
 
 
-def alone(tree, population):
-    """One row of a bank beside empty ones is computed twice."""
+def single_rows(tree, population):
+    """Return the FLOPs of rows that are alone in their bank, which are computed twice."""
     extra = 0
     for slot, fork in enumerate(tree.forks):
         groups = (
@@ -194,7 +194,7 @@ def alone(tree, population):
     return extra
 
 
-def test_plans_of_many_seeds_cost_what_their_orders_share():
+def test_orders_of_many_seeds_share_settings():
     orders = draw_orders(0b111111, 8, np.random.default_rng(0))
     one = plan_cost(coalitions(Plan.shapley, 0b111111, 0, orders), 0b111111, 6)
     assert one.settings < 8 * 2 * 5 + 2

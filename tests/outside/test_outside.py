@@ -66,7 +66,7 @@ def test_a_killed_run_with_parts_from_outside_is_resumed(resumed: Path) -> None:
     assert [(int(update), float(value)) for update, value in rows] == [(r["update"], r["policy/return"]) for r in records]
 
 
-def test_it_is_evaluated_and_moved_without_naming_the_plugin_again(resumed: Path) -> None:
+def test_it_is_evaluated_and_transferred_without_naming_the_plugin(resumed: Path) -> None:
     shown = output("evaluate", f"checkpoint={resumed}", "hosts=2", "controllers=[policy]", "steps=5", cwd=resumed.parent)
     assert "transfer from steps=4 to steps=5" in shown
     assert "random" in shown

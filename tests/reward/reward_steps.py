@@ -1,4 +1,4 @@
-"""Steps of an episode, made up: what a test does not name is calm or not measured."""
+"""Hand-made steps of an episode; what a test does not set is unchanged or not measured."""
 
 # N hosts, S slots
 

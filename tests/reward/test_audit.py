@@ -1,4 +1,4 @@
-"""Alarms that can fire, for one seed too, and a meter that says whether pay follows the outcome."""
+"""Reward-hacking checks: shares of suspicious seeds, and the rank correlation of return and outcome."""
 
 import math
 
@@ -41,26 +41,26 @@ def one(contribution, error=0.0):
         (6, 1, 7.5, 0, 1),
     ],
 )
-def test_a_single_seed_can_raise_each_alarm(contribution, error, now, leans, ransom):
+def test_a_single_seed_can_trigger_each_check(contribution, error, now, leans, ransom):
     seen = audited((EMPTY, one(contribution, error), 10, now))
     assert (seen.seed_epochs, seen.attribution_ratio, seen.ransomware) == (1, leans, ransom)
 
 
-def test_helpful_neighbours_do_not_hide_a_seed_that_binds():
+def test_helpful_neighbours_do_not_hide_a_harmful_seed():
     """The host gained 30 since the first seed came, all of it by the second."""
     both = state_of([H, H], contribution=[[8, 31]])
     seen = audited((EMPTY, one(2.0), 10, 20), (one(2.0), both, 20, 40))
     assert (seen.seed_epochs, seen.ransomware) == (3, 1 / 3)
 
 
-def test_without_seeds_there_is_nothing_to_say():
+def test_without_seeds_every_check_is_nan():
     seen = audited((EMPTY, EMPTY, 10, 20))
     assert seen.seed_epochs == 0
     assert math.isnan(seen.attribution_ratio)
     assert math.isnan(seen.ransomware)
 
 
-def test_seeds_behind_the_host_and_sick_hosts_are_not_judged():
+def test_inactive_seeds_and_rolled_back_hosts_are_not_checked():
     behind = one(6)
     behind.alpha[:] = 0
     assert audited((EMPTY, behind, 10, 5)).seed_epochs == 0
@@ -71,7 +71,7 @@ def test_seeds_behind_the_host_and_sick_hosts_are_not_judged():
     assert auditor.report(np.zeros(1), np.zeros(1), {}).seed_epochs == 0
 
 
-def test_the_shaped_ratio_by_hand():
+def test_shaped_ratio_by_hand():
     assert audited((EMPTY, EMPTY, 10, 20), (EMPTY, EMPTY, 10, 20)).shaped_ratio == 0.5
     assert math.isnan(Auditor().report(np.zeros(1), np.zeros(1), {}).shaped_ratio)
 
@@ -89,7 +89,7 @@ def test_rank_correlation_is_scipys_within_each_mode():
     )
 
 
-def test_rank_correlation_of_what_cannot_be_ranked():
+def test_rank_correlation_is_nan_where_undefined():
     assert math.isnan(rank_correlation(floats(1, 1, 1), floats(1, 2, 3), {}))
     assert math.isnan(rank_correlation(floats(1), floats(1), {}))
     assert rank_correlation(floats(1, 2, 3, 4), floats(1, 2, NAN, 3), {}) == pytest.approx(1)

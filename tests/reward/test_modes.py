@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Op, SlotState
 from esper.reward.modes import MODES
-from esper.reward.table import SHAPING, Potential
+from esper.reward.table import SHAPING
 from esper.reward.terms import RentUnit
 from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, replaced, signals_of, state_of
 
 GAMMA = 0.9
 EVERY = [(name, key) for name, kind in MODES.items() for key in kind.pays]
-SHAPES = [name for name, kind in MODES.items() if any(isinstance(entry, Potential) for entry in kind.pays.values())]
+SHAPES = [name for name, kind in MODES.items() if any(entry.potential for entry in kind.pays.values())]
 
 
 def episode():
@@ -98,7 +98,7 @@ def test_an_episode_by_hand(name):
             assert paid[0] == pytest.approx(sum(seen.values()), abs=1e-4)
 
 
-def test_the_plain_objective_charges_for_fossils_alone_and_sparse_for_all():
+def test_accuracy_minus_rent_charges_for_fossils_and_sparse_for_all_seeds():
     *_, last = episode()
     holding = dataclasses.replace(last, after=state_of([F, H]), params_NS=np.array([[20, 10]]))
     assert MODES["accuracy_minus_rent"]().build(gamma=1)(holding)[0][0] == pytest.approx(39 - 2)
@@ -193,7 +193,7 @@ def test_two_seeds_in_different_slots_both_earn(name, term):
 
 
 @pytest.mark.parametrize(("name", "key"), EVERY)
-def test_every_term_can_be_dropped_and_weighed_anew_by_one_key(name, key):
+def test_every_weight_scales_or_drops_its_term(name, key):
     kind = MODES[name]
     ones = dict.fromkeys(kind.pays, 1.0)
     full, none, three = (kind(**ones | {key: weight}).build(gamma=GAMMA) for weight in (1.0, 0.0, 3.0))
@@ -213,7 +213,7 @@ def test_every_term_can_be_dropped_and_weighed_anew_by_one_key(name, key):
 
 
 @pytest.mark.parametrize("name", list(MODES))
-def test_a_reward_goes_on_from_its_state_within_an_episode(name):
+def test_a_reward_resumes_within_an_episode(name):
     weights = dict.fromkeys(MODES[name].pays, 1.0)
     whole, first, second = (MODES[name](**weights).build(gamma=GAMMA) for _ in range(3))
     path = list(random_path(np.random.default_rng(7), 10))
@@ -225,7 +225,7 @@ def test_a_reward_goes_on_from_its_state_within_an_episode(name):
 
 
 @pytest.mark.parametrize("name", list(MODES))
-def test_what_is_paid_is_always_a_number(name):
+def test_rewards_are_always_finite(name):
     """Though a rolled back host shows none."""
     reward = MODES[name](**dict.fromkeys(MODES[name].pays, 1.0)).build(gamma=GAMMA)
     assert all(np.isfinite(part).all() for parts in play(reward, 11, 12) for part in parts.values())
@@ -233,8 +233,8 @@ def test_what_is_paid_is_always_a_number(name):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16), other=st.integers(0, 2**16))
-def test_a_hosts_pay_does_not_depend_on_the_others(seed, other):
-    """Half of the hosts live another life: the pay of the rest stays the same to the bit, in every mode."""
+def test_the_pay_of_a_host_does_not_depend_on_other_hosts(seed, other):
+    """Half of the hosts take another path; the pay of the rest keeps its bits in every mode."""
     for kind in MODES.values():
         alone, among = (kind(**dict.fromkeys(kind.pays, 1.0)).build(gamma=GAMMA) for _ in range(2))
         ours, theirs = (random_path(np.random.default_rng(number), 6) for number in (seed, other))

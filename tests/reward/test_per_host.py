@@ -26,7 +26,7 @@ def test_each_host_is_paid_by_its_mode_to_the_bit():
         np.testing.assert_allclose(paid, np.sum(list(parts.values()), axis=0), atol=1e-4)
 
 
-def test_memories_of_all_modes_come_back():
+def test_the_memories_of_all_modes_are_restored():
     def make():
         return MODES["escrow"](per_host={"escrow": 2, "loss": 2}).build_training(gamma=GAMMA)
 
@@ -41,7 +41,7 @@ def test_memories_of_all_modes_come_back():
     assert np.array_equal(whole(path[0])[0], wanted[0])
 
 
-def test_needs_are_those_of_any_mode():
+def test_needs_are_the_union_of_all_modes():
     assert not ShapedConfig(per_host={"shaped": 1, "sparse": 1}).build_training(gamma=GAMMA).needs
     alone = ShapedConfig(hindsight=1.0).build(gamma=GAMMA).needs
     assert alone
@@ -49,7 +49,7 @@ def test_needs_are_those_of_any_mode():
     assert ShapedConfig(hindsight=1.0, per_host={"shaped": 1, "sparse": 1}).build_training(gamma=GAMMA).needs == alone
 
 
-def test_without_per_host_all_are_paid_alike():
+def test_without_per_host_one_mode_pays_all_hosts():
     assert not ShapedConfig().build_training(gamma=GAMMA).groups
     assert not ShapedConfig(per_host={"shaped": 1, "sparse": 1}).build(gamma=GAMMA).groups
 
@@ -67,12 +67,12 @@ def test_without_per_host_all_are_paid_alike():
         ),
     ],
 )
-def test_counts_that_make_no_sense(counts, word):
+def test_invalid_counts_are_refused(counts, word):
     with pytest.raises(ValueError, match=word):
         ShapedConfig(per_host=counts)
 
 
-def test_counts_that_do_not_fit_the_run():
+def test_counts_that_do_not_fit_the_run_are_refused():
     config = ShapedConfig(per_host={"shaped": 6, "sparse": 2})
     config.check_run(hosts=8, twins=2)
     with pytest.raises(ValueError, match=r"pays shaped:6 \+ sparse:2 = 8 hosts, and hosts=9: make them equal"):

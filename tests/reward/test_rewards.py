@@ -1,4 +1,4 @@
-"""Each term by hand, and what shaping may not do."""
+"""Each term by hand, and properties of shaping."""
 
 import dataclasses
 
@@ -53,7 +53,7 @@ def test_each_term_of_shaped_by_hand(signals):
     assert tuple(parts) == ONES.build(gamma=GAMMA).names
 
 
-def test_the_last_step_pays_what_was_committed_and_forgets_the_potential(signals):
+def test_the_last_step_pays_committed_accuracy_without_potential(signals):
     last = replaced(signals, last=True, committed_accuracy_N=floats(43.0, 41.0))
     _, parts = ONES.build(gamma=GAMMA)(last)
     close(parts["terminal"], 43, 41)
@@ -61,7 +61,7 @@ def test_the_last_step_pays_what_was_committed_and_forgets_the_potential(signals
     assert last.ended_N.tolist() == [True, True]
 
 
-def test_a_rolled_back_host_is_paid_for_nothing_that_was_measured(signals):
+def test_a_rolled_back_host_is_paid_for_no_measurement(signals):
     void = replaced(
         signals,
         rolled_back_N=np.array([True, False]),
@@ -127,7 +127,7 @@ def test_a_potential_of_weight_zero_shapes_nothing(signals, weight):
     assert not np.allclose(alone, both)
 
 
-def test_waiting_is_paid_the_same_whatever_slot_the_action_names(signals):
+def test_the_pay_of_waiting_does_not_depend_on_the_slot(signals):
     """The reward has no way to see the slot head: signals carry the operation alone."""
     assert not {field.name for field in dataclasses.fields(StepSignals)} & {"slot_N", "action_NH"}
     waiting = replaced(signals, op_N=np.array([Op.WAIT, Op.WAIT]))
@@ -145,7 +145,7 @@ def test_waiting_is_paid_the_same_whatever_slot_the_action_names(signals):
     assert not parts["prune"].any()
 
 
-def test_a_refused_action_costs_as_waiting_does(signals):
+def test_a_refused_action_costs_as_much_as_waiting(signals):
     """The signals say WAIT where an action was refused, so nothing is charged for it."""
     close(terms.operations(replaced(signals, op_N=np.array([0, 0])), Op.PRUNE), 0, 0)
 
@@ -166,17 +166,15 @@ def test_sparse_pays_nothing_for_a_rollback_before_the_end(signals):
     assert not paid.any()
 
 
-RULES = [(kind, key) for kind in MODES.values() for key in kind.pays]
+@pytest.mark.parametrize("kind", MODES.values())
+def test_a_weight_that_is_negative_or_not_finite_is_refused(kind):
+    for field in kind.pays:
+        for value in (-0.1, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match=rf"reward\.{field} must be finite and at least 0, got {value}"):
+                kind(**{field: value})
 
 
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-@pytest.mark.parametrize(("kind", "field"), RULES)
-def test_each_rule_of_the_configs_fires(kind, field, value):
-    with pytest.raises(ValueError, match=rf"reward\.{field} must be a finite number of at least 0, got {value}"):
-        kind(**{field: value})
-
-
-def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):
+def test_an_incomplete_mode_is_refused(signals):
     with pytest.raises(TypeError, match="defines neither pays nor build"):
         RewardConfig().build(gamma=GAMMA)
     with pytest.raises(TypeError, match="define components"):
@@ -194,7 +192,7 @@ def test_a_mode_that_is_not_finished_says_what_it_lacks(signals):
         (Op.WAIT, {"rolled_back_N": np.array([True])}, 0),
     ],
 )
-def test_a_seed_that_a_rule_removes_is_told_from_one_that_an_action_removes(op, change, wanted):
+def test_removals_by_rules_and_by_actions_are_distinguished(op, change, wanted):
     before, after = state_of([H, H]), state_of([P, H])
     before.dying[0, 0], after.dying[0, 1] = change.pop("before", False), change.pop("after", False)
     close(terms.auto_pruned(signals_of(before, after, op_N=np.array([op]), **change)), wanted)

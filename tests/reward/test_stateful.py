@@ -1,4 +1,4 @@
-"""Terms that remember, one by one: what they pay, and that a rollback leaves nothing that was paid for nothing."""
+"""Terms with memory: what they pay, and what a rollback takes back."""
 
 import dataclasses
 
@@ -16,8 +16,8 @@ HOLD = state_of([H, D], contribution=[[4, 0]])
 KEPT = state_of([F, D], contribution=[[4, 0]])
 
 
-def lived(term, *steps, last=9):
-    """What a term pays one host for (before, after, accuracy before, accuracy, more...) each."""
+def pay_of(term, *steps, last=9):
+    """Return the pay of one host for each step (before, after, accuracy before, accuracy, more...)."""
     paid = []
     for before, after, accuracy_before, accuracy, *more in steps:
         given = {"steps_left": last, **(more[0] if more else {})}
@@ -33,7 +33,7 @@ END = {"steps_left": 0}
 # ---- what a host gained since a seed came
 
 
-def test_gain_since_birth_leaves_out_what_the_neighbours_came_to_contribute():
+def test_gain_since_birth_excludes_contributions_of_neighbours():
     births = Births()
     grown = state_of([H, D], contribution=[[4, 0]])
     both = state_of([H, H], contribution=[[5, 6]])
@@ -65,8 +65,8 @@ def test_worth_is_the_smaller_one_of_contribution_and_gain():
 # ---- one by one
 
 
-def test_gain_pays_the_episodes_gain_at_its_end():
-    assert lived(
+def test_gain_pays_at_the_end_of_the_episode():
+    assert pay_of(
         Gain(),
         (EMPTY, HOLD, 10, 30),
         (HOLD, KEPT, 30, NAN, SICK),
@@ -83,7 +83,7 @@ def test_a_falling_loss_pays_and_a_rising_one_costs(before, after):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16), steps=st.integers(1, 12))
-def test_falls_add_up_to_that_of_the_episode_whatever_was_rolled_back(seed, steps):
+def test_loss_decreases_telescope_despite_rollbacks(seed, steps):
     path = list(random_path(np.random.default_rng(seed), steps))
     term = LossFall()
     total = np.sum([term(signals) for signals in path], axis=0, dtype=np.float64)
@@ -93,8 +93,8 @@ def test_falls_add_up_to_that_of_the_episode_whatever_was_rolled_back(seed, step
     np.testing.assert_allclose(total, path[0].loss_before_N - known, atol=1e-5)
 
 
-def test_a_seed_is_paid_for_when_it_has_become_a_fossil_and_once():
-    assert lived(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, HOLD, 20, 20), (HOLD, KEPT, 20, 21), (KEPT, KEPT, 21, 22)) == [
+def test_a_fossil_is_paid_once():
+    assert pay_of(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, HOLD, 20, 20), (HOLD, KEPT, 20, 21), (KEPT, KEPT, 21, 22)) == [
         0,
         0,
         4,
@@ -104,12 +104,12 @@ def test_a_seed_is_paid_for_when_it_has_become_a_fossil_and_once():
 
 def test_a_harmful_fossil_costs():
     bad = state_of([F, D], contribution=[[-3, 0]])
-    assert lived(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, bad, 20, 21)) == [0, -3]
+    assert pay_of(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, bad, 20, 21)) == [0, -3]
 
 
-def test_a_fossil_that_a_rollback_loses_is_taken_back_and_may_be_earned_again():
+def test_pay_for_a_lost_fossil_is_taken_back_and_can_be_earned_again():
     """The snapshot is older than the fossil. It is gone in the next step's state, and is charged there."""
-    assert lived(
+    assert pay_of(
         Fossilized(),
         (EMPTY, HOLD, 10, 20),
         (HOLD, KEPT, 20, 21),
@@ -121,17 +121,17 @@ def test_a_fossil_that_a_rollback_loses_is_taken_back_and_may_be_earned_again():
 
 def test_a_fossil_that_a_rollback_keeps_is_not_paid_again():
     steps = (EMPTY, HOLD, 10, 20), (HOLD, KEPT, 20, 21), (KEPT, KEPT, 21, NAN, SICK), (KEPT, KEPT, 20, 22)
-    assert lived(Fossilized(), *steps) == [0, 4, 0, 0]
+    assert pay_of(Fossilized(), *steps) == [0, 4, 0, 0]
 
 
-def test_a_seed_kept_in_a_step_that_is_rolled_back_is_not_kept():
-    assert lived(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, KEPT, 20, NAN, SICK), (EMPTY, EMPTY, 20, 20)) == [0, 0, 0]
+def test_a_fossil_of_a_rolled_back_step_is_not_paid():
+    assert pay_of(Fossilized(), (EMPTY, HOLD, 10, 20), (HOLD, KEPT, 20, NAN, SICK), (EMPTY, EMPTY, 20, 20)) == [0, 0, 0]
 
 
-def test_a_drip_holds_while_the_contribution_does():
+def test_a_drip_follows_the_contribution():
     low, harm = state_of([F, D], contribution=[[1, 0]]), state_of([F, D], contribution=[[-40, 0]])
     better = state_of([F, D], contribution=[[40, 0]])
-    assert lived(
+    assert pay_of(
         Drip(min_steps=2),
         (EMPTY, HOLD, 10, 20, {"steps_left": 5}),
         (HOLD, KEPT, 20, 21, {"steps_left": 4}),
@@ -142,13 +142,13 @@ def test_a_drip_holds_while_the_contribution_does():
     ) == [0, 0, 1, 0.25, 1, -1]
 
 
-def test_a_seed_kept_at_the_last_moment_hardly_drips():
+def test_a_late_fossil_drips_little():
     steps = (EMPTY, HOLD, 10, 20), (HOLD, KEPT, 20, 21, {"steps_left": 1}), (KEPT, KEPT, 21, 21, END)
-    assert lived(Drip(min_steps=8), *steps) == [0, 0, 0.5]
+    assert pay_of(Drip(min_steps=8), *steps) == [0, 0, 0.5]
 
 
-def test_what_has_dripped_for_a_lost_fossil_is_taken_back():
-    assert lived(
+def test_the_drip_of_a_lost_fossil_is_taken_back():
+    assert pay_of(
         Drip(min_steps=4),
         (EMPTY, HOLD, 10, 20),
         (HOLD, KEPT, 20, 21, {"steps_left": 4}),
@@ -159,10 +159,10 @@ def test_what_has_dripped_for_a_lost_fossil_is_taken_back():
     ) == [0, 0, 1, 0, -1, 0]
 
 
-def test_an_escrow_follows_the_least_worth_and_is_limited():
+def test_an_escrow_follows_the_minimum_worth_at_a_limited_rate():
     good, poor = state_of([B, D], contribution=[[9, 0]]), state_of([B, D], contribution=[[1, 0]])
     steps = (EMPTY, good, 10, 30), (good, good, 30, 30), (good, good, 30, 30), (good, poor, 30, 30), (poor, good, 30, 30)
-    assert lived(Escrow(window=2, most=5.0), *steps) == [0, 5, 4, -5, -3]
+    assert pay_of(Escrow(window=2, most=5.0), *steps) == [0, 5, 4, -5, -3]
 
 
 @pytest.mark.parametrize(
@@ -173,16 +173,16 @@ def test_an_escrow_follows_the_least_worth_and_is_limited():
         ("still on trial at the end", HOLD, END),
     ],
 )
-def test_an_escrow_is_taken_back_from_a_seed_that_is(what, after, more):
+def test_an_escrow_is_taken_back_with_its_seed(what, after, more):
     steps = (EMPTY, HOLD, 10, 30), (HOLD, HOLD, 30, 30), (HOLD, after, 30, 30, more)
-    assert lived(Escrow(window=1, most=3.0), *steps) == [3, 1, -4], what
+    assert pay_of(Escrow(window=1, most=3.0), *steps) == [3, 1, -4], what
 
 
-def test_an_escrow_is_kept_by_a_fossil_whatever_becomes_of_it_until_a_rollback_loses_it():
+def test_a_fossil_keeps_its_escrow_until_a_rollback_removes_it():
     harm = state_of([F, D], contribution=[[-9, 0]])
     steps = (EMPTY, HOLD, 10, 30), (HOLD, KEPT, 30, 31), (KEPT, harm, 31, 31), (harm, harm, 31, NAN, SICK)
-    assert lived(Escrow(window=1, most=3.0), *steps, (harm, harm, 31, 31)) == [3, 1, 0, 0, 0]
-    assert lived(Escrow(window=1, most=3.0), *steps, (EMPTY, HOLD, 10, 30)) == [3, 1, 0, 0, -4]
+    assert pay_of(Escrow(window=1, most=3.0), *steps, (harm, harm, 31, 31)) == [3, 1, 0, 0, 0]
+    assert pay_of(Escrow(window=1, most=3.0), *steps, (EMPTY, HOLD, 10, 30)) == [3, 1, 0, 0, -4]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -203,37 +203,37 @@ def pair(value):
 BOTH, ONE_KEPT, ALONE = state_of([H, H], contribution=[[4, 3]]), state_of([F, H], contribution=[[4, 3]]), state_of([H, P])
 
 
-def test_hindsight_pays_for_what_scaffolds_did_once_a_seed_is_kept():
+def test_hindsight_pays_for_scaffolds_when_a_seed_is_kept():
     """Discounted by its age; the one removed since counts too; nothing for what was never measured."""
     steps = (EMPTY, BOTH, 10, 20, pair(2.0)), (BOTH, BOTH, 20, 20, pair(1.0)), (BOTH, ONE_KEPT, 20, 20)
-    assert lived(Hindsight(0.5), *steps) == [0, 0, 0.5]
+    assert pay_of(Hindsight(0.5), *steps) == [0, 0, 0.5]
     removed = (BOTH, ALONE, 20, 20), (ALONE, state_of([F, D]), 20, 20)
-    assert lived(Hindsight(0.5), steps[0], *removed) == [0, 0, 0.5]
-    assert lived(Hindsight(0.5), (EMPTY, BOTH, 10, 20), (BOTH, ONE_KEPT, 20, 20)) == [0, 0]
-    assert lived(Hindsight(0.5), (EMPTY, BOTH, 10, 20, pair(-2.0)), (BOTH, ONE_KEPT, 20, 20)) == [0, 0]
+    assert pay_of(Hindsight(0.5), steps[0], *removed) == [0, 0, 0.5]
+    assert pay_of(Hindsight(0.5), (EMPTY, BOTH, 10, 20), (BOTH, ONE_KEPT, 20, 20)) == [0, 0]
+    assert pay_of(Hindsight(0.5), (EMPTY, BOTH, 10, 20, pair(-2.0)), (BOTH, ONE_KEPT, 20, 20)) == [0, 0]
 
 
-def test_hindsight_pays_no_more_than_the_seed_contributes_and_nothing_among_fossils():
+def test_hindsight_is_capped_by_the_contribution_and_excludes_fossils():
     together = state_of([F, F], contribution=[[4, 3]])
-    assert lived(Hindsight(1.0), (EMPTY, BOTH, 10, 20, pair(9.0)), (BOTH, ONE_KEPT, 20, 20)) == [0, 4]
-    assert lived(Hindsight(1.0), (EMPTY, BOTH, 10, 20, pair(9.0)), (BOTH, together, 20, 20)) == [0, 0]
+    assert pay_of(Hindsight(1.0), (EMPTY, BOTH, 10, 20, pair(9.0)), (BOTH, ONE_KEPT, 20, 20)) == [0, 4]
+    assert pay_of(Hindsight(1.0), (EMPTY, BOTH, 10, 20, pair(9.0)), (BOTH, together, 20, 20)) == [0, 0]
 
 
 def test_hindsight_does_not_mistake_a_new_seed_for_the_one_that_helped():
     fresh, kept = state_of([H, G]), state_of([F, T])
     steps = (EMPTY, BOTH, 10, 20, pair(2.0)), (BOTH, ALONE, 20, 20), (state_of([H, D]), fresh, 20, 20), (fresh, kept, 20, 20)
-    assert lived(Hindsight(1.0), *steps) == [0, 0, 0, 0]
+    assert pay_of(Hindsight(1.0), *steps) == [0, 0, 0, 0]
 
 
-def test_a_rollback_forgets_scaffolds_and_a_lost_fossil_takes_its_hindsight_with_it():
+def test_a_rollback_clears_scaffolds_and_takes_back_hindsight():
     start = (EMPTY, BOTH, 10, 20, pair(2.0))
-    assert lived(Hindsight(1.0), start, (BOTH, BOTH, 20, NAN, SICK), (EMPTY, BOTH, 9, 9), (BOTH, ONE_KEPT, 9, 9)) == [0] * 4
+    assert pay_of(Hindsight(1.0), start, (BOTH, BOTH, 20, NAN, SICK), (EMPTY, BOTH, 9, 9), (BOTH, ONE_KEPT, 9, 9)) == [0] * 4
     lost = (ONE_KEPT, ONE_KEPT, 20, NAN, SICK), (EMPTY, EMPTY, 20, 20)
-    assert lived(Hindsight(1.0), start, (BOTH, ONE_KEPT, 20, 20), *lost) == [0, 2, 0, -2]
+    assert pay_of(Hindsight(1.0), start, (BOTH, ONE_KEPT, 20, 20), *lost) == [0, 2, 0, -2]
 
 
 @pytest.mark.parametrize("term", [Fossilized(), Drip(3), Escrow(2, 2.0), Hindsight(0.9), Gain(), LossFall()])
-def test_a_rollback_of_one_host_is_its_own_affair(term):
+def test_a_rollback_affects_only_its_host(term):
     """The others are paid the same bits as without it, in that step and after it."""
     path = list(random_path(np.random.default_rng(1), 10, sick=0.0))
     calm = [term(signals) for signals in path]
@@ -247,7 +247,7 @@ def test_memories_are_empty_at_first_and_after_reset():
     term = Escrow(2, 2.0)
     term(signals_of(empty(1, 2), HOLD, accuracy_N=floats(30)))
     assert term.kept
-    assert term.births.kept
+    assert term.kept
     term.reset()
     assert not term.kept
-    assert not term.births.kept
+    assert not term.kept

@@ -1,4 +1,4 @@
-"""A fleet of one plain module: what has no stacked form still trains, by members_per_shard=1."""
+"""A fleet of one plain module, for layers without a stacked form (members_per_shard=1)."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ each_module = pytest.mark.parametrize("name", MODULES)
 
 
 @each_module
-def test_it_trains_as_the_module_alone_would(float64, name):
+def test_a_plain_fleet_trains_like_the_module(float64, name):
     make, shape = MODULES[name]
     torch.manual_seed(1)
     module = make()
@@ -87,7 +87,7 @@ def test_it_trains_as_the_module_alone_would(float64, name):
     assert flatten_parameters(fleet.member(0)).equal(fleet.flat[0])
 
 
-def test_its_buffers_can_be_written_and_looked_at_in_copies():
+def test_buffers_of_a_plain_fleet_can_be_read_and_written():
     fleet = Fleet([nn.BatchNorm1d(4)])
     fleet.buffers["running_mean"].fill_(7.0)
     x = torch.randn(6, 4)
@@ -100,7 +100,7 @@ def test_its_buffers_can_be_written_and_looked_at_in_copies():
 
 
 @each_module
-def test_two_of_them_are_refused_with_the_remedy(name):
+def test_a_plain_fleet_of_two_is_refused(name):
     make, _ = MODULES[name]
     with pytest.raises(FusionError, match=r"members_per_shard=1"):
         Fleet([make(), make()])
@@ -117,6 +117,6 @@ def test_two_of_them_are_refused_with_the_remedy(name):
         lambda: nn.Dropout2d(0.2),
     ],
 )
-def test_what_draws_random_numbers_is_refused_even_alone(make, count):
+def test_a_module_that_draws_random_numbers_is_refused(make, count):
     with pytest.raises(FusionError, match=r"^0\.0 is a .*, which draws from torch's global random stream"):
         Fleet([nn.Sequential(nn.Sequential(make(), nn.PReLU())) for _ in range(count)])

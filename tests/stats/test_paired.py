@@ -1,13 +1,14 @@
-"""Comparisons of two arms against other libraries, and against what must hold."""
+"""Paired comparisons of two arms against other libraries and known properties."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
+from esper.stats import paired
 from esper.stats.paired import (
     MIN_BLOCKS,
     blocks_needed,
@@ -17,7 +18,6 @@ from esper.stats.paired import (
     likely_spread,
     paired_difference,
     sign_flip,
-    unpaired_difference,
 )
 
 NUMBERS = st.floats(-100, 100).map(lambda number: round(number, 3))
@@ -27,26 +27,38 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=30, deadline=None)
-@given(arrays(np.float64, st.integers(4, 30), elements=NUMBERS), arrays(np.float64, st.integers(4, 30), elements=NUMBERS))
-def test_iqm_and_improvement_are_those_of_rliable(first: np.ndarray, second: np.ndarray) -> None:
+PAIRS = st.integers(4, 30).flatmap(lambda n: arrays(np.float64, (2, n), elements=NUMBERS))
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "RESAMPLES", 99)
+
+
+@pytest.mark.usefixtures("few_resamples")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PAIRS)
+def test_iqm_and_improvement_match_rliable(pair: np.ndarray) -> None:
     rliable = pytest.importorskip("rliable.metrics", reason="the extra oracles is not installed")
-    improvement = improvement_interval(first, second, generator(), paired=False).mean
+    first, second = pair
     assert iqm_interval(first).mean == pytest.approx(rliable.aggregate_iqm(first[:, None]))
+    improvement = improvement_interval(first, second, generator()).mean
     assert improvement == pytest.approx(rliable.probability_of_improvement(first[:, None], second[:, None]))
 
 
-@settings(max_examples=30, deadline=None)
-@given(arrays(np.float64, st.integers(4, 30), elements=NUMBERS), arrays(np.float64, st.integers(4, 30), elements=NUMBERS))
-def test_iqm_and_improvement_are_what_they_are_called(first: np.ndarray, second: np.ndarray) -> None:
+@pytest.mark.usefixtures("few_resamples")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PAIRS)
+def test_iqm_and_improvement_match_their_definitions(pair: np.ndarray) -> None:
+    first, second = pair
     cut = len(first) // 4
     assert iqm_interval(first).mean == pytest.approx(np.sort(first)[cut : len(first) - cut].mean())
     ahead = np.mean([(one > other) + 0.5 * (one == other) for one in first for other in second])
-    assert improvement_interval(first, second, generator(), paired=False).mean == pytest.approx(ahead)
+    assert improvement_interval(first, second, generator()).mean == pytest.approx(ahead)
 
 
 @pytest.mark.parametrize("count", [10, 12, 20])
-def test_the_interval_of_an_iqm_covers_it_as_often_as_it_says(count: int) -> None:
+def test_iqm_interval_has_nominal_coverage(count: int) -> None:
     samples = generator(2).standard_t(3, (2000, count))
     covered = np.mean([interval.low <= 0 <= interval.high for interval in map(iqm_interval, samples)])
     assert covered == pytest.approx(0.96, abs=0.02)
@@ -54,68 +66,68 @@ def test_the_interval_of_an_iqm_covers_it_as_often_as_it_says(count: int) -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(arrays(np.float64, st.integers(3, 12), elements=NUMBERS))
-def test_few_blocks_are_tested_exactly_as_by_scipy(apart: np.ndarray) -> None:
+def test_exact_p_values_match_scipy(differences: np.ndarray) -> None:
     theirs = stats.permutation_test(
-        (apart, np.zeros_like(apart)),
+        (differences, np.zeros_like(differences)),
         lambda one, other, axis: np.mean(one - other, axis=axis),
         permutation_type="samples",
         n_resamples=10_000,
     )
-    assert sign_flip(apart, generator()).p == pytest.approx(theirs.pvalue, abs=1e-12)
+    assert sign_flip(differences, generator()).p == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
-def test_many_blocks_are_tested_about_as_by_students_t() -> None:
-    apart = generator(3).standard_normal(40) + 0.3
-    test = sign_flip(apart, generator())
-    assert test.p == pytest.approx(stats.ttest_1samp(apart, 0).pvalue, abs=0.01)
-    low, high = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+def test_sign_flips_of_many_blocks_agree_with_the_t_test() -> None:
+    differences = generator(3).standard_normal(40) + 0.3
+    test = sign_flip(differences, generator())
+    assert test.p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.01)
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert (test.interval.low, test.interval.high) == pytest.approx((low, high), abs=0.02)
 
 
 @settings(max_examples=40, deadline=None)
 @given(arrays(np.float64, st.integers(7, 16), elements=NUMBERS), st.floats(-20, 20))
-def test_the_interval_holds_what_the_test_does_not_refuse(apart: np.ndarray, theta: float) -> None:
-    interval = sign_flip(apart, generator(1)).interval
+def test_the_interval_holds_what_the_test_does_not_reject(differences: np.ndarray, theta: float) -> None:
+    interval = sign_flip(differences, generator(1)).interval
     assert interval.low <= interval.mean <= interval.high
-    if min(abs(theta - interval.low), abs(theta - interval.high)) > 1e-6 and np.ptp(apart) > 0:
-        refused = sign_flip(apart - theta, generator(1)).p <= 0.05
-        assert refused == (not interval.low < theta < interval.high)
+    if min(abs(theta - interval.low), abs(theta - interval.high)) > 1e-6 and np.ptp(differences) > 0:
+        rejected = sign_flip(differences - theta, generator(1)).p <= 0.05
+        assert rejected == (not interval.low < theta < interval.high)
 
 
 def test_the_interval_shifts_and_scales_with_its_data() -> None:
-    apart = generator(5).exponential(size=12)
-    one, other = sign_flip(apart, generator()).interval, sign_flip(-3 * apart + 2, generator()).interval
+    differences = generator(5).exponential(size=12)
+    one, other = sign_flip(differences, generator()).interval, sign_flip(-3 * differences + 2, generator()).interval
     assert (other.low, other.high) == pytest.approx((2 - 3 * one.high, 2 - 3 * one.low))
 
 
-def test_equal_arms_differ_by_exactly_nothing() -> None:
-    told = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
-    assert (told.p, told.p_rank, told.p_equivalence, told.spread) == (1, 1, 0, 0)
-    assert (told.mean.low, told.mean.high, told.iqm.low, told.improvement.mean) == (0, 0, 0, 0.5)
-    apart = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
-    assert apart.p == 2 / 2**12
-    assert apart.p_equivalence == 1
-    assert apart.mean.low == apart.mean.high == 2
+def test_differences_without_variance() -> None:
+    found = paired_difference(("a", "b"), np.ones(12), np.ones(12), margin=0.5, generator=generator())
+    assert (found.p, found.p_equivalence, found.spread) == (1, 0, 0)
+    assert (found.mean.low, found.mean.high, found.iqm.low, found.improvement.mean) == (0, 0, 0, 0.5)
+    differences = paired_difference(("a", "b"), np.full(12, 3.0), np.ones(12), margin=0.5, generator=generator())
+    assert differences.p == 2 / 2**12
+    assert differences.p_equivalence == 1
+    assert differences.mean.low == differences.mean.high == 2
 
 
-def test_equivalence_is_two_t_tests() -> None:
-    apart = generator(2).standard_normal(15) * 0.3
+def test_equivalence_matches_two_one_sided_t_tests() -> None:
+    differences = generator(2).standard_normal(15) * 0.3
     sides = [
-        stats.ttest_1samp(apart, -0.4, alternative="greater").pvalue,
-        stats.ttest_1samp(apart, 0.4, alternative="less").pvalue,
+        stats.ttest_1samp(differences, -0.4, alternative="greater").pvalue,
+        stats.ttest_1samp(differences, 0.4, alternative="less").pvalue,
     ]
-    assert equivalence(apart, 0.4) == pytest.approx(max(sides))
-    assert equivalence(apart, 0.1) > 0.05
+    assert equivalence(differences, 0.4) == pytest.approx(max(sides))
+    assert equivalence(differences, 0.1) > 0.05
 
 
 @pytest.mark.parametrize(("effect", "blocks"), [(1.0, 10), (0.5, 34), (0.25, 128)])
-def test_the_blocks_it_asks_for_are_those_of_textbooks(effect: float, blocks: int) -> None:
+def test_blocks_needed_matches_textbooks(effect: float, blocks: int) -> None:
     assert blocks_needed(1.0, effect) == blocks
     assert blocks_needed(2.0, 2 * effect) == blocks
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.3, 0.5, 0.9, 1.0, 1.3])
-def test_fewer_blocks_than_it_asks_for_are_too_few(ratio: float) -> None:
+def test_blocks_needed_is_the_smallest_count_with_power(ratio: float) -> None:
     count = blocks_needed(1.0, ratio)
     power = TTestPower().power  # of statsmodels
     assert power(ratio, count, 0.05) >= 0.8
@@ -123,35 +135,35 @@ def test_fewer_blocks_than_it_asks_for_are_too_few(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [3.7, 5.0, 9.99, 10.01, 1e6])
-def test_a_verdict_takes_some_blocks_however_large_the_effect(ratio: float) -> None:
+def test_blocks_needed_is_never_below_that_of_a_verdict(ratio: float) -> None:
     assert blocks_needed(1.0, ratio) == blocks_needed(0.0, ratio) == MIN_BLOCKS
     assert blocks_needed(1.0, 1e-4) == pytest.approx((2.8016 / 1e-4) ** 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("pairs", [3, 6, 28, 66])
-def test_more_pairs_take_more_blocks(pairs: int) -> None:
+def test_blocks_needed_grows_with_the_number_of_pairs(pairs: int) -> None:
     count = blocks_needed(1.0, 0.5, alpha=0.05 / pairs)
     power = TTestPower().power
     assert power(0.5, count, 0.05 / pairs) >= 0.8 > power(0.5, count - 1, 0.05 / pairs)
-    least = blocks_needed(1.0, 1e6, alpha=0.05 / pairs)  # an effect that no block hides: can its p be small enough?
+    least = blocks_needed(1.0, 1e6, alpha=0.05 / pairs)  # can p be small enough for any effect?
     rng = generator()
     assert sign_flip(100 + rng.standard_normal(least), rng).p < 0.05 / pairs
     assert least == MIN_BLOCKS or sign_flip(100 + rng.standard_normal(least - 1), rng).p >= 0.05 / pairs
 
 
-def test_the_blocks_it_asks_for_are_enough() -> None:
+def test_blocks_needed_gives_the_promised_power() -> None:
     rng, count = generator(7), blocks_needed(1.0, 0.8)
     found = [sign_flip(rng.standard_normal(count) + 0.8, rng).p < 0.05 for _ in range(400)]
     assert np.mean(found) == pytest.approx(0.8, abs=0.06)
 
 
-def test_the_spread_it_counts_with_is_too_small_in_two_of_five_samples() -> None:
+def test_likely_spread_is_a_60_percent_bound() -> None:
     samples = generator(9).standard_normal((4000, 12))
     assert np.mean([likely_spread(sample) > 1 for sample in samples]) == pytest.approx(0.6, abs=0.03)
     assert likely_spread(generator().standard_normal(10_000)) == pytest.approx(1, abs=0.03)
 
 
-def test_resamples_stay_in_their_strata() -> None:
+def test_bootstrap_resamples_within_strata() -> None:
     strata = np.array(["a", "b", "a", "b", "b", "a"])
     first, second = np.where(strata == "a", 0.0, 10.0), np.where(strata == "a", 5.0, 5.0)
     within = improvement_interval(first, second, generator(), strata=strata)
@@ -159,49 +171,26 @@ def test_resamples_stay_in_their_strata() -> None:
     assert improvement_interval(first, second, generator()).half_width > 0.2
 
 
-def test_arms_without_common_blocks_are_compared_by_welch() -> None:
-    rng = generator(4)
-    one, other = rng.standard_normal(14) + 1, 3 * rng.standard_normal(11)
-    told = unpaired_difference(("a", "b"), one, other, margin=0.5, generator=rng)
-    assert told.p == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
-    assert told.p_rank == pytest.approx(stats.mannwhitneyu(one, other).pvalue)
-    assert told.mean.low < one.mean() - other.mean() < told.mean.high
-    assert told.blocks == 11
-    assert not told.paired
-    assert told.iqm.low < told.iqm.mean < told.iqm.high
-    assert told.iqm.mean == pytest.approx(stats.trim_mean(one, 0.25) - stats.trim_mean(other, 0.25))
-    sides = [
-        stats.ttest_ind(one + 0.5, other, equal_var=False, alternative="greater").pvalue,
-        stats.ttest_ind(one - 0.5, other, equal_var=False, alternative="less").pvalue,
-    ]
-    assert told.p_equivalence == pytest.approx(max(sides))
-    closer = unpaired_difference(("a", "b"), one, one + 0.01, margin=2.0, generator=rng)
-    assert closer.p_equivalence < 0.05 < closer.p
+def test_fewer_than_two_blocks_give_no_numbers() -> None:
+    one = paired_difference(("a", "b"), [1.0], [2.0], margin=1, generator=generator())
+    assert (one.blocks, one.p, one.p_equivalence) == (1, 1, 1)
+    assert np.isnan([one.mean.mean, one.iqm.low, one.improvement.high, one.spread]).all()
 
 
-def test_arms_that_never_vary_are_compared_without_a_warning() -> None:
-    one, other = np.zeros(12), np.full(11, 3.0)
-    alike = unpaired_difference(("a", "b"), one, one, margin=1, generator=generator())
-    assert (alike.p, alike.p_equivalence, alike.mean.low, alike.mean.high) == (1, 0, 0, 0)
-    apart = unpaired_difference(("a", "b"), one, other, margin=1, generator=generator())
-    assert (apart.p, apart.p_equivalence, apart.mean.low, apart.mean.high) == (0, 1, -3, -3)
-
-
-def test_runs_are_compared_with_those_of_their_own_stratum() -> None:
+def test_improvement_is_the_mean_over_strata() -> None:
     strata = np.array([0, 0, 0, 1])
     first, second = np.array([1.0, 2.0, 3.0, 100.0]), np.array([2.5, 2.5, 2.5, 99.0])
-    told = improvement_interval(first, second, generator(), strata=strata)
-    assert told.mean == pytest.approx((1 / 3 + 1) / 2)
-    assert told.low <= told.mean <= told.high
-    assert improvement_interval(first, second, generator()).mean != pytest.approx(told.mean)
+    found = improvement_interval(first, second, generator(), strata=strata)
+    assert found.mean == pytest.approx((1 / 3 + 1) / 2)
+    assert found.low <= found.mean <= found.high
+    assert improvement_interval(first, second, generator()).mean != pytest.approx(found.mean)
 
 
-def test_pairs_see_what_lies_in_the_blocks() -> None:
-    """With a common part in each block, the paired interval is many times as narrow."""
+def test_pairing_cancels_the_variance_between_blocks() -> None:
     rng = generator(8)
     block = 10 * rng.standard_normal(12)
     one, other = block + rng.standard_normal(12) + 2, block + rng.standard_normal(12)
-    with_pairs = paired_difference(("a", "b"), one, other, margin=1, generator=rng)
-    without = unpaired_difference(("a", "b"), one, other, margin=1, generator=rng)
-    assert with_pairs.mean.half_width < without.mean.half_width / 4
-    assert with_pairs.p < 0.01 < without.p
+    found = paired_difference(("a", "b"), one, other, margin=1, generator=rng)
+    low, high = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    assert found.mean.half_width < (high - low) / 8
+    assert found.p < 0.01

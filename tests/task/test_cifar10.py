@@ -1,4 +1,4 @@
-"""CIFAR-10 from files of its binary format, generated here."""
+"""CIFAR-10 from generated files of its binary format."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ EACH = 20
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Files of a few records whose every pixel is known: the first pixel of red names the record."""
+    """Write files of a few records. The first red pixel is the number of the record."""
     monkeypatch.setattr("esper.task.cifar10.RECORDS", EACH)
     rng = np.random.default_rng(0)
     for number, name in enumerate([*TRAIN_FILES, TEST_FILE]):
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def raw(folder):
-    """Every record of the training files, read with the standard library alone."""
+    """Return every record of the training files."""
     whole = b"".join((folder / name).read_bytes() for name in TRAIN_FILES)
     return [whole[start : start + RECORD] for start in range(0, len(whole), RECORD)]
 
@@ -35,7 +35,7 @@ def pixel(record, channel, row, column):
     return (record[1 + 1024 * channel + 32 * row + column] / 255 - MEAN[channel]) / STD[channel]
 
 
-def test_images_and_classes_are_those_of_the_files(folder):
+def test_images_and_classes_equal_the_files(folder):
     data = Cifar10Config(root=str(folder)).build(CNNConfig()).data
     assert data.train_x.shape == (90, 3, 32, 32)
     assert data.valid_x.shape == (10, 3, 32, 32)
@@ -50,20 +50,20 @@ def test_images_and_classes_are_those_of_the_files(folder):
         assert y == record[0]
         for place in [(0, 5, 9), (1, 0, 31), (2, 31, 0), (2, 17, 23)]:
             assert x[place].item() == pytest.approx(pixel(record, *place), abs=1e-4)
-    assert sorted(seen) == list(range(100))  # every image once, in one part
+    assert sorted(seen) == list(range(100))  # every image is in one part
     test = (folder / TEST_FILE).read_bytes()
     assert data.test_y.tolist() == [test[start] for start in range(0, len(test), RECORD)]
     assert data.inputs(data.test_x)[3, 1, 2, 4].item() == pytest.approx(pixel(test[3 * RECORD :], 1, 2, 4), abs=1e-4)
 
 
-def test_the_split_is_named_by_its_seed(folder):
+def test_split_depends_on_its_seed(folder):
     one, two, other = (Cifar10Config(root=str(folder), split_seed=seed).build(CNNConfig()).data for seed in (0, 0, 1))
     assert one.valid_x.equal(two.valid_x)
     assert not one.valid_x.equal(other.valid_x)
     assert one.test_x.equal(other.test_x)
 
 
-def test_hosts_are_named_and_whole(folder):
+def test_hosts_are_determined_by_their_names(folder):
     task = Cifar10Config(root=str(folder)).build(CNNConfig(base_channels=8, pools=3))
     one, two, other = (task.host(0, Split.TRAINING, 0, index) for index in (1, 1, 2))
     assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
@@ -74,16 +74,11 @@ def test_hosts_are_named_and_whole(folder):
 
 
 @pytest.mark.parametrize("name", [TRAIN_FILES[0], TRAIN_FILES[3], TEST_FILE])
-def test_a_missing_file_is_named_with_what_to_do(folder, name):
+def test_a_missing_file_is_named_with_a_remedy(folder, name):
     (folder / name).unlink()
     with pytest.raises(TaskError, match=rf"{name}, which is not there: download .* task\.root .* task=digits") as caught:
         Cifar10Config(root=str(folder)).build(CNNConfig())
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_folder_is_the_same():
-    with pytest.raises(TaskError, match=r"data_batch_1\.bin, which is not there"):
-        Cifar10Config(root="/nowhere").build(CNNConfig())
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD * EACH - 5, RECORD * (EACH - 1)])
@@ -91,19 +86,14 @@ def test_a_missing_folder_is_the_same():
 def test_a_truncated_file_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
-    with pytest.raises(TaskError, match=rf"{name} is damaged: it has {size} bytes instead of {EACH} records"):
+    with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): download .* task\.root"):
         Cifar10Config(root=str(folder)).build(CNNConfig())
 
 
-def test_a_class_that_does_not_exist_is_named(folder):
+def test_an_invalid_class_is_named(folder):
     path = folder / TRAIN_FILES[2]
     content = bytearray(path.read_bytes())
     content[7 * RECORD] = 10
     path.write_bytes(bytes(content))
-    with pytest.raises(TaskError, match=rf"{TRAIN_FILES[2]} is damaged: it has class 10, and classes are 0 to 9"):
+    with pytest.raises(TaskError, match=rf"{TRAIN_FILES[2]} is damaged \(it has class 10, and classes are 0 to 9\)"):
         Cifar10Config(root=str(folder)).build(CNNConfig())
-
-
-def test_each_rule_of_the_config_fires():
-    with pytest.raises(ValueError, match=r"task\.batch_size must be at least 1"):
-        Cifar10Config(batch_size=0)

@@ -1,4 +1,4 @@
-"""Digits: one split for all runs, named instances, honest lesions."""
+"""Digits: the split, instances and lesions; fields that all tasks share."""
 
 import hashlib
 from collections import Counter
@@ -10,13 +10,11 @@ from sklearn.datasets import load_digits
 from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
-from esper.hosts.transformer import TransformerConfig
 from esper.seeds.bank import SGDConfig
 from esper.task.base import TaskConfig
 from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig
 from esper.task.images import ImagesConfig
 from esper.task.instances import Instances, Split
-from esper.task.text import TextConfig
 
 PARTS = ("train", "valid", "test")
 
@@ -27,18 +25,18 @@ def digits():
 
 
 def images(data, part):
-    """Each image as a hashable row."""
+    """Return each image and its class as a hashable row."""
     x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
     return [(*row.tolist(), int(target)) for row, target in zip(x.flatten(1), y, strict=True)]
 
 
 def digest(tensors, unit):
-    """SHA-256 of numbers in whole units: last bits may differ from machine to machine."""
+    """Return the SHA-256 of numbers rounded to whole units, since the last bits depend on the machine."""
     whole = [(tensor.detach().double() / unit).round().long().numpy().tobytes() for tensor in tensors]
     return hashlib.sha256(b"".join(whole)).hexdigest()
 
 
-def test_the_numbers_are_those_of_the_first_version(digits):
+def test_numbers_equal_those_of_the_first_version(digits):
     low, high = digits.data.train_x.min(), digits.data.train_x.max()
     pixels = [(getattr(digits.data, f"{part}_x") - low) / (high - low) for part in PARTS]
     targets = [getattr(digits.data, f"{part}_y") for part in PARTS]
@@ -61,24 +59,24 @@ def test_sizes_and_classes(digits):
         assert set(y.tolist()) == set(range(10)) == set(range(data.num_classes))
 
 
-def test_the_parts_share_no_image_and_together_are_the_set(digits):
+def test_parts_are_disjoint_and_cover_the_data_set(digits):
     rows = [row for part in PARTS for row in images(digits.data, part)]
     whole = load_digits()
     assert len(rows) == len(whole.target) == 1797
     everyone = Counter(tuple(image.ravel().tolist()) for image in whole.images)
-    assert max(everyone.values()) == 1  # no image is there twice, so equal rows would be one image in two parts
+    assert max(everyone.values()) == 1  # no duplicates, so that equal rows would be one image in two parts
     assert len(set(rows)) == 1797
     assert Counter(int(row[-1]) for row in rows) == Counter(whole.target.tolist())
 
 
-def test_pixels_are_scaled_by_the_training_part_alone(digits):
+def test_pixels_are_normalised_by_the_training_part(digits):
     x = digits.data.train_x
     assert abs(x.mean().item()) < 1e-5
     assert x.std().item() == pytest.approx(1.0, abs=1e-5)
     assert abs(digits.data.valid_x.mean().item()) > 1e-5
 
 
-def test_the_split_depends_on_its_own_seed_alone(digits):
+def test_split_depends_on_its_seed_only(digits):
     again = DigitsConfig(batch_size=7, instances=Instances.healthy).build(CNNConfig())
     other = DigitsConfig(split_seed=1).build(CNNConfig())
     for part in PARTS:
@@ -86,7 +84,7 @@ def test_the_split_depends_on_its_own_seed_alone(digits):
         assert not getattr(other.data, f"{part}_x").equal(getattr(digits.data, f"{part}_x"))
 
 
-def test_a_host_is_its_name(digits):
+def test_a_host_is_determined_by_its_name(digits):
     one, two = (digits.host(3, Split.TRAINING, 5, 2) for _ in range(2))
     assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     names = [(4, Split.TRAINING, 5, 2), (3, Split.HELD_OUT, 5, 2), (3, Split.TRAINING, 6, 2), (3, Split.TRAINING, 5, 1)]
@@ -94,28 +92,28 @@ def test_a_host_is_its_name(digits):
         assert not digits.host(*name).segments[0][0].weight.equal(one.segments[0][0].weight)
 
 
-def test_making_a_host_draws_nothing_from_the_global_stream(digits):
+def test_making_a_host_does_not_move_the_global_stream(digits):
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     digits.host(0, Split.TRAINING, 0, 0)
     assert torch.random.get_rng_state().equal(state)
 
 
-def test_kinds_come_as_often_as_they_are_named_in_both_splits(digits):
+def test_kinds_are_drawn_uniformly_in_both_splits(digits):
     for split in Split:
         drawn = Counter(digits.describe(0, split, episode, index) for episode in range(50) for index in range(40))
         assert set(drawn) == {"ooo", "xoo", "oxx"}
-        wanted = {"ooo": 500, "xoo": 500, "oxx": 1000}
-        assert all(abs(drawn[kind] - count) < 112 for kind, count in wanted.items())  # five standard deviations
+        expected = {"ooo": 500, "xoo": 500, "oxx": 1000}
+        assert all(abs(drawn[kind] - count) < 112 for kind, count in expected.items())  # five standard deviations
 
 
-def test_held_out_instances_are_not_the_training_instances(digits):
+def test_held_out_instances_differ_from_training_instances(digits):
     names = [[digits.describe(0, split, episode, index) for episode in range(20) for index in range(8)] for split in Split]
     same = sum(a == b for a, b in zip(*names, strict=True))
-    assert 25 < same < 85  # of 160, a third by chance
+    assert 25 < same < 85  # of 160; a third agree by chance
 
 
-def test_the_instance_says_which_blocks_are_lesioned(digits):
+def test_lesioned_blocks_lack_spatial_context(digits):
     seen = set()
     for index in range(30):
         kind, host = digits.describe(0, Split.TRAINING, 0, index), digits.host(0, Split.TRAINING, 0, index)
@@ -129,13 +127,13 @@ def test_the_instance_says_which_blocks_are_lesioned(digits):
     assert seen == {"ooo", "xoo", "oxx"}
 
 
-def test_healthy_hosts_are_whole_whatever_the_kinds():
+def test_healthy_hosts_have_no_lesion():
     task = DigitsConfig(instances=Instances.healthy).build(CNNConfig())
     assert {task.describe(0, Split.TRAINING, 0, index) for index in range(20)} == {"ooo"}
     assert task.host(0, Split.TRAINING, 0, 3).segments[0][0].mask.all()
 
 
-def test_other_hosts_and_kinds():
+def test_kinds_of_another_host():
     task = DigitsConfig(kinds=["ox"]).build(CNNConfig(blocks=2, base_channels=3))
     host = task.host(0, Split.TRAINING, 0, 0)
     assert [segment[-3].mask.sum().item() for segment in list(host.segments)[:-1]] == [9, 1]
@@ -143,7 +141,7 @@ def test_other_hosts_and_kinds():
 
 
 @pytest.mark.parametrize("kinds", [["oo"], ["ooo", "xoxo"], ["oxy"], [""]])
-def test_kinds_that_do_not_fit_the_host_are_refused(kinds):
+def test_kinds_must_match_the_number_of_blocks(kinds):
     with pytest.raises(ValueError, match=r"task\.kinds must name at least one kind with 3 letters o or x"):
         DigitsConfig(kinds=kinds).check_host(CNNConfig())
 
@@ -170,23 +168,19 @@ def test_a_number_of_parts_without_standard_kinds_is_refused():
     ],
 )
 @pytest.mark.parametrize("kind", [TaskConfig, DigitsConfig])
-def test_each_rule_of_the_config_fires(kind, fields, rule):
+def test_invalid_fields_are_refused(kind, fields, rule):
     with pytest.raises(ValueError, match=rule):
         kind(**fields)
 
 
-def test_a_task_that_is_not_finished_says_what_it_lacks():
-    with pytest.raises(TypeError, match=r"define build\(host\)"):
-        TaskConfig().build(CNNConfig())
+def test_an_incomplete_task_names_the_missing_method():
     with pytest.raises(TypeError, match=r"define build\(shape, num_classes, lesioned\)"):
         HostConfig().build((1, 8, 8), 10, [])
-    with pytest.raises(TypeError, match=r"define load\(\)"):
+    with pytest.raises(TypeError, match=r"ImagesConfig does not load data: define load\(context\)"):
         ImagesConfig().build(CNNConfig())
-    with pytest.raises(TypeError, match=r"define load\(context\)"):
-        TextConfig().build(TransformerConfig())
 
 
-def test_data_moves_as_a_whole(digits):
+def test_data_keeps_its_fingerprint_on_another_device(digits):
     moved = digits.data.to(torch.device("cpu"))
     assert moved.num_classes == 10
     assert all(getattr(moved, f"{part}_x").equal(getattr(digits.data, f"{part}_x")) for part in PARTS)

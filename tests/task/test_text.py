@@ -1,7 +1,8 @@
-"""Language tasks: blocks, the interpreter's own texts, and stories from files of the published format, made here."""
+"""Language tasks: blocks, Python's standard library, and generated files of stories."""
 
 import importlib
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -24,38 +25,28 @@ from esper.task.tinystories import END, TOKENIZER_FILE, TRAIN_FILE, VALID_FILE, 
 @given(
     texts=st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=1, max_size=4),
     context=st.integers(1, 8),
-    data=st.data(),
 )
-def test_every_prediction_of_every_text_is_there_and_no_other(texts, context, data):
-    stride = data.draw(st.integers(1, context))
+def test_blocks_hold_every_prediction_once(texts, context):
     if all(len(text) < 2 for text in texts):
         with pytest.raises(ValueError, match="no text has two tokens"):
-            blocks(texts, context, stride, 7)
+            blocks(texts, context, 7)
         return
-    x, y = blocks(texts, context, stride, 7)
+    x, y = blocks(texts, context, 7)
     assert x.shape == y.shape
     assert x.shape[1] == context
-    whole = {tuple(text[place : place + 2]) for text in texts for place in range(len(text) - 1)}
+    expected = Counter(tuple(text[place : place + 2]) for text in texts for place in range(len(text) - 1))
     seen = [pair for a, b in zip(x.tolist(), y.tolist(), strict=True) for pair in zip(a, b, strict=True) if pair[1] != IGNORED]
-    assert set(seen) == whole
-    if stride == context:  # blocks that do not overlap hold each prediction once
-        assert len(seen) == sum(max(0, len(text) - 1) for text in texts)
+    assert Counter(seen) == expected
     for a, b in zip(x, y, strict=True):
-        told = b != IGNORED
-        assert told[0]
-        assert (told[1:] <= told[:-1]).all()  # padding is at the end
-        assert a[1:][told[:-1]].equal(b[:-1][told[:-1]])  # what is predicted here is read next
-        assert (a[1:][~told[:-1]] == 7).all()
+        known = b != IGNORED
+        assert known[0]
+        assert (known[1:] <= known[:-1]).all()  # padding is at the end
+        assert a[1:][known[:-1]].equal(b[:-1][known[:-1]])  # a target is the next input
+        assert (a[1:][~known[:-1]] == 7).all()
 
 
-def test_a_stride_makes_blocks_overlap_until_the_text_is_covered():
-    x, y = blocks([list(range(10))], 4, 2, 0)
-    assert x[:, 0].tolist() == [0, 2, 4, 6]
-    assert y[-1].tolist() == [7, 8, 9, IGNORED]
-
-
-def test_a_token_beyond_the_vocabulary_is_said_so():
-    part = blocks([[1, 2, 9, 1]], 3, 3, 0)
+def test_a_token_beyond_the_vocabulary_is_refused():
+    part = blocks([[1, 2, 9, 1]], 3, 0)
     with pytest.raises(TaskError, match="token 9 exceeds the vocabulary of 5"):
         text_data([part, part, part], 5)
 
@@ -93,7 +84,7 @@ def test_the_split_is_by_file_and_covers_all(sources):
     assert not (other.train_x.shape == data.train_x.shape and other.train_x.equal(data.train_x))
 
 
-def test_the_interpreter_s_own_library_is_there():
+def test_standard_library_of_the_interpreter():
     data = PythonTextConfig().build(TransformerConfig()).data
     assert int((data.train_y != IGNORED).sum()) > 1_000_000
     assert data.valid_x.shape == (128, 32)
@@ -101,12 +92,12 @@ def test_the_interpreter_s_own_library_is_there():
     assert sample.isprintable() or "\n" in sample
 
 
-def test_too_little_source_is_said_so(tmp_path):
+def test_too_little_text_is_refused(tmp_path):
     with pytest.raises(TaskError, match=r"needs at least 100000 bytes.* has 0 in 0: set task\.root"):
         text(tmp_path).build(TransformerConfig())
 
 
-def test_hosts_predict_bytes_and_say_what_is_lesioned(sources):
+def test_lesioned_hosts_ignore_earlier_tokens(sources):
     task = text(sources).build(TransformerConfig())
     names = [(0, Split.TRAINING, 0, index) for index in range(20)]
     assert {task.describe(*name) for name in names} == {"oo", "xx"}
@@ -123,7 +114,7 @@ def test_hosts_predict_bytes_and_say_what_is_lesioned(sources):
     assert {healthy.describe(*name) for name in names} == {"oo"}
 
 
-def test_kinds_must_fit_the_layers():
+def test_kinds_must_match_the_number_of_layers():
     with pytest.raises(
         ValueError, match=r"task\.kinds must name .* 2 letters o or x, one per layer \(host\.layers\), got \[xxx\]"
     ):
@@ -135,7 +126,7 @@ def test_kinds_must_fit_the_layers():
 
 @pytest.fixture
 def stories(tmp_path):
-    """Files as they are published, and a tokenizer that knows each word."""
+    """Write files in the published format, and a tokenizer of whole words."""
     tokenizers = pytest.importorskip("tokenizers", reason="the extra tinystories is not installed")
     words = ["once", "upon", "a", "time", "there", "was", "cat", "dog", END, "?"]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: rank for rank, word in enumerate(words)}, unk_token="?"))
@@ -151,10 +142,10 @@ TINY = TransformerConfig(layers=1, width=8, heads=2, context=6)
 
 
 def tiny(root, **fields):
-    return TinyStoriesConfig(root=str(root), stride=6, epoch_samples=0, valid_samples=0, **fields)
+    return TinyStoriesConfig(root=str(root), epoch_samples=0, valid_samples=0, **fields)
 
 
-def test_stories_become_blocks_whose_padding_counts_nowhere(stories):
+def test_stories_become_padded_blocks(stories):
     task = tiny(stories, batch_size=2).build(TINY)
     data = task.data
     assert data.num_classes == 10
@@ -184,7 +175,7 @@ def test_a_damaged_file_is_named(stories, name, content):
         tiny(stories).build(TINY)
 
 
-def test_a_damaged_or_foreign_tokenizer_is_named(stories):
+def test_a_damaged_or_unsuitable_tokenizer_is_named(stories):
     path = stories / TOKENIZER_FILE
     content = json.loads(path.read_text())
     del content["model"]["vocab"][END]
@@ -196,7 +187,7 @@ def test_a_damaged_or_foreign_tokenizer_is_named(stories):
         tiny(stories).build(TINY)
 
 
-def test_a_package_that_is_not_installed_is_said_so(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
     def absent(name):
         raise ImportError(name)
 
@@ -211,10 +202,8 @@ def test_a_package_that_is_not_installed_is_said_so(tmp_path, monkeypatch):
     [
         ({"stories": 0}, r"task\.stories must be at least 1, got 0"),
         ({"valid_stories": 1}, r"task\.valid_stories must be at least 2, got 1"),
-        ({"stride": 0}, r"task\.stride must be at least 1, got 0"),
-        ({"stride": 257}, r"task\.stride=257 exceeds host\.context=256 and would skip tokens: set task\.stride=256"),
     ],
 )
-def test_each_rule_fires(fields, rule):
+def test_invalid_fields_are_refused(fields, rule):
     with pytest.raises(ValueError, match=rule):
-        TinyStoriesConfig(**fields).check_host(TransformerConfig(context=256))
+        TinyStoriesConfig(**fields)

@@ -1,5 +1,6 @@
-"""Each rule fires beyond its threshold and not before, never on few samples, and the watch says everything once."""
+"""Each rule fires beyond its threshold only, never on few samples, and the watch reports each anomaly once."""
 
+import inspect
 import json
 import math
 import re
@@ -12,10 +13,11 @@ import pytest
 from esper.agent.ppo.diagnostics import HEADS, PARTS, QUARTERS, CoreHealth, Diagnostics, HeadStats, UpdateStats
 from esper.env.actions import Head
 from esper.reward.audit import Audit
-from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Kind, Watch, find
-from esper.telemetry.tags import METRICS, UnknownTagError, metric, tags_of, under
+from esper.telemetry import anomalies
+from esper.telemetry.anomalies import AT_ONCE, AnomaliesConfig, Anomaly, Watch, find
+from esper.telemetry.tags import METRICS, UnknownTagError, measured, metric, tags_of
 
-CORE = CoreHealth(h=0.3, c=0.6, saturated=0.0, gates_saturated=0.1, dead=0.0)
+CORE = CoreHealth(h=0.3, saturated=0.0, gates_saturated=0.1, dead=0.0)
 HEAD = HeadStats(steps=100, learnable=0.2, entropy=0.5, entropy_share=0.7, ratio_max=2.0, ratio_q95=1.3, kl=0.01)
 DIAGNOSTICS = Diagnostics(
     steps=640,
@@ -38,7 +40,7 @@ CONFIG = AnomaliesConfig()
 
 
 def stats_of(diagnostics: Diagnostics, **changes: float) -> UpdateStats:
-    """An update in which nothing else is remarkable, but for these changes."""
+    """A healthy update with these diagnostics, but for these changes."""
     plain = {entry.name: 0.1 for entry in fields(UpdateStats) if entry.name != "diagnostics"}
     return UpdateStats(**plain | {"minibatches_nonfinite": 0.0} | changes, diagnostics=diagnostics)
 
@@ -64,39 +66,40 @@ AUDIT = Audit(seed_epochs=200, attribution_ratio=0.02, ransomware=0.01, shaped_r
 
 
 def pay(**changes: float) -> Audit:
-    """An episode in which pay was for what is meant, but for these changes."""
+    """The audit of a healthy episode, but for these changes."""
     return replace(AUDIT, **changes)
 
 
-def told(evidence: UpdateStats | Audit) -> tuple[UpdateStats, Audit]:
-    """An update and the audit of its episode, of which at most one is remarkable."""
+def stats_and_audit(evidence: UpdateStats | Audit) -> tuple[UpdateStats, Audit]:
+    """An update and the audit of its episode; at most one of them is unhealthy."""
     return (update(), evidence) if isinstance(evidence, Audit) else (evidence, AUDIT)
 
 
 def found(evidence: UpdateStats | Audit, config: AnomaliesConfig) -> list[Anomaly]:
-    stats, audit = told(evidence)
+    stats, audit = stats_and_audit(evidence)
     return find(stats, config, audit)
 
 
-# What is wrong, where, its threshold's name, and the update: at a value just inside the threshold, and one just beyond it.
-CASES: list[tuple[Kind, str, str, Any, float, float]] = [
-    (Kind.entropy_collapse, "tempo", "entropy_share", lambda x: head(Head.TEMPO, entropy_share=x), 0.02, 0.0199),
-    (Kind.ratio_explosion, "slot", "ratio", lambda x: head(Head.SLOT, ratio_max=x), 20.0, 20.01),
-    (Kind.ratio_explosion, "action", "ratio", lambda x: update(ratio_max=x), 20.0, math.inf),
-    (Kind.kl_spike, "policy", "kl", lambda x: update(kl_of_target=x), 3.0, 3.1),
-    (Kind.hardly_learned, "policy", "skipped", lambda x: update(skipped_fraction=x), 0.9, 0.91),
-    (Kind.nonfinite, "policy", "nonfinite", lambda x: stats_of(DIAGNOSTICS, minibatches_nonfinite=x), 0.0, 1.0),
-    (Kind.useless_critic, "critic", "explained_variance", lambda x: update(explained_variance_floored=x), -0.1, -0.11),
-    (Kind.exploding_gradient, "encoder", "gradient_above", lambda x: gradient("encoder", x), 100.0, 100.1),
-    (Kind.vanishing_gradient, "core", "gradient_below", lambda x: gradient("core", x), 1e-5, 0.9e-5),
-    (Kind.dead_core, "core", "dead", lambda x: core(dead=x), 0.5, 0.51),
-    (Kind.saturated_core, "core", "saturated", lambda x: core(saturated=x), 0.5, 0.51),
-    (Kind.saturated_core, "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
-    (Kind.monoculture, "norm", "monoculture", lambda x: update(top_blueprint_share=x), 0.98, 0.99),
-    (Kind.attribution_ratio, "seeds", "attribution_ratio", lambda x: pay(attribution_ratio=x), 0.25, 0.26),
-    (Kind.ransomware, "seeds", "ransomware", lambda x: pay(ransomware=x), 0.25, 0.26),
-    (Kind.goodhart, "reward", "goodhart", lambda x: pay(goodhart=x), 0.0, -0.01),
+# Kind, place, name of the threshold, evidence by value, a value just inside the threshold, and one just beyond it.
+CASES: list[tuple[str, str, str, Any, float, float]] = [
+    ("entropy_collapse", "tempo", "entropy_share", lambda x: head(Head.TEMPO, entropy_share=x), 0.02, 0.0199),
+    ("ratio_explosion", "slot", "ratio", lambda x: head(Head.SLOT, ratio_max=x), 20.0, 20.01),
+    ("ratio_explosion", "action", "ratio", lambda x: update(ratio_max=x), 20.0, math.inf),
+    ("kl_spike", "policy", "kl", lambda x: update(kl_of_target=x), 3.0, 3.1),
+    ("hardly_learned", "policy", "skipped", lambda x: update(skipped_fraction=x), 0.9, 0.91),
+    ("nonfinite", "policy", "nonfinite", lambda x: stats_of(DIAGNOSTICS, minibatches_nonfinite=x), 0.0, 1.0),
+    ("useless_critic", "critic", "explained_variance", lambda x: update(explained_variance_floored=x), -0.1, -0.11),
+    ("exploding_gradient", "encoder", "gradient_above", lambda x: gradient("encoder", x), 100.0, 100.1),
+    ("vanishing_gradient", "core", "gradient_below", lambda x: gradient("core", x), 1e-5, 0.9e-5),
+    ("dead_core", "core", "dead", lambda x: core(dead=x), 0.5, 0.51),
+    ("saturated_core", "core", "saturated", lambda x: core(saturated=x), 0.5, 0.51),
+    ("saturated_core", "core", "saturated", lambda x: core(gates_saturated=x), 0.5, 0.51),
+    ("monoculture", "norm", "monoculture", lambda x: update(top_blueprint_share=x), 0.98, 0.99),
+    ("attribution_ratio", "seeds", "attribution_ratio", lambda x: pay(attribution_ratio=x), 0.25, 0.26),
+    ("ransomware", "seeds", "ransomware", lambda x: pay(ransomware=x), 0.25, 0.26),
+    ("goodhart", "reward", "goodhart", lambda x: pay(goodhart=x), 0.0, -0.01),
 ]
+KINDS = list(dict.fromkeys(kind for kind, *_ in CASES))
 NAMES = [f"{kind}-{where}" for kind, where, *_ in CASES]
 
 
@@ -105,13 +108,14 @@ def test_a_healthy_update_has_no_anomaly() -> None:
     assert find(update(core=None), CONFIG) == []
 
 
-def test_every_kind_has_a_case() -> None:
-    assert {kind for kind, *_ in CASES} == set(Kind)
+def test_every_rule_has_a_case() -> None:
+    rules = re.findall(r'_rule\(\s*"(\w+)"', inspect.getsource(anomalies))
+    assert set(rules) == set(KINDS)
 
 
 @pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
 def test_each_rule_fires_beyond_its_threshold_alone(
-    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+    kind: str, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
     assert found(make(inside), CONFIG) == []
     (anomaly,) = found(make(beyond), CONFIG)
@@ -122,7 +126,7 @@ def test_each_rule_fires_beyond_its_threshold_alone(
 
 @pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
 def test_each_threshold_can_be_moved_out_of_the_way(
-    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+    kind: str, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
     never = {"entropy_share": 0, "gradient_below": 0, "explained_variance": -math.inf, "goodhart": -1}
     shares = dict.fromkeys(("skipped", "dead", "saturated", "monoculture", "attribution_ratio", "ransomware"), 1)
@@ -130,8 +134,8 @@ def test_each_threshold_can_be_moved_out_of_the_way(
 
 
 @pytest.mark.parametrize(("kind", "where", "name", "make", "inside", "beyond"), CASES, ids=NAMES)
-def test_each_anomaly_says_what_it_means_and_what_to_try(
-    kind: Kind, where: str, name: str, make: Any, inside: float, beyond: float
+def test_each_anomaly_has_a_meaning_and_a_remedy(
+    kind: str, where: str, name: str, make: Any, inside: float, beyond: float
 ) -> None:
     (anomaly,) = found(make(beyond), CONFIG)
     assert anomaly.sentence().startswith(f"{kind.replace('_', ' ')} ({where}): ")
@@ -140,7 +144,7 @@ def test_each_anomaly_says_what_it_means_and_what_to_try(
     assert anomaly.sentence().isprintable()
 
 
-def test_remedies_name_knobs_that_exist() -> None:
+def test_remedies_name_existing_keys() -> None:
     from esper.agent.ppo.ppo import PPOConfig
     from esper.reward.modes import MODES
 
@@ -157,26 +161,26 @@ def test_remedies_name_knobs_that_exist() -> None:
 # ---- few samples
 
 
-def test_of_a_head_with_few_steps_nothing_is_said() -> None:
+def test_a_head_with_few_steps_is_not_checked() -> None:
     for steps, count in ((31, 0), (32, 2)):
         assert len(find(head(Head.STYLE, steps=steps, entropy_share=0.0, ratio_max=1e6), CONFIG)) == count
     assert len(find(head(Head.STYLE, steps=31, entropy_share=0.0), AnomaliesConfig(min_steps=31))) == 1
 
 
-def test_where_nearly_all_steps_were_forced_the_policy_is_not_judged() -> None:
+def test_the_policy_is_not_checked_if_nearly_all_steps_were_forced() -> None:
     few = DIAGNOSTICS.heads | {Head.OP: replace(HEAD, steps=31)}
     quiet = update(heads=few, ratio_max=1e6, kl_of_target=99.0, skipped_fraction=1.0, grad_norm=dict.fromkeys(PARTS, 0.0))
     assert find(quiet, CONFIG) == []
-    assert [a.kind for a in find(update(heads=few, grad_norm={"critic": 1e9}), CONFIG)] == [Kind.exploding_gradient]
+    assert [a.kind for a in find(update(heads=few, grad_norm={"critic": 1e9}), CONFIG)] == ["exploding_gradient"]
 
 
-def test_few_seeds_and_few_values_are_not_judged() -> None:
+def test_few_seeds_and_few_values_are_not_checked() -> None:
     assert find(update(germinations=31, top_blueprint_share=1.0), CONFIG) == []
     assert find(update(steps=31, explained_variance_floored=-9.0), CONFIG) == []
     assert found(pay(seed_epochs=63, attribution_ratio=1.0, ransomware=1.0), CONFIG) == []
 
 
-def test_an_episode_that_was_not_audited_is_not_judged() -> None:
+def test_an_episode_without_audit_is_not_checked() -> None:
     assert find(update(), CONFIG) == []
     assert Watch(CONFIG).look(1, update()).present == ()
 
@@ -184,42 +188,42 @@ def test_an_episode_that_was_not_audited_is_not_judged() -> None:
 # ---- the watch
 
 
-def bad(kind: Kind) -> tuple[UpdateStats, Audit]:
-    return next(told(make(beyond)) for of, _, _, make, _, beyond in CASES if of is kind)
+def bad(kind: str) -> tuple[UpdateStats, Audit]:
+    return next(stats_and_audit(make(beyond)) for of, _, _, make, _, beyond in CASES if of is kind)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_what_must_last_counts_after_patience_and_the_rest_at_once(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_lasting_kinds_are_present_after_patience_and_the_rest_at_once(kind: str) -> None:
     watch = Watch(AnomaliesConfig(patience=3))
     present = [bool(watch.look(number, *bad(kind)).present) for number in range(1, 5)]
     assert present == ([True] * 4 if kind in AT_ONCE else [False, False, True, True])
 
 
-def test_a_pause_starts_the_count_anew() -> None:
+def test_a_pause_resets_the_count() -> None:
     watch = Watch(AnomaliesConfig(patience=2))
-    story = [bad(Kind.dead_core), (update(), AUDIT), bad(Kind.dead_core), bad(Kind.dead_core)]
+    story = [bad("dead_core"), (update(), AUDIT), bad("dead_core"), bad("dead_core")]
     assert [len(watch.look(number, *seen).present) for number, seen in enumerate(story, 1)] == [0, 0, 0, 1]
 
 
-def test_a_beginning_is_told_once_and_again_after_a_while() -> None:
+def test_an_anomaly_is_new_once_and_again_after_a_pause() -> None:
     watch = Watch(AnomaliesConfig(hold=2))
-    wrong = {1, 2, 5, 9, 10}  # after 2, the details last up to 4: what is there in 5 is still the same
-    told = {
-        number: watch.look(number, *(bad(Kind.kl_spike) if number in wrong else (update(), AUDIT))) for number in range(1, 14)
+    wrong = {1, 2, 5, 9, 10}  # details of 2 last up to 4, so that 5 continues the same anomaly
+    findings_of = {
+        number: watch.look(number, *(bad("kl_spike") if number in wrong else (update(), AUDIT))) for number in range(1, 14)
     }
-    assert [number for number, findings in told.items() if findings.present] == [1, 2, 5, 9, 10]
-    assert [number for number, findings in told.items() if findings.new] == [1, 9]
-    assert [number for number, findings in told.items() if findings.first] == [1]
-    assert [number for number, findings in told.items() if findings.detailed] == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
+    assert [number for number, findings in findings_of.items() if findings.present] == [1, 2, 5, 9, 10]
+    assert [number for number, findings in findings_of.items() if findings.new] == [1, 9]
+    assert [number for number, findings in findings_of.items() if findings.first] == [1]
+    assert [number for number, findings in findings_of.items() if findings.detailed] == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
 
 
 def test_without_hold_details_end_with_the_anomaly() -> None:
     watch = Watch(AnomaliesConfig(hold=0))
-    assert watch.look(1, *bad(Kind.kl_spike)).detailed
+    assert watch.look(1, *bad("kl_spike")).detailed
     assert not watch.look(2, update()).detailed
 
 
-DEAD, JUMP = Kind.dead_core, Kind.kl_spike
+DEAD, JUMP = "dead_core", "kl_spike"
 
 
 @pytest.mark.parametrize("stop", range(2, 13))
@@ -227,7 +231,7 @@ DEAD, JUMP = Kind.dead_core, Kind.kl_spike
 @pytest.mark.parametrize(
     "story", [(DEAD, DEAD, DEAD, None, DEAD, DEAD, DEAD, DEAD), (JUMP, None, None, JUMP, DEAD, DEAD, *6 * [None], JUMP)]
 )
-def test_a_resumed_watch_says_what_one_that_never_stopped_says(story: tuple[Kind | None, ...], stop: int, patience: int) -> None:
+def test_a_resumed_watch_reports_the_same(story: tuple[str | None, ...], stop: int, patience: int) -> None:
     config = AnomaliesConfig(patience=patience, hold=2)
     whole, resumed = Watch(config), Watch(config)
     for number, kind in enumerate(story, 1):
@@ -287,7 +291,7 @@ def test_the_page_names_every_kind_and_every_number_of_the_config() -> None:
 
 
 def known(tag: str) -> bool:
-    """Is there such a metric?"""
+    """Return whether there is such a metric."""
     try:
         metric(tag)
     except UnknownTagError:
@@ -295,8 +299,8 @@ def known(tag: str) -> bool:
     return True
 
 
-def test_every_number_of_an_update_has_a_tag_and_every_tag_of_a_detail_a_number() -> None:
-    told = under("policy", update().metrics())
-    assert {f"policy/entropy_{name}" for name in HEADS.values()} <= set(told)
+def test_update_statistics_and_detail_tags_match() -> None:
+    found = measured({f"policy/{name}": value for name, value in update().metrics().items()})
+    assert {f"policy/entropy_{name}" for name in HEADS.values()} <= set(found)
     details = {tag for row in METRICS if row.detail for tag in tags_of(row)}
-    assert details <= set(told)
+    assert details <= set(found)

@@ -1,4 +1,4 @@
-"""The table of metrics is whole, and the only one."""
+"""The table of metrics: complete, unique and strict."""
 
 import math
 
@@ -14,11 +14,9 @@ from esper.telemetry.tags import (
     WORDS,
     UnknownTagError,
     groups,
-    is_detail,
     measured,
     metric,
     tags_of,
-    under,
 )
 
 TAGS = [row.tag for row in METRICS]
@@ -44,7 +42,7 @@ def test_an_unknown_tag_names_the_closest() -> None:
 
 
 @pytest.mark.parametrize("tag", ["nonsense", "reward/", "reward/Rent", "reward/a/b", "reward/*", "rewards/rent"])
-def test_what_no_row_covers_is_unknown(tag: str) -> None:
+def test_a_tag_without_a_row_is_unknown(tag: str) -> None:
     with pytest.raises(UnknownTagError):
         metric(tag)
 
@@ -60,7 +58,7 @@ def test_reward_terms_share_a_row() -> None:
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_words_in_tags_stand_for_their_names_and_no_others(word: str) -> None:
+def test_placeholders_in_tags_stand_for_their_names_only(word: str) -> None:
     rows = [row for row in METRICS if f"<{word}>" in row.tag]
     assert rows
     for row in rows:
@@ -72,20 +70,8 @@ def test_words_in_tags_stand_for_their_names_and_no_others(word: str) -> None:
                 metric(wrong)
 
 
-def test_the_words_are_those_of_the_policy() -> None:
+def test_the_placeholders_are_those_of_the_policy() -> None:
     assert {"head": tuple(HEADS.values()), "part": tuple(PARTS), "quarter": QUARTERS} == WORDS
-
-
-def test_details_are_those_of_the_table() -> None:
-    assert is_detail("policy/entropy_op")
-    assert not is_detail("policy/entropy")
-    assert not is_detail("reward/rent")
-
-
-def test_under_puts_the_group_before_the_names() -> None:
-    assert under("host", {"loss": 0.7}) == {"host/loss": 0.7}
-    with pytest.raises(UnknownTagError):
-        under("host", {"los": 0.7})
 
 
 def test_unmeasured_is_left_out_and_zero_and_infinity_stay() -> None:

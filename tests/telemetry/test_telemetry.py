@@ -1,41 +1,49 @@
-"""Telemetry as the trainer sees it."""
+"""Telemetry as the trainer uses it."""
 
 import io
+import json
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.checkpoint import DiskError
-from esper.telemetry.anomalies import Anomaly, Findings, Kind
+from esper.telemetry.anomalies import Anomaly, Findings
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
-from esper.telemetry.jsonl import read_events, read_records
-from esper.telemetry.tags import UnknownTagError, Value
+from esper.telemetry.jsonl import read_records
+from esper.telemetry.tags import UnknownTagError
 from esper.telemetry.writers import WRITERS
 
 FILES = ["jsonl", "tensorboard"]
 ACCURACY, DETAIL = "host/accuracy", "policy/entropy_op"
-SPIKE = Anomaly(kind=Kind.kl_spike, where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
+DECISIONS = ({"id": "1/0/0"}, {"id": "1/0/1"})
+SPIKE = Anomaly(kind="kl_spike", where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
 
 
 def build(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> tuple[Telemetry, io.StringIO]:
     file = io.StringIO()
-    return config.build(folder, resume_update=resume, total_updates=total, file=file), file
+    return config.build(RunInfo(folder=folder, resume_update=resume, total_updates=total, file=file)), file
 
 
 def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> str:
     telemetry, file = build(config, folder, total, resume)
-    with telemetry:
+    with closing(telemetry):
         telemetry.start("shaped", {"seed": 0})
         for update in range(resume + 1, total + 1):
             telemetry.step(1, 2)
-            telemetry.update(update, {ACCURACY: float(update), "policy/kl": None, "host/loss": math.nan})
+            telemetry.update(update, {ACCURACY: float(update), "policy/kl": None, "host/loss": math.nan}, None, DECISIONS)
         telemetry.finish([("accuracy", "10 pp")])
     return file.getvalue()
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", ["every", "detail_every"])
@@ -77,11 +85,11 @@ def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, w
         (1, 1, set(), set(range(1, 11)), set(range(1, 11))),
     ],
 )
-def test_details_come_now_and_then_and_always_after_an_anomaly(
+def test_details_are_written_at_intervals_and_after_an_anomaly(
     tmp_path: Path, every: int, detail_every: int, alarmed: set[int], written: set[int], detailed: set[int]
 ) -> None:
     telemetry, _ = build(TelemetryConfig(every=every, detail_every=detail_every, writers=FILES), tmp_path)
-    with telemetry:
+    with closing(telemetry):
         for update in range(1, 11):
             telemetry.update(update, {ACCURACY: 1.0, DETAIL: 0.5}, Findings(detailed=update in alarmed))
     records = read_records(tmp_path / "metrics.jsonl")
@@ -91,15 +99,15 @@ def test_details_come_now_and_then_and_always_after_an_anomaly(
     assert {event.step for event in events.Scalars(DETAIL)} == detailed
 
 
-def test_an_anomaly_is_told_everywhere_when_it_begins_and_to_people_once(tmp_path: Path) -> None:
+def test_an_anomaly_is_written_when_it_begins_and_shown_once(tmp_path: Path) -> None:
     telemetry, file = build(TelemetryConfig(), tmp_path, total=1000)
-    with telemetry:
+    with closing(telemetry):
         telemetry.update(1, {ACCURACY: 1.0})
         telemetry.update(2, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), first=(SPIKE,), detailed=True))
         telemetry.update(3, {ACCURACY: 1.0}, Findings(present=(SPIKE,), detailed=True))
         telemetry.update(40, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), detailed=True))
     assert file.getvalue() == "update 2/1000: kl spike (policy): it jumped; lower it\n"
-    events = read_events(tmp_path / "events.jsonl")
+    events = events_of(tmp_path)
     assert [(event["update"], event["event"], event["kind"]) for event in events] == [
         (2, "anomaly", "kl_spike"),
         (40, "anomaly", "kl_spike"),
@@ -113,24 +121,23 @@ def test_an_anomaly_is_told_everywhere_when_it_begins_and_to_people_once(tmp_pat
 def test_events_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:
     config = QuietConfig()
     telemetry, _ = build(config, tmp_path)
-    with telemetry:
+    with closing(telemetry):
         for update in (2, 5):
             telemetry.update(update, {ACCURACY: 1.0}, Findings(new=(SPIKE,)))
     telemetry, _ = build(config, tmp_path, resume=3)
     telemetry.close()
-    assert [event["update"] for event in read_events(tmp_path / "events.jsonl")] == [2]
+    assert [event["update"] for event in events_of(tmp_path)] == [2]
 
 
-def test_where_nothing_happened_there_is_no_file_of_events(tmp_path: Path) -> None:
+def test_without_anomalies_there_is_no_events_file(tmp_path: Path) -> None:
     run(QuietConfig(), tmp_path)
-    assert read_events(tmp_path / "events.jsonl") == []
     assert not (tmp_path / "events.jsonl").exists()
 
 
-def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_records_of_an_uninterrupted_one(tmp_path: Path) -> None:
     config = TelemetryConfig(writers=FILES)
     telemetry, _ = build(config, tmp_path)
-    with telemetry:
+    with closing(telemetry):
         for update in range(1, 8):
             telemetry.update(update, {ACCURACY: float(update)})
     run(config, tmp_path, resume=5)
@@ -141,45 +148,44 @@ def test_a_resumed_run_looks_like_one_that_was_never_stopped(tmp_path: Path) -> 
     assert points[0] == points[1]
 
 
-def test_an_unknown_tag_is_refused_with_everything_off(tmp_path: Path) -> None:
+def test_an_unknown_tag_is_refused_without_writers(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="leaves jsonl out"):
         config = TelemetryConfig(writers=[])
     telemetry, _ = build(config, tmp_path)
-    with telemetry, pytest.raises(UnknownTagError):
+    with closing(telemetry), pytest.raises(UnknownTagError):
         telemetry.update(1, {"host/acuracy": 1.0})
 
 
-def test_an_error_in_the_run_closes_everything_and_passes(tmp_path: Path) -> None:
+def test_an_error_in_the_run_closes_all_writers(tmp_path: Path) -> None:
     telemetry, _ = build(TelemetryConfig(), tmp_path)
 
     def fail() -> None:
-        with telemetry:
+        with closing(telemetry):
             telemetry.update(1, {ACCURACY: 1.0})
             raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
         fail()
     assert len(read_records(tmp_path / "metrics.jsonl")) == 1
-    with pytest.raises(ValueError, match="closed"):
-        telemetry.update(2, {ACCURACY: 1.0})
+    assert telemetry._writers[1]._open is False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_what_was_opened_is_closed_when_the_next_cannot_be(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_open_writers_are_closed_if_the_next_fails_to_open(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     (tmp_path / "tensorboard").write_text("a file where a folder should be")
     with pytest.raises(DiskError, match="cannot write TensorBoard events"):
         build(TelemetryConfig(), tmp_path)
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
-def test_what_was_not_measured_is_missing_in_every_sink(tmp_path: Path) -> None:
-    """Neither None nor NaN becomes a number, a zero or the word nan: not in lines or curves, and not for people."""
+def test_unmeasured_metrics_are_missing_in_every_record(tmp_path: Path) -> None:
+    """Neither None nor NaN becomes a number, a zero or the text nan, in files or on the console."""
     telemetry, file = build(TelemetryConfig(), tmp_path)
     unmeasured = {"policy/return": None, "host/parameters_grown": math.nan, "host/loss": math.nan, "host/latency_committed": None}
-    with telemetry:
+    with closing(telemetry):
         telemetry.start("shaped", {"seed": 0})
         telemetry.costs({"host": {"flops": 7, "latency": None}})
         telemetry.update(1, {ACCURACY: 0.0, **unmeasured})
-        telemetry.finish()
+        telemetry.finish(())
     assert [set(record) for record in read_records(tmp_path / "metrics.jsonl")] == [{"update", ACCURACY}]
     assert '"latency": null' in (tmp_path / "costs.json").read_text()
     curves = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -190,26 +196,26 @@ def test_what_was_not_measured_is_missing_in_every_sink(tmp_path: Path) -> None:
     assert not any(word in shown for word in ("return", "parameters", "nan", "None"))
 
 
-def test_costs_that_are_no_number_are_refused(tmp_path: Path) -> None:
+def test_non_finite_costs_are_refused(tmp_path: Path) -> None:
     telemetry, _ = build(QuietConfig(), tmp_path)
-    with telemetry, pytest.raises(ValueError, match="not JSON compliant"):
+    with closing(telemetry), pytest.raises(ValueError, match="not JSON compliant"):
         telemetry.costs({"latency": math.nan})
 
 
-def test_without_jsonl_nothing_is_written_and_a_warning_says_what_will_not_work(tmp_path: Path) -> None:
+def test_without_writers_nothing_is_written_and_a_warning_says_so(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"no metrics\.jsonl, which esper\.compare and sweep=tune need"):
         config = QuietConfig(writers=[])
     telemetry, _ = build(config, tmp_path / "none")
-    with telemetry:
+    with closing(telemetry):
         telemetry.costs({"latency": None})
         telemetry.update(10, {ACCURACY: 1.0}, Findings(new=(SPIKE,)))
-        telemetry.finish()
+        telemetry.finish(())
     assert not (tmp_path / "none").exists()
 
 
 @dataclass(kw_only=True, slots=True)
 class NotesConfig(WriterConfig):
-    """A writer that keeps what it is given, for tests."""
+    """A writer that records its calls."""
 
     kept: list[str] = field(default_factory=lambda: list[str]())
     """Names of the calls."""
@@ -222,14 +228,14 @@ class Notes(Writer):
     def __init__(self, kept: list[str]) -> None:
         self.kept = kept
 
-    def write(self, update: int, metrics: Mapping[str, Value]) -> None:
+    def write(self, update: int, metrics: Mapping[str, float]) -> None:
         self.kept.append(f"write {update}")
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         self.kept.append(f"show {update}")
 
 
-def test_a_registered_writer_takes_settings_and_defines_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WRITERS, "notes", NotesConfig)
     kept: list[str] = []
     run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check
-from esper.config import register
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer, find_checkpoint
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["hosts=2", "steps=6", "updates=3", "agent=random", "agent.wait_weight=0.2", "telemetry=quiet", "blueprint=[norm]"]
-WORDS += ["task.batch_size=32", "task.epoch_samples=64", "devices=[cpu]"]
-register()
+OVERRIDES = ["hosts=2", "steps=6", "updates=3", "agent=random", "agent.wait_weight=0.2", "telemetry=quiet", "blueprint=[norm]"]
+OVERRIDES += ["task.batch_size=32", "task.epoch_samples=64", "devices=[cpu]"]
 
 
 def untimed(folder):
@@ -27,8 +25,8 @@ def untimed(folder):
     return [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in records]
 
 
-def test_what_was_learnt_before_is_saved_and_the_mended_run_is_the_same(tmp_path, monkeypatch):
-    config, whole, broken = check(WORDS), tmp_path / "whole", tmp_path / "broken"
+def test_updates_before_the_error_are_saved_and_the_fixed_run_is_equal(tmp_path, monkeypatch):
+    config, whole, broken = check(OVERRIDES), tmp_path / "whole", tmp_path / "broken"
     forward, calls = NormBranch.forward, []
 
     def counts(self, x):
@@ -57,15 +55,15 @@ def test_what_was_learnt_before_is_saved_and_the_mended_run_is_the_same(tmp_path
     np.testing.assert_equal(untimed(broken), untimed(whole))
 
 
-def test_the_command_shows_where_it_failed_and_how_to_go_on(tmp_path):
+def test_the_command_shows_the_traceback_and_how_to_resume(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "nn.SiLU()" in block]
     lost = "\n\nclass Lost(nn.Module):\n    def forward(self, x):\n        raise KeyError('lost')\n"
     code = code.replace("nn.SiLU()", "Lost()").replace("\nesper.register(", f"{lost}\nesper.register(", 1)
     (tmp_path / "my_growth.py").write_text(code)
-    words = ["task=mine", "blueprint=[swish]", "hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2"]
+    overrides = ["task=mine", "blueprint=[swish]", "hosts=2", "steps=6", "updates=1", "agent=random", "agent.wait_weight=0.2"]
     done = subprocess.run(
-        [sys.executable, "-m", "esper.train", "plugins=[my_growth.py]", *words, "devices=[cpu]", "hydra.run.dir=here"],
+        [sys.executable, "-m", "esper.train", "plugins=[my_growth.py]", *overrides, "devices=[cpu]", "hydra.run.dir=here"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Decisions are written down under names that stay, and a seed's life can be followed by them."""
+"""The decision log: stable ids, from which the life of a seed can be followed."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from esper.agent.scripted.base import RandomConfig
 from esper.buffer.transition import Decision, Transition
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, register
+from esper.config import CHECKPOINTS
 from esper.env.actions import Head, Op
 from esper.task.instances import Split
 from esper.training.decision_log import DecisionLog
@@ -23,12 +23,9 @@ from esper.training.trainer import Trainer, build_env
 TINY = ["hosts=4", "steps=14", "task.epoch_samples=128", "task.valid_samples=50", "telemetry=quiet", "telemetry.decisions=true"]
 
 
-register()
-
-
 @pytest.fixture(scope="module")
-def lived() -> tuple[list[dict[str, Any]], list[Transition], Any]:
-    """An episode of a controller that acts at random, written down."""
+def logged() -> tuple[list[dict[str, Any]], list[Transition], Any]:
+    """An episode of a random controller, logged."""
     steps: list[Transition] = []
     env = build_env(check([*TINY, "agent=random", "slots=all"]), split=Split.TRAINING)
     log = DecisionLog(env.layout, 3)
@@ -43,8 +40,8 @@ def lived() -> tuple[list[dict[str, Any]], list[Transition], Any]:
     return log.records, steps, episode
 
 
-def test_every_decision_but_waiting_is_there_once(lived) -> None:
-    records, steps, episode = lived
+def test_every_decision_except_waiting_is_logged_once(logged) -> None:
+    records, steps, episode = logged
     counted = {op.name.lower(): 0 for op in Op}
     for record in records:
         counted[record["op"]] += not record["refused"]
@@ -59,8 +56,8 @@ def test_every_decision_but_waiting_is_there_once(lived) -> None:
         assert record["accuracy"] == pytest.approx(steps[step].signals.accuracy_before_N[host], abs=1e-4)
 
 
-def test_a_seed_has_the_name_of_the_decision_that_germinated_it(lived) -> None:
-    records, steps, _ = lived
+def test_a_seed_is_named_by_the_decision_that_germinated_it(logged) -> None:
+    records, steps, _ = logged
     births = {record["id"]: record for record in records if record["op"] == "germinate"}
     followed = [record for record in records if record["op"] != "germinate"]
     assert len({record["seed"] for record in followed}) >= 4
@@ -79,12 +76,12 @@ def test_a_seed_has_the_name_of_the_decision_that_germinated_it(lived) -> None:
             assert state.measured[host, slot]
 
 
-def test_what_was_not_legal_is_marked() -> None:
+def test_illegal_decisions_are_marked() -> None:
     env = build_env(check([*TINY, "agent=wait"]), split=Split.TRAINING)
     log = DecisionLog(env.layout, 1)
 
     class Stubborn:
-        """Prunes what is not there."""
+        """Prunes an empty slot."""
 
         def start(self, num_hosts: int) -> dict[str, Any]:
             return {}
@@ -101,7 +98,7 @@ def test_what_was_not_legal_is_marked() -> None:
     assert all(record["refused"] and record["seed"] is None and record["op"] == "prune" for record in log.records)
 
 
-def test_runs_write_them_with_details_and_a_resumed_run_the_same(tmp_path: Path) -> None:
+def test_decisions_are_written_with_details_and_equally_after_a_resume(tmp_path: Path) -> None:
     words = [*TINY, "telemetry.detail_every=2", "agent.epochs=1", "agent.minibatches=1"]
     Trainer(check([*words, "updates=3"]), tmp_path / "whole").run()
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")

@@ -1,4 +1,4 @@
-"""What a rollback costs in the reported return: the penalty and what was lost, not the potential of the snapshot."""
+"""The reported return of a rollback: the penalty and the loss, without the potential of the snapshot."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ HOSTS, SICK, AT = 3, 1, 2
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_the_potential_of_the_snapshot_is_charged_to_the_learner_and_not_reported(make_env, monkeypatch, gamma):
+def test_the_potential_of_the_snapshot_is_charged_to_the_learner_only(make_env, monkeypatch, gamma):
     reward = ShapedConfig(attribution=0, rent=0, stage_potential=0, germinate_cost=0, prune_cost=0, terminal=0)
     env = make_env(HOSTS, 5, reward=reward, governor=WatchdogConfig(penalty=10.0), gamma=gamma)
     env.reset(seed=0)

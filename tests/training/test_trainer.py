@@ -1,5 +1,6 @@
-"""The trainer: runs to its end, stops when asked, and goes on bit for bit after it was killed."""
+"""The trainer: runs, stops on a signal, and resumes bit for bit after a kill."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +18,13 @@ import torch
 
 from esper.agent.ppo.ppo import PPO
 from esper.checkpoint import DiskError, load
+from esper.cli import command as cli
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, ConfigError, register
+from esper.config import CHECKPOINTS, ConfigError
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
-from esper.telemetry.jsonl import read_events, read_records
+from esper.telemetry.jsonl import read_records
+from esper.train import main
 from esper.training.config_io import difference, from_plain, resumed, to_plain
 from esper.training.interrupt import Stopped
 from esper.training.trainer import Trainer, build_env, find_checkpoint
@@ -28,27 +32,26 @@ from esper.training.trainer import Trainer, build_env, find_checkpoint
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-register()
 SICK, FALLS = 2, 3
-"""The host that falls ill, and in which step."""
+"""The host that becomes non-finite, and the step."""
 
 
-def config(*words):
-    return check([*TINY, *words])
+def config(*overrides):
+    return check([*TINY, *overrides])
 
 
-def command(folder, *words):
-    return [sys.executable, "-m", "esper.train", *TINY, f"hydra.run.dir={folder}", *words]
+def command(folder, *overrides):
+    return [sys.executable, "-m", "esper.train", *TINY, f"hydra.run.dir={folder}", *overrides]
 
 
 def untimed(folder):
-    """What a run measured, without the clock."""
+    """Return the metrics of a run, without times."""
     records = read_records(Path(folder) / "metrics.jsonl")
     return [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in records]
 
 
 def same(a, b):
-    """Are two nested states equal, bit for bit?"""
+    """Return whether two nested states are equal, bit for bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -60,7 +63,7 @@ def same(a, b):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing disturbed."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     Trainer(config(), folder).run()
     return folder
@@ -70,7 +73,7 @@ def newest(folder):
     return load(find_checkpoint(str(folder), "resume"))
 
 
-def test_a_run_reaches_its_end_and_learns_something(whole):
+def test_a_run_finishes_and_learns(whole):
     state = newest(whole)
     assert state["update"] == 3
     records = read_records(whole / "metrics.jsonl")
@@ -104,11 +107,12 @@ def test_a_healthy_run_writes_details_at_its_end_and_no_events(whole):
     assert not (whole / "events.jsonl").exists()
 
 
-def test_an_anomaly_is_told_once_and_brings_details_also_over_a_resume(tmp_path):
+def test_an_anomaly_is_reported_once_with_details_even_across_a_resume(tmp_path):
     nervous = ["telemetry.anomalies.kl=1e-9", "telemetry.anomalies.min_steps=1"]
     Trainer(config("updates=1", *nervous), tmp_path).run()
     Trainer(config("updates=3", *nervous), tmp_path).run()
-    assert [(event["update"], event["kind"]) for event in read_events(tmp_path / "events.jsonl")] == [(1, "kl_spike")]
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (event["update"], event["kind"]) == (1, "kl_spike")
     assert details(tmp_path) == [True, True, True]
     Trainer(config("updates=3", "telemetry.anomalies.hold=1", *nervous), tmp_path / "whole").run()
     assert untimed(tmp_path / "whole") == untimed(tmp_path)
@@ -116,15 +120,15 @@ def test_an_anomaly_is_told_once_and_brings_details_also_over_a_resume(tmp_path)
 
 
 def collected(trainer):
-    """A rollout as the trainer makes it, without anything to look at."""
+    """Return a rollout and the record of its episode."""
     silent = SimpleNamespace(step=lambda step, steps: None)
     episode = trainer.collect(silent, threading.Event())
     (rollout,) = trainer.buffer.rollouts()
     return rollout, episode
 
 
-def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, monkeypatch):
-    """The penalty and the end are on the step of the fall; from then on the policy knows nothing of what was before."""
+def test_a_rollback_within_an_episode_reaches_the_learner(tmp_path, monkeypatch):
+    """The penalty and the end are on the step of the rollback, and the recurrent state is reset after it."""
     trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000"), tmp_path)
     step, act, acted = trainer.env.step, trainer.agent.act, []
 
@@ -159,7 +163,7 @@ def test_a_rollback_in_the_middle_of_an_episode_reaches_the_learner(tmp_path, mo
     assert trainer.learn(episode)["policy/first_ratio_error"] < 1e-5
 
 
-def test_a_rollback_takes_what_was_paid_before_where_it_is_asked_to(tmp_path, monkeypatch):
+def test_forfeit_prefix_removes_the_rewards_before_a_rollback(tmp_path, monkeypatch):
     paid = []
     for forfeit in ("none", "prefix"):
         trainer = Trainer(config("hosts=8", "steps=6", "governor.penalty=1000", f"buffer.forfeit={forfeit}"), tmp_path / forfeit)
@@ -180,7 +184,7 @@ def test_a_rollback_takes_what_was_paid_before_where_it_is_asked_to(tmp_path, mo
     assert (kept[:FALLS, SICK] != 0).any()
 
 
-def test_twins_meet_the_same_host_and_do_with_it_what_they_like(tmp_path):
+def test_twins_get_the_same_host_and_act_independently(tmp_path):
     trainer = Trainer(config("hosts=12", "agent.twins=4", "agent.wait_bias=-1"), tmp_path)
     rollout, episode = collected(trainer)
     groups = [slice(0, 4), slice(4, 8), slice(8, 12)]
@@ -193,15 +197,15 @@ def test_twins_meet_the_same_host_and_do_with_it_what_they_like(tmp_path):
 
 
 @pytest.mark.parametrize("agent", ["heuristic", "greedy_potential", "random", "wait", "periodic", "schedule"])
-def test_controllers_that_do_not_learn_run_too(agent, tmp_path):
+def test_controllers_that_do_not_learn(agent, tmp_path):
     plain = check(["hosts=2", "steps=3", "updates=1", "telemetry=quiet", f"agent={agent}"])
-    summary = Trainer(plain, tmp_path).run()
-    assert summary.last is not None
+    Trainer(plain, tmp_path).run()
     assert "policy/kl" not in read_records(tmp_path / "metrics.jsonl")[0]
 
 
-def test_killed_in_the_middle_it_resumes_bit_for_bit(whole, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     process = subprocess.Popen(command(folder), env=ENV)
     first = folder / CHECKPOINTS / "checkpoint_000001.pt"
     deadline = time.monotonic() + 60
@@ -214,15 +218,17 @@ def test_killed_in_the_middle_it_resumes_bit_for_bit(whole, tmp_path):
     process.wait()
     assert newest(folder)["update"] in (1, 2, 3)
     copied = shutil.copytree(folder, tmp_path / "copied")
-    subprocess.run([sys.executable, "-m", "esper.train", f"resume={folder}"], env=ENV, check=True, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["esper.train", f"resume={folder}"])
+    cli.run(main)
     assert not (tmp_path / "multirun").exists()
-    Trainer(config(), copied).run()  # the same folder again
+    Trainer(config(), copied).run()
     for resumed_run in (folder, copied):
         assert same(newest(resumed_run)["agent"], newest(whole)["agent"])
         assert untimed(resumed_run) == untimed(whole)
 
 
-def test_asked_to_stop_it_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
+def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
     folder = tmp_path / "stopped"
     process = subprocess.Popen(command(folder, "updates=1000"), env=ENV, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -237,7 +243,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
     assert newest(folder)["update"] < 1000
 
 
-def test_a_stop_within_a_rollout_loses_only_that_rollout(tmp_path, monkeypatch):
+def test_a_stop_within_a_rollout_loses_that_rollout_only(tmp_path, monkeypatch):
     trainer = Trainer(config(), tmp_path)
     step, calls = trainer.env.step, iter(range(100))
     handler = signal.getsignal(signal.SIGINT)
@@ -254,7 +260,7 @@ def test_a_stop_within_a_rollout_loses_only_that_rollout(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
+def test_a_longer_run_continues_a_shorter_one(tmp_path):
     Trainer(config("updates=1"), tmp_path).run()
     Trainer(config("updates=2"), tmp_path).run()
     assert newest(tmp_path)["update"] == 2
@@ -262,16 +268,16 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["agent=ppo_mlp"],
         ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
     ],
     ids=["mlp", "options"],
 )
-def test_other_learners_go_on_bit_for_bit_too_and_are_judged(words, tmp_path):
+def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path):
     def run(folder, updates):
-        asked = config("steps=6", f"updates={updates}", "telemetry.detail_every=1", *words)
+        asked = config(f"updates={updates}", "telemetry.detail_every=1", *overrides)
         Trainer(asked, tmp_path / folder).run()
         return newest(tmp_path / folder)["agent"]
 
@@ -281,12 +287,12 @@ def test_other_learners_go_on_bit_for_bit_too_and_are_judged(words, tmp_path):
     assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
     evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)
     outcomes = evaluation.run(["policy", "policy_greedy"])
-    assert all(np.isfinite(outcome.return_N).all() for outcome in outcomes.values())
+    assert all(np.isfinite(outcome.values["return"]).all() for outcome in outcomes.values())
     evaluation.env.close()
 
 
-def test_a_policy_that_learned_in_chunks_is_judged_over_any_horizon(tmp_path):
-    """A chunk divides the steps that are learned from, and nothing is learned here."""
+def test_a_policy_learned_in_chunks_is_evaluated_over_any_horizon(tmp_path):
+    """A chunk divides the steps of training only."""
     Trainer(config("agent.chunk=3", "updates=1"), tmp_path).run()
     evaluation = Evaluation.load(str(tmp_path), hosts=2, overrides=["steps=4"])
     assert evaluation.config.agent == config("agent.chunk=3").agent
@@ -303,7 +309,7 @@ def test_a_folder_of_another_config_is_refused(whole):
     assert newest(whole)["update"] == 3
 
 
-def test_a_full_disk_is_one_sentence_and_the_checkpoint_before_it_is_whole(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     trainer = Trainer(config(), tmp_path)
     save, calls = trainer.checkpoints.save, iter(range(100))
 
@@ -328,10 +334,10 @@ def test_a_config_comes_back_from_its_plain_form():
     assert difference(config(), config("updates=9")) is None
 
 
-def test_only_what_leaves_the_learnt_alone_may_change_on_the_way():
+def test_only_some_keys_may_change_when_a_run_is_resumed():
     saved = config("seed=7")
-    going_on = resumed(saved, config("updates=9", "resume=."), ["updates=9", "resume=."])
-    assert (going_on.seed, going_on.updates) == (7, 9)
+    continued = resumed(saved, config("updates=9", "resume=."), ["updates=9", "resume=."])
+    assert (continued.seed, continued.updates) == (7, 9)
     for word in ("seed=3", "reward=sparse", "+task.x=1", "agent.clip=0.1"):
         with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
             resumed(saved, config(), [word])
@@ -353,8 +359,8 @@ def test_a_folder_without_checkpoints_is_named(tmp_path):
         find_checkpoint(str(tmp_path), "resume")
 
 
-def test_modes_side_by_side_train_and_are_judged_by_the_one_of_the_run(tmp_path):
-    """Two hosts are paid by each; what each mode came to is told apart, and evaluation knows one mode."""
+def test_several_reward_modes_train_side_by_side_and_are_evaluated_by_one(tmp_path):
+    """Two hosts are paid by each mode; returns are reported by mode, and an evaluation uses the mode of the run."""
     both = config("reward.per_host={shaped:2,sparse:2}", "updates=2", "agent.twins=1", "agent.baseline=critic")
     trainer = Trainer(both, tmp_path)
     trainer.run()

@@ -49,88 +49,51 @@ class Targets:
 
 
 def gae(
-    reward_TN: Tensor,
-    value_TN: Tensor,
-    next_value_TN: Tensor,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    *,
-    gamma: float,
-    lam: float,
+    reward_TN: Tensor, value_TN: Tensor, terminated_TN: Tensor, *, gamma: float, lam: float, weight_TN: Tensor | None = None
 ) -> Tensor:
     """Compute generalised advantage estimates, Eq. 16 of Schulman et al. 2016 (arXiv:1506.02438).
 
-    delta_t = r_t + gamma * (1 - terminated_t) * V'_t - V_t
-    A_t = delta_t + gamma * lam * (1 - (terminated_t or truncated_t)) * A_{t+1},   A_T = 0
-
-    The state after a termination is worth 0; the state after a truncation is worth its value (Pardo et al. 2018,
-    arXiv:1712.00378). No advantage passes from one episode to the one before.
+    delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
+    A_t = delta_t + gamma * lam * (1 - terminated_t) * c_{t+1} * A_{t+1},   V_T = A_T = 0
 
     Args:
         reward_TN: reward of each step.
         value_TN: V of the state before each step [reward].
-        next_value_TN: V of the true successor, across truncations too; ignored where the step terminated [reward].
-        terminated_TN: true where the episode ended with the step.
-        truncated_TN: true where the episode was cut from outside after the step.
+        terminated_TN: true where the (sub-)episode ended with the step; every row ends with its last step.
         gamma: discount per step, in [0, 1].
         lam: GAE lambda, in [0, 1]: 0 trusts the critic, 1 the returns.
+        weight_TN: c, the importance weight of each step; None for 1.
 
     Returns:
         Advantages `[T, N]` without gradient, accumulated in float64 and returned in the type of the rewards.
     """
-    assert reward_TN.shape == value_TN.shape == next_value_TN.shape == terminated_TN.shape == truncated_TN.shape
-    not_terminated_TN = (~terminated_TN).double()
-    continues_TN = (~(terminated_TN | truncated_TN)).double()
+    assert reward_TN.shape == value_TN.shape == terminated_TN.shape
     with torch.no_grad():
-        delta_TN = reward_TN.double() + gamma * not_terminated_TN * next_value_TN.double() - value_TN.double()
+        continues_TN, value = (~terminated_TN).double(), value_TN.double()
+        next_value = torch.cat([value[1:], torch.zeros_like(value[:1])])
+        delta_TN = reward_TN.double() + gamma * continues_TN * next_value - value
         advantage_TN = torch.zeros_like(delta_TN)
         following_N = torch.zeros_like(delta_TN[0])
         for t in reversed(range(len(delta_TN))):
-            following_N = delta_TN[t] + gamma * lam * continues_TN[t] * following_N
-            advantage_TN[t] = following_N
+            advantage_TN[t] = delta_TN[t] + gamma * lam * continues_TN[t] * following_N
+            following_N = advantage_TN[t] if weight_TN is None else weight_TN[t] * advantage_TN[t]
     return advantage_TN.to(reward_TN.dtype)
 
 
-def returns_to_go(
-    reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, truncated_TN: Tensor, *, gamma: float
-) -> Tensor:
-    """Compute discounted Monte-Carlo returns from every step to the end of its episode; arguments as in `gae`.
-
-    G_t = r_t + gamma * G_{t+1}, with G_{t+1} = 0 where step t terminated. After a truncation, and at the end of the rollout,
-    the successor's value replaces G_{t+1}. No other value enters.
-    """
-    assert reward_TN.shape == next_value_TN.shape == terminated_TN.shape == truncated_TN.shape
-    with torch.no_grad():
-        reward, next_value = reward_TN.double(), next_value_TN.double()
-        mc_return_TN = torch.zeros_like(reward)
-        following_N = next_value[-1]
-        for t in reversed(range(len(reward))):
-            following_N = torch.where(truncated_TN[t], next_value[t], following_N)
-            following_N = reward[t] + gamma * torch.where(terminated_TN[t], 0.0, following_N)
-            mc_return_TN[t] = following_N
-    return mc_return_TN.to(reward_TN.dtype)
+def returns_to_go(reward_TN: Tensor, terminated_TN: Tensor, *, gamma: float) -> Tensor:
+    """Compute discounted Monte-Carlo returns from every step to the end of its (sub-)episode; arguments as in `gae`."""
+    return gae(reward_TN, torch.zeros_like(reward_TN), terminated_TN, gamma=gamma, lam=1.0)
 
 
 def vtrace_advantages(
-    reward_TN: Tensor,
-    value_TN: Tensor,
-    next_value_TN: Tensor,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    log_ratio_TN: Tensor,
-    *,
-    gamma: float,
-    lam: float,
+    reward_TN: Tensor, value_TN: Tensor, terminated_TN: Tensor, log_ratio_TN: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """Compute off-policy advantages and value targets by V-trace (Espeholt et al. 2018, arXiv:1802.01561, Eq. 1).
 
-    With c_t = min(1, pi(a_t) / mu(a_t)) and delta_t as in `gae`:
-
-    A_t = delta_t + gamma * lam * (1 - (terminated_t or truncated_t)) * c_{t+1} * A_{t+1}
-    v_t = V_t + c_t * A_t
+    The advantages are those of `gae` with c_t = min(1, pi(a_t) / mu(a_t)); the targets are v_t = V_t + c_t * A_t.
 
     A_t leaves the weight of its own step to the surrogate, as in GePPO (Queeney et al. 2021, arXiv:2111.00072). Where pi is
-    mu, A_t is that of `gae` and v_t the lambda return.
+    mu, v_t is the lambda return.
 
     Args:
         log_ratio_TN: ln pi(a) - ln mu(a), of the current policy and the one that acted. The others as in `gae`.
@@ -138,17 +101,10 @@ def vtrace_advantages(
     Returns:
         Advantages and value targets, both `[T, N]` and without gradient.
     """
-    assert reward_TN.shape == value_TN.shape == log_ratio_TN.shape
-    not_terminated_TN = (~terminated_TN).double()
-    continues_TN = (~(terminated_TN | truncated_TN)).double()
+    assert value_TN.shape == log_ratio_TN.shape
     with torch.no_grad():
         weight_TN = log_ratio_TN.double().exp().clamp(max=1.0)
-        delta_TN = reward_TN.double() + gamma * not_terminated_TN * next_value_TN.double() - value_TN.double()
-        advantage_TN = torch.zeros_like(delta_TN)
-        following_N = torch.zeros_like(delta_TN[0])
-        for t in reversed(range(len(delta_TN))):
-            advantage_TN[t] = delta_TN[t] + gamma * lam * continues_TN[t] * following_N
-            following_N = weight_TN[t] * advantage_TN[t]
+        advantage_TN = gae(reward_TN.double(), value_TN, terminated_TN, gamma=gamma, lam=lam, weight_TN=weight_TN)
         target_TN = value_TN.double() + weight_TN * advantage_TN
     return advantage_TN.to(reward_TN.dtype), target_TN.to(reward_TN.dtype)
 

@@ -1,17 +1,15 @@
 """Statistics of an update: what it did to the policy, and how well the critic predicted. Nothing here trains anything."""
 
-# T steps, N hosts, B = T * N decisions, H heads, R units of the core, Q quarters of predictions, t steps without a reset
+# T steps, N hosts, B = T * N decisions, H heads, R units of the core, Q quarters of predictions
 
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.agent.ppo.losses import kl_estimate, masked_mean
-from esper.agent.ppo.network import PolicyNetwork
+from esper.agent.ppo.network import Outputs, PolicyNetwork
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Op
 
@@ -58,8 +56,6 @@ class CoreHealth:
 
     h: float
     """Mean absolute output, below 1."""
-    c: float
-    """Mean absolute cell state."""
     saturated: float
     """Share of outputs above 0.99 in absolute value."""
     gates_saturated: float
@@ -219,15 +215,14 @@ class PolicyEvaluation:
 def evaluate_rollout(network: PolicyNetwork, rollout: Rollout) -> PolicyEvaluation:
     """Run a policy over the observations of a rollout and evaluate the actions taken there."""
     state = rollout.initial_state or network.start(rollout.num_hosts)
-    with record_calls(network.core) as calls:
-        outputs, _ = network.unroll(rollout.seen, state, rollout.is_init_TN)
+    outputs, _ = network.unroll(rollout.seen, state, rollout.is_init_TN)
     distribution, action_BH = outputs.distribution, rollout.action_TNH.flatten(0, 1)
     return PolicyEvaluation(
         log_prob_BH=distribution.head_log_probs(action_BH),
         entropy_BH=distribution.head_entropies(action_BH),
         choices_BH=distribution.head_choices(action_BH),
         joint_TN=distribution.log_prob(action_BH).view(rollout.num_steps, rollout.num_hosts),
-        core=core_health(network.core, calls) if isinstance(network.core, nn.LSTM) else None,
+        core=core_health(network.core, outputs, rollout.is_init_TN) if isinstance(network.core, nn.LSTM) else None,
     )
 
 
@@ -294,55 +289,20 @@ def gradient_norms(parts: Mapping[str, Iterable[nn.Parameter]]) -> dict[str, flo
     return {part: float(torch.linalg.vector_norm(torch.cat(pieces))) if pieces else 0.0 for part, pieces in gradients.items()}
 
 
-LSTMCall = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
-"""Inputs `[t, N, R]` of an LSTM's call, the state before them `[1, N, R]` twice, and its outputs `[t, N, R]`."""
-
-
-@contextmanager
-def record_calls(core: nn.Module) -> Generator[list[LSTMCall]]:
-    """Record the calls of an LSTM inside the context, one for each run of steps without a reset; nothing for other cores."""
-    calls: list[LSTMCall] = []
-
-    def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(core, nn.LSTM):
-            calls.append((*args, output[0]))
-
-    handle = core.register_forward_hook(hook)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
 @torch.no_grad()
-def core_health(core: nn.LSTM, calls: list[LSTMCall]) -> CoreHealth:
-    """Compute the health of a one-layer LSTM. Its gates follow from inputs and outputs, for all steps at once.
-
-    i, f, g, o = gates(x_t, h_{t-1}),  c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t)   (Hochreiter, Schmidhuber 1997)
-    """
-    assert core.num_layers == 1
-    assert core.proj_size == 0
-    weight, recurrent = core.get_parameter("weight_ih_l0"), core.get_parameter("weight_hh_l0")
+def core_health(core: nn.LSTM, outputs: Outputs, is_init_TN: Tensor) -> CoreHealth:
+    """Compute the health of an LSTM. Its gates follow from inputs and outputs: i, f, g, o = gates(x_t, h_{t-1})."""
+    h_TNR, h_BR = outputs.core_output_TNR, outputs.core_output_TNR.flatten(0, 1)
+    previous_TNR = torch.cat([torch.zeros_like(h_TNR[:1]), h_TNR[:-1]]) * ~is_init_TN[:, :, None]
     bias = core.get_parameter("bias_ih_l0") + core.get_parameter("bias_hh_l0")
-    outputs: list[Tensor] = []
-    cells: list[Tensor] = []
-    gates: list[Tensor] = []
-    for input_tNR, (h_1NR, c_1NR), output_tNR in calls:
-        previous_tNR = torch.cat([h_1NR, output_tNR[:-1]])
-        sums = nn.functional.linear(input_tNR, weight, bias) + nn.functional.linear(previous_tNR, recurrent)
-        enter, forget, new, leave = sums.chunk(4, dim=-1)
-        enter, forget, leave, added, c_NR = enter.sigmoid(), forget.sigmoid(), leave.sigmoid(), new.tanh(), c_1NR[0]
-        for kept_NR, added_NR in zip(forget, enter * added, strict=True):
-            c_NR = kept_NR * c_NR + added_NR
-            cells.append(c_NR)
-        outputs.append(output_tNR)
-        gates += [enter, forget, leave]
-    h_BR, gate = torch.cat(outputs).flatten(0, 1), torch.cat(gates)
+    sums = nn.functional.linear(outputs.core_input_TNR, core.get_parameter("weight_ih_l0"), bias)
+    sums += nn.functional.linear(previous_TNR, core.get_parameter("weight_hh_l0"))
+    enter, forget, _, leave = sums.sigmoid().chunk(4, dim=-1)
+    gates = torch.cat([enter, forget, leave])
     return CoreHealth(
         h=float(h_BR.abs().mean()),
-        c=float(torch.stack(cells).abs().mean()),
         saturated=float((h_BR.abs() > SATURATED).float().mean()),
-        gates_saturated=float(((gate - 0.5).abs() > SATURATED - 0.5).float().mean()),
+        gates_saturated=float(((gates - 0.5).abs() > SATURATED - 0.5).float().mean()),
         dead=float((h_BR.std(dim=0, correction=0) < DEAD).float().mean()),
     )
 

@@ -6,11 +6,10 @@ Heads that do not matter for the operation are not sampled: they are stored as 0
 A *held* head, with one legal value, adds exactly 0 too; a head held in all B decisions needs no logits.
 """
 
-# B decisions, O operations, S slots, H heads, V values of all parameter heads, concatenated, W values of one head, C actions
+# B decisions, O operations, S slots, H heads, V values of all parameter heads, concatenated, W values of one head
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -173,32 +172,3 @@ class ActionDistribution:
             expected_B = (self.slot_BOS[:, op].exp() * entropy_of(log_prob_BSW)).sum(dim=1)
             inner_BO = inner_BO + expected_B[:, None] * torch.nn.functional.one_hot(torch.tensor(int(op)), len(Op))
         return entropy_of(self.op_BO) + (self.op_BO.exp() * inner_BO).sum(dim=1)
-
-    def enumerate(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return all legal actions of one decision `[C, H]` and their log-probabilities `[C]`.
-
-        For tests: C grows with the product of the head sizes.
-        """
-        legal_OS = self.slot_BOS[row] > MASKED / 2
-        legal_O = self.op_BO[row] > MASKED / 2
-        actions: list[tuple[int, ...]] = []
-        for op in Op:
-            if not legal_O[op]:
-                continue
-            slots = torch.nonzero(legal_OS[op])[:, 0].tolist() if RELEVANT[op, Head.SLOT] else [0]
-            values: list[list[int]] = [
-                torch.nonzero(self.legal_values_BV[row, place])[:, 0].tolist() if RELEVANT[op, head] else [0]
-                for head, place in self.places.items()
-            ]
-            actions += product([int(op)], slots, *values)
-        action_CH = torch.tensor(actions)
-        return action_CH, self._row(row, len(action_CH)).log_prob(action_CH)
-
-    def _row(self, row: int, times: int) -> "ActionDistribution":
-        """Return the distribution of one decision, repeated."""
-        copy = object.__new__(ActionDistribution)
-        copy.places = self.places
-        copy.legal_values_BV = self.legal_values_BV[row].expand(times, -1)
-        copy.op_BO, copy.slot_BOS = self.op_BO[row].expand(times, -1), self.slot_BOS[row].expand(times, -1, -1)
-        copy.parameters = {key: tensor[row].expand(times, -1, -1) for key, tensor in self.parameters.items()}
-        return copy

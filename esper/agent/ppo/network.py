@@ -27,6 +27,9 @@ class Outputs:
     distribution: ActionDistribution
     value_B: Tensor
     """Value in the critic's normalised scale."""
+    core_input_TNR: Tensor
+    core_output_TNR: Tensor
+    """Inputs and outputs of the core."""
 
 
 class PolicyNetwork(nn.Module):
@@ -123,7 +126,8 @@ class PolicyNetwork(nn.Module):
         """
         steps, hosts = is_init_TN.shape
         encoding_TNSE = self._encode(seen)
-        output_TNR, state = self.core.unroll(self._mix(seen, encoding_TNSE), state, is_init_TN)
+        input_TNR = self._mix(seen, encoding_TNSE)
+        output_TNR, state = self.core.unroll(input_TNR, state, is_init_TN)
         output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
         flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
         if free is None:
@@ -132,7 +136,7 @@ class PolicyNetwork(nn.Module):
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
-        return Outputs(distribution=distribution, value_B=value_B), state
+        return Outputs(distribution=distribution, value_B=value_B, core_input_TNR=input_TNR, core_output_TNR=output_TNR), state
 
     def remember(self, seen: Seen, state: State, is_init_TN: Tensor) -> State:
         """Return the state after T steps, as `unroll` does, without computing outputs."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.agent.base import AgentConfig, BoolArray, FloatArray, Learner
+from esper.agent.base import AgentConfig, BoolArray, Learner
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
 from esper.agent.ppo.diagnostics import UpdateStats, diagnose, evaluate_rollout, explained_variance, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
@@ -27,7 +27,6 @@ from esper.agent.ppo.losses import (
     compute_losses,
     kl_estimate,
     masked_mean,
-    replay,
 )
 from esper.agent.ppo.network import PolicyNetwork
 from esper.agent.ppo.popart import PopArt
@@ -35,6 +34,7 @@ from esper.buffer.base import Buffer, BufferConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Observation
+from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 
 MAX_STRIKES = 3
@@ -109,23 +109,15 @@ class PPOConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        rules = {
-            "lam": (0 <= self.lam <= 1, "in [0, 1]"),
-            "clip": (0 < self.clip < 1, "in (0, 1)"),
-            "popart_step": (0 <= self.popart_step <= 1, "in [0, 1]"),
-            "wait_bias": (math.isfinite(self.wait_bias), "finite"),
-            "chunk": (self.chunk >= 0, "at least 0"),
+        ranges = {
+            "[0, 1]": ["lam", "popart_step"],
+            "(0, 1)": ["clip"],
+            "(-inf, inf)": ["wait_bias"],
+            "(0, inf)": ["learning_rate", "target_kl", "max_grad_norm", "advantage_floor"],
+            "[0, inf)": ["chunk", "value_coef", "entropy_coef", "entropy_final"],
+            "[1, inf)": ["epochs", "minibatches", "hidden", "slot_width", "blueprint_width", "twins"],
         }
-        above_0 = ("learning_rate", "target_kl", "max_grad_norm", "advantage_floor")
-        rules |= {name: (0 < getattr(self, name) < math.inf, "finite and above 0") for name in above_0}
-        at_least_0 = ("value_coef", "entropy_coef", "entropy_final")
-        rules |= {name: (0 <= getattr(self, name) < math.inf, "finite and at least 0") for name in at_least_0}
-        counts = ("epochs", "minibatches", "hidden", "slot_width", "blueprint_width", "twins")
-        rules |= {name: (getattr(self, name) >= 1, "at least 1") for name in counts}
-        for name, (valid, rule) in rules.items():
-            if not valid:
-                default = PPOConfig.__dataclass_fields__[name].default
-                raise ValueError(f"agent.{name} must be {rule}, got {getattr(self, name)}: the default is {default}")
+        check_ranges("agent", self, ranges)
         if self.baseline is not Baseline.critic and self.twins < 2:
             got = f"agent.baseline={self.baseline} needs agent.twins of at least 2, got {self.twins}"
             raise ValueError(f"{got}: set agent.baseline=critic, or agent.twins=2")
@@ -244,13 +236,6 @@ class PPO(Learner):
             state=state,
         )
 
-    @torch.no_grad()
-    def value(self, observation: Observation, state: State, *, is_init: BoolArray | None = None) -> FloatArray:
-        """Return the critic's value of the present state `[N]` [reward]. Samples nothing and changes nothing."""
-        starts_N = np.zeros(len(observation.features), dtype=np.bool_) if is_init is None else is_init
-        outputs, _ = self.network.step(Seen.of(observation), state, torch.as_tensor(starts_N))
-        return self.popart.denormalize(outputs.value_B).numpy()
-
     # ---- learning
 
     def begin(self, update: int) -> None:
@@ -342,11 +327,10 @@ class PPO(Learner):
 
     def _targets(self, rollout: Rollout) -> Targets:
         """Compute training targets of the whole rollout, since twins need not share a minibatch; update PopArt."""
-        config, ends = self.config, (rollout.terminated_TN, rollout.truncated_TN)
-        next_value_TN = rollout.next_value_TN
-        gae_TN = gae(rollout.reward_TN, rollout.value_TN, next_value_TN, *ends, gamma=config.gamma, lam=config.lam)
+        config, reward_TN, terminated_TN = self.config, rollout.reward_TN, rollout.terminated_TN
+        gae_TN = gae(reward_TN, rollout.value_TN, terminated_TN, gamma=config.gamma, lam=config.lam)
         lambda_return_TN = gae_TN + rollout.value_TN
-        mc_return_TN = returns_to_go(rollout.reward_TN, next_value_TN, *ends, gamma=config.gamma)
+        mc_return_TN = returns_to_go(reward_TN, terminated_TN, gamma=config.gamma)
         self.popart.update(lambda_return_TN, self.network.value)
         advantage_TN = apply_baseline(config.baseline, gae_TN, mc_return_TN, config.twins)
         seen = rollout.seen
@@ -365,18 +349,13 @@ class PPO(Learner):
         shape = (rollout.num_steps, rollout.num_hosts)
         seen = rollout.seen
         free = free_parameters(seen.legal_slots.flatten(0, 1), seen.legal_values.flatten(0, 1), self.spec.head_sizes)
-        state = rollout.initial_state or self.network.start(rollout.num_hosts)
-        outputs, _ = self.network.unroll(seen, state, rollout.is_init_TN, free)
-        log_prob_TN = outputs.distribution.log_prob(rollout.action_TNH.flatten(0, 1)).view(shape)
-        current = copy(rollout)
-        current.value_TN = self.popart.denormalize(outputs.value_B).view(shape)
+        outputs, _ = self.network.unroll(seen, self.network.start(rollout.num_hosts), rollout.is_init_TN, free)
+        log_ratio_TN = outputs.distribution.log_prob(rollout.action_TNH.flatten(0, 1)).view(shape) - rollout.log_prob_TN
         advantage_TN, value_TN = vtrace_advantages(
             rollout.reward_TN,
-            current.value_TN,
-            current.next_value_TN,
+            self.popart.denormalize(outputs.value_B).view(shape),
             rollout.terminated_TN,
-            rollout.truncated_TN,
-            log_prob_TN - rollout.log_prob_TN,
+            log_ratio_TN,
             gamma=config.gamma,
             lam=config.lam,
         )
@@ -385,7 +364,7 @@ class PPO(Learner):
             value_TN=self.popart.normalize(value_TN),
             mc_return_TN=torch.zeros(shape),
             free=free,
-            anchor_TN=log_prob_TN - rollout.log_prob_TN,
+            anchor_TN=log_ratio_TN,
             num_current=rollouts[0].num_hosts,
         )
 
@@ -426,8 +405,7 @@ class PPO(Learner):
                 else:
                     steps.append(metrics)
                 if self.strikes >= MAX_STRIKES:
-                    place = first_nonfinite(self.network, rows, row_targets, rows_M)
-                    raise FloatingPointError(nonfinite_message(terms, gradient_norms(self.parts), place, self.strikes))
+                    raise FloatingPointError(nonfinite_message(terms, gradient_norms(self.parts), self.strikes))
         return steps, dropped, first_error
 
     def _losses(self, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -498,32 +476,14 @@ def _mean(steps: list[dict[str, float]], name: str) -> float:
     return float(np.mean([metrics[name] for metrics in steps])) if steps else math.nan
 
 
-@torch.no_grad()
-def first_nonfinite(network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[int, int] | None:
-    """Return the first step, and its host, with a non-finite network output or target; None if there is none."""
-    outputs, action_BH = replay(network, rollout, targets, rows_M)
-    outputs_B = [outputs.distribution.log_prob(action_BH), outputs.distribution.entropy(), outputs.value_B]
-    targets_B = [tensor_TN[:, rows_M].flatten() for tensor_TN in (targets.advantage_TN, targets.value_TN)]
-    nonfinite_TM = ~torch.stack([*outputs_B, *targets_B]).isfinite().all(dim=0).view(rollout.num_steps, len(rows_M))
-    places: list[list[int]] = torch.nonzero(nonfinite_TM).tolist()
-    return min((rollout.origin(step, int(rows_M[column])) for step, column in places), default=None)
-
-
-def nonfinite_message(
-    terms: Mapping[str, Tensor], gradients: Mapping[str, float], place: tuple[int, int] | None, count: int
-) -> str:
+def nonfinite_message(terms: Mapping[str, Tensor], gradients: Mapping[str, float], count: int) -> str:
     """Return the error message of a run that ends on non-finite minibatches.
 
     Args:
         terms: terms of the objective by name.
         gradients: gradient norms by part of the network, before clipping.
-        place: result of `first_nonfinite`.
         count: consecutive non-finite minibatches.
     """
     names = [name for name, term in terms.items() if not bool(term.isfinite())]
     names += [f"gradient of the {part}" for part, norm in gradients.items() if not math.isfinite(norm)]
-    where = "" if place is None else f", first at step {place[0]} of host {place[1]}"
-    return (
-        f"{', '.join(names)} not finite in {count} minibatches in a row{where}: lower agent.learning_rate, or check rewards and "
-        "observations"
-    )
+    return f"{', '.join(names)} not finite in {count} minibatches in a row: lower agent.learning_rate, or check the observations"

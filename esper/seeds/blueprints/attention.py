@@ -2,6 +2,7 @@
 
 # B batch, H heads, T positions, C channels
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, ClassVar
@@ -112,15 +113,11 @@ class AttentionConfig(BlueprintConfig):
     """Images: a gate per channel from the mean over space. Sequences: causal attention after a layer norm."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES, Layout.SEQUENCES)
+    sizes: ClassVar[Sequence[str]] = ("reduction", "heads")
     reduction: int = 4
     """Divisor of the channels in the gate's hidden layer for images, at least 1. Higher: smaller."""
     heads: int = 4
     """Attention heads for sequences, at least 1; a divisor of the width."""
-
-    def __post_init__(self) -> None:
-        for name in ("reduction", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"blueprint.attention.{name} must be at least 1, got {getattr(self, name)}")
 
     def obstacle(self, slot: SlotSpec) -> str | None:
         wrong = BlueprintConfig.obstacle(self, slot)
@@ -128,11 +125,8 @@ class AttentionConfig(BlueprintConfig):
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         if slot.layout is Layout.IMAGES:
-            return SqueezeExcite(slot.channels, self._hidden(slot))
+            return SqueezeExcite(slot.channels, max(1, slot.channels // self.reduction))
         return SelfAttention(slot.channels, self.heads)
-
-    def _hidden(self, slot: SlotSpec) -> int:
-        return max(1, slot.channels // self.reduction)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -140,15 +134,11 @@ class FlexAttentionConfig(BlueprintConfig):
     """Causal attention within a window of the last positions, after a layer norm."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.SEQUENCES,)
+    sizes: ClassVar[Sequence[str]] = ("heads", "window")
     heads: int = 4
     """Attention heads, at least 1; a divisor of the width."""
     window: int = 16
     """Window of each position, itself included [positions], at least 1. Larger: more context, at proportional cost on a GPU."""
-
-    def __post_init__(self) -> None:
-        for name in ("heads", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"blueprint.flex_attention.{name} must be at least 1, got {getattr(self, name)}")
 
     def obstacle(self, slot: SlotSpec) -> str | None:
         return BlueprintConfig.obstacle(self, slot) or _heads_obstacle("flex_attention", self.heads, slot)

@@ -4,6 +4,7 @@ A branch computes delta(x) of the shape of x. Its last operation is an affine ma
 activation after it, so a newborn seed is exactly the identity and still has a nonzero first gradient.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
@@ -12,6 +13,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
+from esper.ranges import check_ranges
 
 Affine = TypeVar("Affine", bound=nn.Linear | nn.Conv2d)
 
@@ -24,6 +26,12 @@ class BlueprintConfig:
     """Layouts of features in which the seed can grow."""
     plantable: ClassVar[bool] = True
     """True if a controller may plant the seed."""
+    sizes: ClassVar[Sequence[str]] = ()
+    """Fields that must be at least 1."""
+
+    def check(self, where: str) -> None:
+        """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
+        check_ranges(where, self, {"[1, inf]": self.sizes})
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         """Return a new branch delta(x) for the features of a slot, with random first weights and a last map of zeros."""

@@ -1,5 +1,6 @@
 """Seeds that map each vector separately, for vectors `[B, C]` and sequences `[B, T, C]`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,15 +16,9 @@ class LoraConfig(MapConfig):
     """A low-rank linear map without biases (Hu et al. 2021)."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
+    sizes: ClassVar[Sequence[str]] = ("rank",)
     rank: int = 8
     """Rank, the width between the two maps, at least 1. Larger: stronger, at proportional cost."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"blueprint.{self._name()}.rank must be at least 1, got {self.rank}")
-
-    def _name(self) -> str:
-        return "lora"
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         c = slot.channels
@@ -37,24 +32,15 @@ class LoraLargeConfig(LoraConfig):
     rank: int = 32
     """Rank, the width between the two maps, at least 1. Larger: stronger, at proportional cost."""
 
-    def _name(self) -> str:
-        return "lora_large"
-
 
 @dataclass(kw_only=True, slots=True)
 class MLPSeedConfig(MapConfig):
     """Layer norm, linear, GELU, linear: the strongest seed without context."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.VECTORS, Layout.SEQUENCES)
+    sizes: ClassVar[Sequence[str]] = ("expansion",)
     expansion: int = 4
     """Width of the hidden layer [widths of the slot], at least 1. Larger: stronger, at proportional cost."""
-
-    def __post_init__(self) -> None:
-        if self.expansion < 1:
-            raise ValueError(f"blueprint.{self._name()}.expansion must be at least 1, got {self.expansion}")
-
-    def _name(self) -> str:
-        return "mlp"
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         c, hidden = slot.channels, self.expansion * slot.channels
@@ -67,6 +53,3 @@ class MLPSmallSeedConfig(MLPSeedConfig):
 
     expansion: int = 2
     """Width of the hidden layer [widths of the slot], at least 1. Larger: stronger, at proportional cost."""
-
-    def _name(self) -> str:
-        return "mlp_small"

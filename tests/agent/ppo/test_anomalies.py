@@ -14,7 +14,7 @@ from esper.buffer.transition import Decision
 from esper.env.actions import Head, Observation, Op
 from esper.telemetry.anomalies import AnomaliesConfig, Watch
 from tests.agent.ppo.test_learning import MaskedBandit, Memory, Rollback
-from tests.agent.toy_worlds import World, make_spec, play
+from tests.agent.toy_envs import ToyEnv, make_spec, play
 
 STILL = {"learning_rate": 1e-9}
 """A learning rate so small that the damage lasts."""
@@ -33,29 +33,29 @@ class Wages(Memory):
         return paid.astype(np.float32), np.zeros(len(self.cue), np.bool_)
 
 
-def wages() -> World:
+def wages() -> ToyEnv:
     return Wages(make_spec(hosts=32, steps=5), np.random.default_rng(0))
 
 
-def rollback() -> World:
+def rollback() -> ToyEnv:
     return Rollback(make_spec(hosts=32, steps=5), np.random.default_rng(0))
 
 
-def bandit() -> World:
+def bandit() -> ToyEnv:
     return MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
 
 
-def anomalies(world: World, updates: int, damage: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
+def anomalies(env: ToyEnv, updates: int, damage: Callable[[PPO], None] = lambda agent: None, **config: Any) -> set[str]:
     """Keys of all anomalies in some updates of a policy that was damaged at the start."""
     torch.set_num_threads(1)
     small = replace(
         PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2, twins=1, baseline=Baseline.critic), **config
     )
-    agent, watch = small.build(world.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
+    agent, watch = small.build(env.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
     damage(agent)
     generator, found = torch.Generator().manual_seed(0), set[str]()
     for update in range(updates):
-        stats = agent.update(play(agent, world), progress=update / updates, generator=generator)
+        stats = agent.update(play(agent, env), progress=update / updates, generator=generator)
         found |= {anomaly.key for anomaly in watch.look(update + 1, stats).present}
     return found
 
@@ -75,12 +75,12 @@ def test_a_healthy_policy_raises_no_anomaly() -> None:
     assert anomalies(wages(), 10) == set()
 
 
-def test_steps_that_are_far_too_long() -> None:
+def test_policy_steps_that_are_too_large_are_reported() -> None:
     found = anomalies(rollback(), 3, learning_rate=0.3, target_kl=0.001)
     assert {"ratio_explosion_op", "ratio_explosion_action", "kl_spike_policy"} <= found
 
 
-def test_an_update_that_ends_before_it_has_begun() -> None:
+def test_an_update_that_stops_at_once_is_reported() -> None:
     assert "hardly_learned_policy" in anomalies(rollback(), 2, target_kl=1e-12)
 
 
@@ -100,6 +100,6 @@ def test_a_damaged_part_is_named(damage: Callable[[PPO], None], expected: str) -
     assert expected in anomalies(rollback(), 2, damage, **STILL)
 
 
-def test_a_policy_that_has_decided() -> None:
+def test_a_collapsed_policy_is_reported() -> None:
     found = anomalies(bandit(), 32)
     assert {"entropy_collapse_blueprint", "monoculture_blueprint2"} <= found

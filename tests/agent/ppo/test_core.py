@@ -12,7 +12,7 @@ import torch
 from esper.agent.ppo.core import FeedForward, Recurrent
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.env.actions import Head
-from tests.agent.toy_worlds import make_spec, random_observation, random_rollout
+from tests.agent.toy_envs import make_spec, random_observation, random_rollout
 
 SPEC = make_spec(hosts=8, steps=6)
 
@@ -31,7 +31,7 @@ def grown(core: Any) -> Any:
 
 
 @pytest.mark.parametrize("resets", [0.0, 0.2, 1.0])
-def test_the_lstm_is_its_equations(resets: float) -> None:
+def test_the_lstm_follows_its_equations(resets: float) -> None:
     """i, f, g, o from weights and biases, one step of one host at a time, in float64."""
     core = grown(Recurrent(3)).double()
     generator = torch.Generator().manual_seed(1)
@@ -53,7 +53,7 @@ def test_the_lstm_is_its_equations(resets: float) -> None:
         torch.testing.assert_close(end["c"][n], c, atol=1e-12, rtol=0)
 
 
-def test_the_feed_forward_core_sees_one_step_and_keeps_nothing() -> None:
+def test_the_feed_forward_core_depends_on_one_step_only() -> None:
     core = grown(FeedForward(5))
     assert core.start(3) == {}
     input_TNR = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(1))
@@ -71,7 +71,7 @@ def test_both_cores_have_the_same_number_of_weights() -> None:
     assert weights[0] == weights[1] == 8 * 16**2
 
 
-def test_without_memory_what_a_policy_does_depends_on_what_it_sees_now() -> None:
+def test_a_feed_forward_policy_depends_on_the_present_observation_only() -> None:
     agent, rng = make(), np.random.default_rng(0)
     observations = [random_observation(SPEC, rng) for _ in range(4)]
     uniform = rng.random((8, len(Head)))
@@ -99,7 +99,7 @@ def test_without_memory_what_a_policy_does_depends_on_what_it_sees_now() -> None
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_a_policy_without_memory_replays_its_rollout(chunk: int) -> None:
+def test_a_feed_forward_policy_replays_its_rollout(chunk: int) -> None:
     agent = make(chunk=chunk)
     for seed in range(3):
         rollout = random_rollout(agent, np.random.default_rng(seed), resets=0.3)
@@ -108,14 +108,14 @@ def test_a_policy_without_memory_replays_its_rollout(chunk: int) -> None:
         assert stats.diagnostics.core is None
 
 
-def test_resets_are_nothing_to_a_policy_without_memory() -> None:
+def test_resets_do_not_affect_a_feed_forward_policy() -> None:
     agent = make(minibatches=1)
     rollout = random_rollout(agent, np.random.default_rng(0), resets=0.3)
     rollout.is_init_TN[:] = ~rollout.is_init_TN
     assert agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0)).first_ratio_error < 1e-5
 
 
-def test_the_two_differ_in_their_core_alone() -> None:
+def test_recurrent_and_feed_forward_policies_differ_in_the_core_only() -> None:
     names = [
         {
             name

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from esper.agent.ppo.distribution import ActionDistribution, Logits, entropy_of, free_parameters, inverse_cdf, masked_log_softmax
 from esper.buffer.rollout import Seen
 from esper.env.actions import PINNED, RELEVANT, EnvSpec, Head, Op, parameters_legal
-from tests.agent.toy_worlds import make_spec, random_observation
+from tests.agent.ppo.enumeration import enumerated, row_of
+from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(slots=3, blueprints=2)
 
@@ -39,7 +40,7 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
     distribution, _ = random_distribution(seed, free=free)
     entropy_B = distribution.entropy()
     for row in range(4):
-        action_CH, log_prob_C = distribution.enumerate(row)
+        action_CH, log_prob_C = enumerated(distribution, row)
         assert len(torch.unique(action_CH, dim=0)) == len(action_CH)
         assert log_prob_C.exp().sum().item() == pytest.approx(1, abs=1e-12)
         assert -(log_prob_C.exp() * log_prob_C).sum().item() == pytest.approx(entropy_B[row].item(), abs=1e-9)
@@ -47,12 +48,12 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bool) -> None:
+def test_each_head_equals_the_conditional_from_enumeration(seed: int, free: bool) -> None:
     """Given the operation, and for parameters the slot: log-probability, entropy and number of legal values of every head."""
     distribution, _ = random_distribution(seed, free=free)
     for row in range(4):
-        action_CH, log_prob_C = distribution.enumerate(row)
-        repeated, probability_C = distribution._row(row, len(action_CH)), log_prob_C.exp()
+        action_CH, log_prob_C = enumerated(distribution, row)
+        repeated, probability_C = row_of(distribution, row, len(action_CH)), log_prob_C.exp()
         heads = (repeated.head_log_probs(action_CH), repeated.head_entropies(action_CH), repeated.head_choices(action_CH))
         for c, action_H in enumerate(action_CH):
             for head in Head:
@@ -72,12 +73,12 @@ def test_each_head_is_the_conditional_that_enumeration_finds(seed: int, free: bo
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), free=st.booleans(), scale=st.sampled_from([0.0, 1.0, 30.0]))
-def test_heads_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -> None:
+def test_head_log_probs_and_entropies_add_up_to_the_whole_action(seed: int, free: bool, scale: float) -> None:
     """Their log-probabilities exactly; their entropies on average, by the chain rule; and one legal value adds nothing."""
     distribution, _ = random_distribution(seed, free=free, scale=scale)
     for row in range(2):
-        action_CH, log_prob_C = distribution.enumerate(row)
-        repeated = distribution._row(row, len(action_CH))
+        action_CH, log_prob_C = enumerated(distribution, row)
+        repeated = row_of(distribution, row, len(action_CH))
         head_CH, entropy_CH, choices_CH = (
             tell(action_CH) for tell in (repeated.head_log_probs, repeated.head_entropies, repeated.head_choices)
         )
@@ -101,8 +102,8 @@ def test_mean_kl_estimate_over_all_actions_is_the_exact_divergence(seed: int) ->
     )
     new = ActionDistribution(shifted, seen.legal_slots, seen.legal_values, SPEC.head_sizes)
     for row in range(4):
-        action_CH, old_C = old.enumerate(row)
-        new_C = new._row(row, len(action_CH)).log_prob(action_CH)
+        action_CH, old_C = enumerated(old, row)
+        new_C = row_of(new, row, len(action_CH)).log_prob(action_CH)
         estimate = (old_C.exp() * (torch.expm1(new_C - old_C) - (new_C - old_C))).sum()
         exact = torch.distributions.kl_divergence(
             torch.distributions.Categorical(logits=old_C), torch.distributions.Categorical(logits=new_C)
@@ -112,7 +113,7 @@ def test_mean_kl_estimate_over_all_actions_is_the_exact_divergence(seed: int) ->
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), free=st.booleans(), scale=st.sampled_from([0.0, 1.0, 30.0]))
-def test_what_is_illegal_is_never_done(seed: int, free: bool, scale: float) -> None:
+def test_illegal_actions_are_never_drawn(seed: int, free: bool, scale: float) -> None:
     distribution, seen = random_distribution(seed, rows=16, free=free, scale=scale, dtype=torch.float32)
     rng = np.random.default_rng(seed)
     uniforms = [rng.random((16, len(Head))), np.zeros((16, len(Head))), np.full((16, len(Head)), np.nextafter(1, 0))]
@@ -150,12 +151,12 @@ def test_an_illegal_value_is_noticed_by_a_free_head_and_not_by_a_held_one() -> N
         assert bool(log_prob < -1e8) == noticed
 
 
-def test_frequencies_of_drawn_actions_are_their_probabilities() -> None:
+def test_sampled_frequencies_match_probabilities() -> None:
     distribution, _ = random_distribution(3, rows=1, free=True, scale=1.0)
-    action_CH, log_prob_C = distribution.enumerate(0)
+    action_CH, log_prob_C = enumerated(distribution, 0)
     draws = 20_000
     uniform = torch.from_numpy(np.random.default_rng(0).random((draws, len(Head))))
-    drawn = distribution._row(0, draws).sample(uniform)
+    drawn = row_of(distribution, 0, draws).sample(uniform)
     counts = (drawn[:, None] == action_CH[None]).all(dim=2).sum(dim=0)
     assert counts.sum() == draws
     probability = log_prob_C.exp()
@@ -170,7 +171,7 @@ def test_inversion_takes_the_first_value_beyond_the_uniform_number() -> None:
     assert inverse_cdf(log_prob, uniform).tolist() == [0, 0, 2, 2, 3, 3]
 
 
-def test_pinned_heads_cost_nothing() -> None:
+def test_pinned_heads_need_no_logits() -> None:
     distribution, seen = random_distribution(1, rows=32)
     assert {head for _, head in distribution.parameters} <= {Head.BLUEPRINT}
     assert {head for _, head in free_parameters(seen.legal_slots, seen.legal_values, SPEC.head_sizes)} <= {Head.BLUEPRINT}
@@ -187,12 +188,12 @@ def test_one_legal_value_is_exactly_certain() -> None:
     assert entropy_of(log_prob).item() == 0.0
 
 
-def test_half_precision_scores_are_judged_in_single_precision() -> None:
+def test_half_precision_logits_are_normalised_in_single_precision() -> None:
     scores = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
     assert masked_log_softmax(scores, torch.ones(1, 2, dtype=torch.bool)).dtype == torch.float32
 
 
-def test_a_choice_without_scores_is_noticed() -> None:
+def test_a_free_head_without_logits_is_refused() -> None:
     _, seen = random_distribution(0, free=True)
     empty = Logits(op_BO=torch.zeros(4, len(Op)), slot_BOS=torch.zeros(4, len(Op), 3), parameters={})
     with pytest.raises(AssertionError, match="no logits"):

@@ -17,7 +17,7 @@ from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.env.actions import EnvSpec, Head, Op
-from tests.agent.toy_worlds import make_spec, random_observation
+from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(hosts=8, steps=6)
 ONE_STEP = {"epochs": 1, "minibatches": 1, "max_grad_norm": 1e9, "target_kl": 1e9}
@@ -51,7 +51,8 @@ def rollout_of(agent: PPO, *, free: bool = False, ends: tuple[int, ...] = ()) ->
     """
     spec, rng = agent.spec, np.random.default_rng(0)
     state = {name: torch.randn(spec.num_hosts, 16, generator=torch.Generator().manual_seed(2)) for name in ("h", "c")}
-    rollout, is_init = Rollout(spec, initial_state=state), np.zeros(spec.num_hosts, bool)
+    rollout, is_init = Rollout(spec), np.zeros(spec.num_hosts, bool)
+    rollout.initial_state = state
     for t in range(spec.num_steps):
         seen = random_observation(spec, rng, free=free, legal=0.05)
         decision = agent.act(seen, state, is_init=is_init, uniform=rng.random((spec.num_hosts, len(Head))))
@@ -71,7 +72,7 @@ def picked(rollout: Rollout, rows: torch.Tensor) -> Rollout:
     for name, value in vars(rollout).items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == shape:
             setattr(part, name, value[:, rows])
-    part.seen, part.last_value_N, part.num_hosts = rollout.seen[:, rows], rollout.last_value_N[rows], len(rows)
+    part.seen, part.num_hosts = rollout.seen[:, rows], len(rows)
     part.initial_state = {name: tensor[rows] for name, tensor in rollout.initial_state.items()}
     return part
 
@@ -83,7 +84,6 @@ def side_by_side(rollout: Rollout, at: int) -> Rollout:
         if isinstance(value, torch.Tensor) and value.shape[:2] == rollout.reward_TN.shape:
             setattr(whole, name, torch.cat([value[:at], value[at:]], dim=1))
     whole.seen = Seen(**{n: torch.cat([t[:at], t[at:]], dim=1) for n, t in rollout.seen.tensors().items()})
-    whole.last_value_N = rollout.last_value_N.repeat(2)
     # What the second half of the rows remembers must not matter: they start with an episode.
     whole.initial_state = {n: torch.cat([t, torch.full_like(t, 7.0)]) for n, t in rollout.initial_state.items()}
     whole.num_steps = whole.length = at
@@ -115,7 +115,7 @@ def test_the_order_of_hosts_does_not_matter() -> None:
         assert_same(one, two)
 
 
-def test_episodes_one_after_the_other_in_a_row_teach_what_they_teach_side_by_side() -> None:
+def test_episodes_in_sequence_give_the_gradient_of_episodes_in_parallel() -> None:
     """Nothing passes from an episode to its neighbour: no state, no advantage, no gradient. So rows need no padding either."""
     agent = make(**ONE_STEP)
     rollout = rollout_of(agent, ends=(2, 5))
@@ -187,7 +187,7 @@ def test_one_pass_over_the_rollout_is_reinforce_with_a_baseline() -> None:
     assert max(tensor.abs().max() for tensor in expected.values()) > 1e-2
 
 
-def test_a_later_pass_is_not_reinforce_any_more() -> None:
+def test_a_second_pass_differs_from_reinforce() -> None:
     """The second step sees ratios that are not 1: without that the test above would say nothing about PPO."""
     agent = make(minibatches=1, epochs=2, target_kl=1e9, max_grad_norm=1e9)
     rollout = rollout_of(agent)

@@ -1,4 +1,4 @@
-"""PPO solves small worlds within seconds, and fails where a necessary part is switched off."""
+"""PPO solves small environments within seconds, and fails where a necessary part is switched off."""
 
 # T steps, N hosts, S slots
 
@@ -12,10 +12,10 @@ from esper.agent.ppo.losses import Surrogate
 from esper.agent.ppo.ppo import PPO, PPOMLPConfig
 from esper.buffer.transition import Decision
 from esper.env.actions import Head, Observation, Op
-from tests.agent.toy_worlds import World, blank, learn, make_spec, mean_return, play
+from tests.agent.toy_envs import ToyEnv, blank, learn, make_spec, mean_return, play
 
 
-class MaskedBandit(World):
+class MaskedBandit(ToyEnv):
     """One step. The right seed in the right slot pays 1, where that slot is open; waiting pays 0.1, anything else nothing."""
 
     SLOT, BLUEPRINT = 1, 2
@@ -41,14 +41,14 @@ class MaskedBandit(World):
     "options", [{}, {"surrogate": Surrogate.per_head}, {"kind": PPOMLPConfig}], ids=["ppo", "per_head", "mlp"]
 )
 def test_masked_bandit(options: dict[str, Any]) -> None:
-    world = MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
-    agent = learn(world, 40, entropy_coef=0.03, **options)
-    rollout = play(agent, world, greedy=True)
-    expected = np.where(world.open, 1.0, 0.1)
+    env = MaskedBandit(make_spec(hosts=64, steps=1), np.random.default_rng(0))
+    agent = learn(env, 40, entropy_coef=0.03, **options)
+    rollout = play(agent, env, greedy=True)
+    expected = np.where(env.open, 1.0, 0.1)
     assert (rollout.reward_TN[0].numpy() == expected.astype(np.float32)).mean() > 0.98
 
 
-class TwoSteps(World):
+class TwoSteps(ToyEnv):
     """First any seed or none, unpaid; then advancing pays 1, but only after blueprint 3. Nothing shows which one it was."""
 
     def observe(self, t: int) -> Observation:
@@ -66,11 +66,11 @@ class TwoSteps(World):
 
 
 def test_delayed_credit_reaches_the_parameter_head() -> None:
-    world = TwoSteps(make_spec(hosts=64, steps=2), np.random.default_rng(0))
-    assert mean_return(learn(world, 40), world) > 0.95
+    env = TwoSteps(make_spec(hosts=64, steps=2), np.random.default_rng(0))
+    assert mean_return(learn(env, 40), env) > 0.95
 
 
-class Memory(World):
+class Memory(ToyEnv):
     """A cue in the first step; in the last, germinating is right where it was 1, and waiting where it was -1."""
 
     def reset(self) -> None:
@@ -91,24 +91,24 @@ class Memory(World):
         return paid.astype(np.float32), np.zeros(len(paid), np.bool_)
 
 
-def test_memory_bridges_the_steps_and_is_gone_where_every_step_starts_an_episode() -> None:
+def test_the_lstm_remembers_within_an_episode_only() -> None:
     """A cue in step 0, and the choice it is for in step 20."""
     spec = make_spec(hosts=64, steps=21, slots=1, blueprints=1)
-    world = Memory(spec, np.random.default_rng(0))
-    assert mean_return(learn(world, 40), world) > 0.95
-    forgetful = learn(world, 20, always_init=True)
-    assert np.mean([mean_return(forgetful, world, always_init=True) for _ in range(8)]) < 0.65
-    without = learn(world, 20, kind=PPOMLPConfig)
-    assert np.mean([mean_return(without, world) for _ in range(8)]) < 0.65
+    env = Memory(spec, np.random.default_rng(0))
+    assert mean_return(learn(env, 40), env) > 0.95
+    forgetful = learn(env, 20, always_init=True)
+    assert np.mean([mean_return(forgetful, env, always_init=True) for _ in range(8)]) < 0.65
+    without = learn(env, 20, kind=PPOMLPConfig)
+    assert np.mean([mean_return(without, env) for _ in range(8)]) < 0.65
 
 
-def test_chunks_carry_what_is_remembered_beyond_their_length() -> None:
+def test_memory_crosses_chunks() -> None:
     """The last two steps learn to read what four steps before them left behind, though no gradient asked for it."""
-    world = Memory(make_spec(hosts=64, steps=6, slots=1, blueprints=1), np.random.default_rng(0))
-    assert mean_return(learn(world, 30, chunk=2), world) > 0.95
+    env = Memory(make_spec(hosts=64, steps=6, slots=1, blueprints=1), np.random.default_rng(0))
+    assert mean_return(learn(env, 30, chunk=2), env) > 0.95
 
 
-class Rollback(World):
+class Rollback(ToyEnv):
     """Pruning breaks the host: penalty, and a new sub-episode. Waiting pays a little, fossilising the same."""
 
     def observe(self, t: int) -> Observation:
@@ -122,21 +122,21 @@ class Rollback(World):
         return np.where(broken, -10.0, 0.1).astype(np.float32), broken
 
 
-def op_probability(agent: PPO, world: World, op: Op) -> float:
+def op_probability(agent: PPO, env: ToyEnv, op: Op) -> float:
     with torch.no_grad():
-        rollout = play(agent, world)
-        outputs, _ = agent.network.unroll(rollout.seen, agent.start(world.spec.num_hosts), rollout.is_init_TN)
+        rollout = play(agent, env)
+        outputs, _ = agent.network.unroll(rollout.seen, agent.start(env.spec.num_hosts), rollout.is_init_TN)
     return float(outputs.distribution.op_BO[:, op].exp().mean())
 
 
-def test_what_breaks_a_host_is_done_less() -> None:
-    world = Rollback(make_spec(hosts=32, steps=5), np.random.default_rng(0))
-    newborn, learned = learn(world, 0), learn(world, 15)
-    assert op_probability(newborn, world, Op.PRUNE) > 0.15
-    assert op_probability(learned, world, Op.PRUNE) < 0.03
+def test_actions_that_break_a_host_become_rare() -> None:
+    env = Rollback(make_spec(hosts=32, steps=5), np.random.default_rng(0))
+    newborn, learned = learn(env, 0), learn(env, 15)
+    assert op_probability(newborn, env, Op.PRUNE) > 0.15
+    assert op_probability(learned, env, Op.PRUNE) < 0.03
 
 
-def test_the_critic_explains_what_can_be_explained() -> None:
+def test_the_critic_explains_predictable_returns() -> None:
     """Every step pays what the cue of the first step says, so that returns are known from then on."""
 
     class Annuity(Memory):
@@ -148,7 +148,7 @@ def test_the_critic_explains_what_can_be_explained() -> None:
         def pay(self, t: int, decision: Decision) -> tuple[np.ndarray, np.ndarray]:
             return np.where(self.cue, 50.0, -20.0).astype(np.float32), np.zeros(len(self.cue), np.bool_)
 
-    world = Annuity(make_spec(hosts=32, steps=5), np.random.default_rng(0))
-    agent = learn(world, 40)
-    stats = agent.update(play(agent, world), progress=1.0, generator=torch.Generator().manual_seed(0))
+    env = Annuity(make_spec(hosts=32, steps=5), np.random.default_rng(0))
+    agent = learn(env, 40)
+    stats = agent.update(play(agent, env), progress=1.0, generator=torch.Generator().manual_seed(0))
     assert stats.explained_variance > 0.95

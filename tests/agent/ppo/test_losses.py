@@ -29,7 +29,7 @@ from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
 from esper.env.actions import Head, Observation, segments
 from tests.agent.small_policy import SPEC, generator
-from tests.agent.toy_worlds import random_observation, random_rollout
+from tests.agent.toy_envs import random_observation, random_rollout
 
 RATIO = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
 ADVANTAGE = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
@@ -56,13 +56,13 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce() -> None:
     torch.testing.assert_close(log_ratio.grad, -ADVANTAGE / 5)
 
 
-def test_unmarked_steps_enter_neither_sum_nor_count() -> None:
+def test_masked_steps_enter_neither_sum_nor_count() -> None:
     mask = torch.tensor([True, False, False, False, True])
     assert clipped_surrogate(RATIO.log(), ADVANTAGE, mask, clip=0.2).item() == pytest.approx(-(1.2 + 2.2) / 2)
     assert masked_mean(RATIO, torch.zeros(5, dtype=torch.bool)).item() == 0.0
 
 
-def test_an_unmarked_infinity_does_not_reach_the_mean() -> None:
+def test_a_masked_infinity_does_not_reach_the_mean() -> None:
     values = torch.tensor([1.0, float("inf")])
     assert masked_mean(values, torch.tensor([True, False])).item() == 1.0
 
@@ -119,7 +119,7 @@ def test_per_head_surrogate_by_hand_in_value_and_gradient(seed: int) -> None:
             assert log_ratio.grad[t, head].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-8)
 
 
-def test_one_head_that_went_far_enough_leaves_the_others_free_as_a_joint_ratio_does_not() -> None:
+def test_a_clipped_head_leaves_the_others_free_unlike_a_joint_ratio() -> None:
     log_ratio = torch.tensor([[0.5, 0.0]], dtype=torch.float64, requires_grad=True)
     gain, yes = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.bool)
     per_head_surrogate(log_ratio, gain, torch.ones(1, 2, dtype=torch.bool), yes, clip=0.2).backward()
@@ -139,7 +139,7 @@ def test_at_ratio_one_both_surrogates_have_one_gradient() -> None:
     torch.testing.assert_close(by_head.grad, joint.grad)
 
 
-def test_an_irrelevant_head_that_is_not_finite_reaches_nothing() -> None:
+def test_a_non_finite_irrelevant_head_has_no_effect() -> None:
     log_ratio = torch.tensor([[0.1, float("inf")], [0.1, float("nan")]], requires_grad=True)
     relevant = torch.tensor([[True, False], [True, False]])
     loss = per_head_surrogate(log_ratio, torch.ones(2), relevant, torch.ones(2, dtype=torch.bool), clip=0.2)
@@ -169,7 +169,7 @@ def trained(**config: Any) -> tuple[list[torch.Tensor], list[str]]:
     return list(agent.network.parameters()), stats
 
 
-def test_choices_that_a_minibatch_lacks_change_nothing_to_the_bit() -> None:
+def test_heads_without_a_choice_in_a_minibatch_change_no_bit() -> None:
     agent = make()
     rollout = random_rollout(agent, np.random.default_rng(0), resets=0.2)
     for place in segments(SPEC.head_sizes).values():  # the first host may choose, the others have one value a head
@@ -194,7 +194,7 @@ def test_choices_that_a_minibatch_lacks_change_nothing_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, PPOMLPConfig])
-def test_a_chunk_of_all_steps_is_the_whole_row_to_the_bit(kind: type[PPOConfig]) -> None:
+def test_one_chunk_per_row_equals_the_whole_row_bit_for_bit(kind: type[PPOConfig]) -> None:
     (rows, results), (chunks, same) = trained(kind=kind), trained(kind=kind, chunk=6)
     assert all(torch.equal(a, b) for a, b in zip(rows, chunks, strict=True))
     assert results == same
@@ -204,7 +204,7 @@ def test_a_chunk_of_all_steps_is_the_whole_row_to_the_bit(kind: type[PPOConfig])
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 6])
 @pytest.mark.parametrize("begun", [False, True])
-def test_chunks_start_with_what_a_full_unroll_remembers_there(chunk: int, begun: bool) -> None:
+def test_chunks_start_from_the_state_of_a_full_unroll(chunk: int, begun: bool) -> None:
     agent = make()
     rollout = random_rollout(agent, np.random.default_rng(0), resets=0.3, initial_state=random_start() if begun else None)
     starts = chunk_starts(agent.network, rollout, chunk)
@@ -230,7 +230,7 @@ def test_chunks_replay_the_rollout(resets: float, begun: bool) -> None:
         assert agent.update(rollout, progress=0.0, generator=generator()).first_ratio_error < 1e-5
 
 
-def test_chunks_that_start_with_nothing_are_noticed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_with_a_wrong_initial_state_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make(chunk=2, minibatches=1, learning_rate=1e-2)
     for seed in range(10):
         agent.update(random_rollout(agent, np.random.default_rng(seed)), progress=0.0, generator=generator())
@@ -244,7 +244,7 @@ def test_chunks_that_start_with_nothing_are_noticed_and_named(monkeypatch: pytes
         agent.update(rollout, progress=0.0, generator=generator())
 
 
-def test_starts_are_made_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_states_are_recomputed_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, seen = make(chunk=2, epochs=3, target_kl=1e9), []
 
     def spy(network: Any, rollout: Rollout, chunk: int) -> Any:
@@ -262,7 +262,7 @@ def test_starts_are_made_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) ->
     assert not rollout.initial_state
 
 
-def test_gradients_end_where_the_chunk_starts() -> None:
+def test_gradients_end_at_the_start_of_a_chunk() -> None:
     """Only the last three of six steps are learned from. In whole rows they ask the first three to remember, in chunks not."""
     agent = make()
     rollout = random_rollout(agent, np.random.default_rng(0))
@@ -284,12 +284,11 @@ def test_gradients_end_where_the_chunk_starts() -> None:
 # ---- minibatches
 
 
-def test_twins_count_for_each_other_in_whatever_minibatch_they_are() -> None:
+def test_twin_baselines_do_not_depend_on_minibatches() -> None:
     agent = make(twins=4, baseline=Baseline.twins)
     rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: open_to_all(t))
     targets = agent._targets(rollout)
-    ends = rollout.terminated_TN, rollout.truncated_TN
-    raw = leave_one_out(returns_to_go(rollout.reward_TN, rollout.next_value_TN, *ends, gamma=1.0), 4)
+    raw = leave_one_out(returns_to_go(rollout.reward_TN, rollout.terminated_TN, gamma=1.0), 4)
     expected = (raw - raw.mean()) / raw.std(correction=0)
     for host in range(8):
         _, terms = agent._losses(rollout, targets, torch.tensor([host]))
@@ -326,7 +325,7 @@ def test_the_share_of_clipped_gradients_is_recorded() -> None:
 # ---- head by head
 
 
-def test_before_the_first_step_both_surrogates_ask_for_the_same() -> None:
+def test_both_surrogates_have_the_same_first_gradient() -> None:
     agent = make(surrogate=Surrogate.per_head)
     rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: free(t))
     assert rollout.head_log_prob_TNH.count_nonzero() > rollout.log_prob_TN.count_nonzero(), "several heads were drawn in a step"
@@ -346,7 +345,7 @@ def free(t: int) -> Observation:
     return random_observation(SPEC, np.random.default_rng(t), legal=1.0, free=True)
 
 
-def test_further_on_they_do_not() -> None:
+def test_the_surrogates_differ_after_the_first_step() -> None:
     weights = []
     for surrogate in Surrogate:
         agent = make(surrogate=surrogate, clip=0.05, target_kl=1e9)
@@ -357,7 +356,7 @@ def test_further_on_they_do_not() -> None:
     assert not torch.equal(*weights)
 
 
-def test_a_rollout_without_head_log_probs_cannot_be_learned_from_per_head() -> None:
+def test_the_per_head_surrogate_needs_head_log_probs() -> None:
     rollout = random_rollout(make(), np.random.default_rng(0))
     with pytest.raises(AssertionError, match="the rollout lacks the log-probabilities of the heads"):
         make(surrogate=Surrogate.per_head).update(rollout, progress=0.0, generator=generator())

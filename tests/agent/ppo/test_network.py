@@ -12,7 +12,7 @@ from esper.agent.ppo.network import PolicyNetwork
 from esper.buffer.rollout import Seen
 from esper.env.actions import EnvSpec, Head, Op
 from esper.seeding import torch_stream
-from tests.agent.toy_worlds import make_spec, random_observation
+from tests.agent.toy_envs import make_spec, random_observation
 
 SPEC = make_spec(hosts=6, steps=9)
 
@@ -50,7 +50,7 @@ def random_sequence(*, resets: float, seed: int = 0) -> tuple[Seen, torch.Tensor
 
 
 @pytest.mark.parametrize("resets", [0.0, 0.15, 1.0])
-def test_unrolled_is_step_by_step(resets: float) -> None:
+def test_unrolling_equals_single_steps(resets: float) -> None:
     network = grown(make_network())
     seen, is_init = random_sequence(resets=resets)
     generator = torch.Generator().manual_seed(2)
@@ -72,7 +72,7 @@ def test_unrolled_is_step_by_step(resets: float) -> None:
         torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-5)
 
 
-def test_a_reset_forgets_all_that_came_before_and_nothing_of_the_others() -> None:
+def test_a_reset_clears_the_memory_of_its_host_only() -> None:
     network = grown(make_network())
     seen, is_init = random_sequence(resets=0.0)
     is_init[4, 2] = True
@@ -111,7 +111,7 @@ def test_permuting_slots_permutes_their_scores_and_changes_nothing_else() -> Non
 
 
 @pytest.mark.parametrize(("identity", "depth"), [(False, False), (True, False), (False, True)])
-def test_slots_that_look_alike_can_be_told_apart_only_by_identity_or_depth(identity: bool, depth: bool) -> None:
+def test_equal_slots_differ_only_by_identity_or_depth(identity: bool, depth: bool) -> None:
     seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     seen.slots[:], seen.blueprints[:] = seen.slots[:, :1].clone(), seen.blueprints[:, :1].clone()
     network = make_network(identity=identity, depth=depth)
@@ -123,7 +123,7 @@ def test_slots_that_look_alike_can_be_told_apart_only_by_identity_or_depth(ident
     assert (spread > 1e-3) == (identity or depth)
 
 
-def test_the_ends_of_a_host_are_as_deep_whatever_is_between_them() -> None:
+def test_the_depth_of_first_and_last_slot_is_the_same_in_every_host() -> None:
     few, many = SPEC.num_slots, 2 * SPEC.num_slots - 1  # every second of the many is as deep as one of the few
     seen = Seen.of(random_observation(SPEC, np.random.default_rng(0)))
     stretched = Seen(
@@ -156,7 +156,7 @@ def test_any_number_of_slots(slots: int) -> None:
     assert outputs.distribution.slot_BOS.shape == (6, len(Op), slots)
 
 
-def test_blueprints_and_slot_features_are_seen() -> None:
+def test_outputs_depend_on_blueprints_and_slot_features() -> None:
     network = grown(make_network())
     seen = Seen.of(random_observation(SPEC, np.random.default_rng(0)))
     first = torch.ones(6, dtype=torch.bool)
@@ -171,7 +171,7 @@ def test_blueprints_and_slot_features_are_seen() -> None:
             assert (outputs.value_B != base.value_B).all(), name
 
 
-def test_newborn_policy_waits_by_its_bias_and_is_even_otherwise() -> None:
+def test_a_new_policy_is_uniform_except_for_the_bias_of_waiting() -> None:
     network = make_network(wait_bias=2.0)
     seen = Seen.of(random_observation(SPEC, np.random.default_rng(0), legal=1.0))
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_forget_bias_is_one_in_total() -> None:
     assert total.view(4, 24).tolist() == [[float(gate == 1)] * 24 for gate in range(4)]
 
 
-def test_birth_is_named_by_the_seed_and_leaves_the_global_stream_alone() -> None:
+def test_the_seed_determines_initial_weights_and_no_global_stream_is_used() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     one = make_network(seed=3)

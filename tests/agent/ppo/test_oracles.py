@@ -14,7 +14,7 @@ from esper.agent.ppo.network import PolicyNetwork
 from esper.env.actions import Head, Op, segments
 from esper.seeding import torch_stream
 from tests.agent.ppo.test_advantages import random_case
-from tests.agent.toy_worlds import make_spec
+from tests.agent.toy_envs import make_spec
 
 GAMMA, LAM = 0.97, 0.9
 
@@ -22,10 +22,10 @@ GAMMA, LAM = 0.97, 0.9
 @pytest.mark.parametrize("name", ["generalized_advantage_estimate", "vec_generalized_advantage_estimate"])
 def test_gae_of_torchrl(name: str) -> None:
     functional = pytest.importorskip("torchrl.objectives.value.functional")
-    reward, value, next_value, terminated, truncated = random_case(0, steps=40)
-    ours = gae(reward, value, next_value, terminated, truncated, gamma=GAMMA, lam=LAM)
-    # It wants [..., T, 1], and `done` for both kinds of end.
-    rows = [tensor.T[..., None] for tensor in (value, next_value, reward, terminated | truncated, terminated)]
+    reward, value, terminated = random_case(0, steps=40)
+    ours = gae(reward, value, terminated, gamma=GAMMA, lam=LAM)
+    next_value = torch.cat([value[1:], torch.zeros_like(value[:1])])
+    rows = [tensor.T[..., None] for tensor in (value, next_value, reward, terminated, terminated)]  # it wants [..., T, 1]
     advantage, target = getattr(functional, name)(GAMMA, LAM, *rows)
     np.testing.assert_allclose(ours.numpy(), advantage[..., 0].T.numpy(), atol=1e-5)
     np.testing.assert_allclose((ours + value).numpy(), target[..., 0].T.numpy(), atol=1e-5)
@@ -34,17 +34,14 @@ def test_gae_of_torchrl(name: str) -> None:
 def test_gae_of_stable_baselines() -> None:
     buffers = pytest.importorskip("stable_baselines3.common.buffers")
     spaces = pytest.importorskip("gymnasium.spaces")
-    reward, value, next_value, terminated, truncated = random_case(1, steps=40)
-    ours = gae(reward, value, next_value, terminated, truncated, gamma=GAMMA, lam=LAM)
-    done = (terminated | truncated).numpy()
-    truncated = truncated & ~terminated
+    reward, value, terminated = random_case(1, steps=40)
+    ours = gae(reward, value, terminated, gamma=GAMMA, lam=LAM)
     box = spaces.Box(-1, 1, (1,))
     buffer = buffers.RolloutBuffer(40, box, box, device="cpu", gae_lambda=LAM, gamma=GAMMA, n_envs=5)
-    # It knows one kind of end only: what a cut leads to is added to the reward of the cut step.
-    buffer.rewards[:] = (reward + GAMMA * torch.where(truncated, next_value, 0.0)).numpy()
+    buffer.rewards[:] = reward.numpy()
     buffer.values[:] = value.numpy()
-    buffer.episode_starts[1:] = done[:-1]
-    buffer.compute_returns_and_advantage(next_value[-1].float(), done[-1])
+    buffer.episode_starts[1:] = terminated[:-1].numpy()
+    buffer.compute_returns_and_advantage(torch.zeros(5), terminated[-1].numpy())
     np.testing.assert_allclose(ours.numpy(), buffer.advantages, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ def make(step: float = 0.05) -> tuple[PopArt, nn.Linear]:
     return PopArt(step=step), nn.Linear(8, 1, dtype=torch.float64)
 
 
-def test_outputs_stay_as_they_are_when_the_scale_moves() -> None:
+def test_outputs_do_not_change_with_the_scale() -> None:
     popart, layer = make()
     inputs = torch.randn(32, 8, dtype=torch.float64)
     for scale, shift in ((1.0, 0.0), (300.0, -50.0), (0.01, 7.0)):
@@ -44,7 +44,7 @@ def test_later_targets_move_the_statistics_by_the_step() -> None:
     assert popart.deviation.item() == pytest.approx((square - mean**2) ** 0.5)
 
 
-def test_a_step_of_nothing_leaves_the_scale_of_rewards() -> None:
+def test_step_zero_leaves_targets_unscaled() -> None:
     popart, layer = make(step=0.0)
     before = layer.weight.clone()
     popart.update(torch.tensor([50.0, 70.0]), layer)
@@ -66,7 +66,7 @@ def test_a_large_offset_costs_no_precision() -> None:
     assert popart.deviation.item() == pytest.approx(1, abs=0.05)
 
 
-def test_statistics_are_saved() -> None:
+def test_statistics_are_part_of_the_state() -> None:
     popart, layer = make()
     popart.update(torch.randn(10) * 4, layer)
     other = PopArt(step=0.05)

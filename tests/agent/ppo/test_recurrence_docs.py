@@ -14,7 +14,7 @@ def test_the_snippet_runs() -> None:
     exec(compile(snippet, "docs/recurrence.md", "exec"), {})
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     named = set(re.findall(r"\btest_\w+(?!\.py|\w)", PAGE))
     functions = {name for text in TESTS.values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
     assert len(named) > 8

@@ -15,7 +15,7 @@ from esper.agent.ppo.ppo import PPO
 from esper.buffer.rollout import Rollout
 from tests.agent.ppo.test_advantages import GAMMA, LAM, random_case
 from tests.agent.small_policy import generator, make
-from tests.agent.toy_worlds import random_rollout
+from tests.agent.toy_envs import random_rollout
 
 # ---- V-trace
 
@@ -25,28 +25,28 @@ def log_ratios(seed: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
 
 
-def definition(reward, value, next_value, terminated, truncated, log_ratio) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and targets as the sums of the paper.
+def definition(reward, value, terminated, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    """Compute advantages and targets as the sums of the paper.
 
-    v_s = V_s + sum over t >= s of gamma^(t-s) * (product of c_i for s <= i < t) * rho_t * delta_t, up to and with the step that
-    ends the episode, where c_i = lam * min(1, ratio_i) and rho_t = min(1, ratio_t). The advantage of step s is that of Q(s, a):
-    r_s + gamma * (V'_s + lam * (v_{s+1} - V_{s+1})) - V_s, with v of the paper's truncated importance weights.
+    v_s = V_s + sum over t >= s of gamma^(t-s) * (product of c_i for s <= i < t) * rho_t * delta_t, up to and including the step
+    that ends the episode, where c_i = lam * min(1, ratio_i) and rho_t = min(1, ratio_t). The advantage of step s is that of
+    Q(s, a): r_s + gamma * (V_{s+1} + lam * (v_{s+1} - V_{s+1})) - V_s.
     """
-    reward, value, next_value, terminated, truncated = (x.numpy() for x in (reward, value, next_value, terminated, truncated))
+    reward, value, terminated = (tensor.numpy() for tensor in (reward, value, terminated))
     rho = np.minimum(1.0, np.exp(log_ratio.numpy()))
     steps, hosts = reward.shape
-    delta = reward + GAMMA * np.where(terminated, 0.0, next_value) - value
-    ends = terminated | truncated
+    next_value = np.where(terminated, 0.0, np.concatenate([value[1:], np.zeros((1, hosts))]))
+    delta = reward + GAMMA * next_value - value
     correction = np.zeros((steps + 1, hosts))
     for host in range(hosts):
         for start in range(steps):
             product = 1.0
             for t in range(start, steps):
                 correction[start, host] += GAMMA ** (t - start) * product * rho[t, host] * delta[t, host]
-                if ends[t, host]:
+                if terminated[t, host]:
                     break
                 product *= LAM * rho[t, host]
-    following = np.where(ends, 0.0, correction[1:])
+    following = np.where(terminated, 0.0, correction[1:])
     return delta + GAMMA * LAM * following, value + correction[:-1]
 
 
@@ -54,8 +54,7 @@ def definition(reward, value, next_value, terminated, truncated, log_ratio) -> t
 def test_vtrace_is_the_sum_of_its_definition(seed: int) -> None:
     case = random_case(seed)
     log_ratio = log_ratios(seed, case[0])
-    assert case[3].any()
-    assert case[4].any()
+    assert case[2][:-1].any()
     advantage, target = vtrace_advantages(*case, log_ratio, gamma=GAMMA, lam=LAM)
     expected = definition(*case, log_ratio)
     np.testing.assert_allclose(advantage.numpy(), expected[0], atol=1e-12)
@@ -64,24 +63,24 @@ def test_vtrace_is_the_sum_of_its_definition(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vtrace_of_the_acting_policy_is_gae_and_the_lambda_return(dtype: torch.dtype) -> None:
-    reward, value, next_value, *ends = random_case(3)
-    case = [tensor.to(dtype) for tensor in (reward, value, next_value)]
-    advantage, target = vtrace_advantages(*case, *ends, torch.zeros_like(case[0]), gamma=GAMMA, lam=LAM)
-    expected = gae(*case, *ends, gamma=GAMMA, lam=LAM)
+    reward, value, terminated = random_case(3)
+    case = (reward.to(dtype), value.to(dtype), terminated)
+    advantage, target = vtrace_advantages(*case, torch.zeros_like(case[0]), gamma=GAMMA, lam=LAM)
+    expected = gae(*case, gamma=GAMMA, lam=LAM)
     assert advantage.dtype == target.dtype == dtype
     assert torch.equal(advantage, expected)
     torch.testing.assert_close(target, expected + case[1])
 
 
-def test_an_action_that_the_policy_no_longer_takes_cuts_the_trace() -> None:
-    case = random_case(0)
-    no = torch.zeros_like(case[3])
-    log_ratio = torch.zeros_like(case[0])
+def test_an_action_of_probability_zero_cuts_the_trace() -> None:
+    reward, value, terminated = random_case(0)
+    terminated[:-1] = False
+    log_ratio = torch.zeros_like(reward)
     log_ratio[5] = -1e9
-    advantage, target = vtrace_advantages(*case[:3], no, no, log_ratio, gamma=GAMMA, lam=LAM)
-    delta = case[0] + GAMMA * case[2] - case[1]
+    advantage, target = vtrace_advantages(reward, value, terminated, log_ratio, gamma=GAMMA, lam=LAM)
+    delta = reward[:-1] + GAMMA * value[1:] - value[:-1]
     torch.testing.assert_close(advantage[4], delta[4])
-    torch.testing.assert_close(target[5], case[1][5])
+    torch.testing.assert_close(target[5], value[5])
     assert not torch.allclose(advantage[5], delta[5]), "the surrogate weights the step itself"
 
 
@@ -106,7 +105,7 @@ def test_the_centred_surrogate_at_anchor_zero_is_the_clipped_one() -> None:
     assert clipped != clipped_surrogate(near, advantage, mask, clip=9.0), "some ratios are clipped"
 
 
-def test_the_centred_surrogate_stops_where_the_policy_has_moved_far_enough_from_its_centre() -> None:
+def test_the_centred_surrogate_is_clipped_around_its_centre() -> None:
     log_ratio, anchor, advantage, mask = surrogate_case()
     log_ratio.requires_grad_()
     loss = centred_surrogate(log_ratio, anchor, advantage, mask, clip=0.2)
@@ -175,7 +174,7 @@ def test_a_window_of_equal_rollouts_moves_the_policy_as_one_of_them() -> None:
             torch.testing.assert_close(one.grad, two.grad, atol=1e-5, rtol=1e-3)
 
 
-def test_an_update_from_a_window_takes_as_many_steps_per_rollout_and_watches_its_own_actions() -> None:
+def test_a_window_update_takes_as_many_steps_per_rollout_and_measures_kl_on_current_actions() -> None:
     agent = make(minibatches=2, epochs=3, target_kl=1e9, learning_rate=1e-3)
     earlier = [random_rollout(agent, np.random.default_rng(seed)) for seed in (0, 1)]
     agent.update(earlier[0], progress=0.0, generator=generator())

@@ -1,4 +1,4 @@
-"""The controller that follows growth potential: what it plants, what it keeps, what it does not try twice."""
+"""The greedy controller: what it plants, what it keeps, and what it does not try twice."""
 
 # N hosts, S slots, K blueprints, H heads
 
@@ -13,7 +13,7 @@ from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.env.observation import HOST_FEATURES, log_potential, slot_table
-from tests.agent.toy_worlds import blank, make_spec
+from tests.agent.toy_envs import blank, make_spec
 
 SPEC: EnvSpec = replace(
     make_spec(hosts=2, steps=10, slots=3, blueprints=2),
@@ -54,7 +54,7 @@ def test_it_plants_where_the_potential_is_largest() -> None:
     assert planted(decide(barred)) == [Op.GERMINATE, 1, 1]
 
 
-def test_it_waits_for_its_time_and_below_the_threshold() -> None:
+def test_it_waits_before_its_time_and_below_the_threshold() -> None:
     assert planted(decide(see(2), at=3)) == [Op.WAIT, 0, 0]
     assert planted(decide(see(3), at=3)) == [Op.GERMINATE, 1, 0]
     assert planted(decide(see(), threshold=0.021)) == [Op.WAIT, 0, 0]
@@ -62,7 +62,7 @@ def test_it_waits_for_its_time_and_below_the_threshold() -> None:
     assert planted(decide(see(potential_SK=np.zeros((3, 2))), threshold=0.0)) == [Op.WAIT, 0, 0]
 
 
-def test_it_can_choose_by_the_potential_of_a_parameter() -> None:
+def test_it_can_rank_by_potential_per_parameter() -> None:
     """Seeds of blueprint 1 are twice as large."""
     tight = [[0.02, 0.03], [0.001, 0.001], [0.001, 0.001]]
     assert planted(decide(see(potential_SK=tight))) == [Op.GERMINATE, 0, 1]
@@ -83,7 +83,7 @@ def test_it_keeps_a_seed_that_contributes_more_than_its_error_and_prunes_the_oth
     assert planted(decide(see(legal={Op.ADVANCE: [2], Op.PRUNE: [2]}, **worth(-3.0, 1.0))))[:2] == [Op.ADVANCE, 2]
 
 
-def test_what_failed_is_not_tried_again_but_by_a_new_host() -> None:
+def test_a_pruned_blueprint_is_tried_again_in_a_new_host_only() -> None:
     failing = see(legal={Op.FOSSILIZE: [1], Op.PRUNE: [1]}, **worth(0.0, 1.0))
     failing.blueprints[:, 1] = 0
     failing.legal_slots[1] = blank(SPEC).legal_slots[1]  # the second host has nothing to do
@@ -96,9 +96,9 @@ def test_what_failed_is_not_tried_again_but_by_a_new_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [({"at": 0}, r"agent\.at must be at least 1"), ({"threshold": -1.0}, r"agent\.thres"), ({"errors": -1.0}, r"agent\.errors")],
 )
-def test_every_rule_fires(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_values_out_of_range_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         GreedyPotentialConfig(**config)

@@ -1,4 +1,4 @@
-"""The controller that goes by the clock alone."""
+"""The controller that plants at fixed intervals."""
 
 # N hosts, K blueprints
 
@@ -16,7 +16,7 @@ EMPTY = {Op.GERMINATE: [1, 2]}
 
 @settings(max_examples=40, deadline=None)
 @given(first=st.integers(0, 9), every=st.integers(1, 9))
-def test_it_plants_every_so_many_epochs_in_the_first_free_slot(first: int, every: int) -> None:
+def test_it_plants_at_fixed_intervals_in_the_first_free_slot(first: int, every: int) -> None:
     config, times = PeriodicConfig(first=first, every=every), range(first, SPEC.num_steps, every)
     action_TNH = np.stack([decide(config, see(step, legal=EMPTY)).action for step in range(SPEC.num_steps)])
     planted_TN = action_TNH[:, :, Head.OP] == Op.GERMINATE
@@ -27,7 +27,7 @@ def test_it_plants_every_so_many_epochs_in_the_first_free_slot(first: int, every
     assert action_TNH[planted_TN[:, 0], 0, Head.BLUEPRINT].tolist() == turns
 
 
-def test_one_blueprint_may_be_named_and_what_is_not_offered_takes_no_turn() -> None:
+def test_one_blueprint_can_be_fixed_and_unavailable_ones_are_skipped() -> None:
     named = PeriodicConfig(every=1, blueprint="blueprint1")
     assert (decide(named, see(2, legal=EMPTY)).action[:, Head.BLUEPRINT] == 1).all()
     barred = see(2, legal=EMPTY)
@@ -38,7 +38,7 @@ def test_one_blueprint_may_be_named_and_what_is_not_offered_takes_no_turn() -> N
     assert ops(decide(PeriodicConfig(every=1), barred)) == [Op.WAIT] * 4
 
 
-def test_seeds_are_kept_and_moved_on_as_soon_as_they_may_and_planting_comes_first() -> None:
+def test_germinating_precedes_keeping_and_advancing_seeds() -> None:
     config = PeriodicConfig(first=2, every=4)
     legal = EMPTY | {Op.ADVANCE: [0], Op.FOSSILIZE: [2]}
     assert ops(decide(config, see(6, legal=legal))) == [Op.GERMINATE] * 4
@@ -48,12 +48,12 @@ def test_seeds_are_kept_and_moved_on_as_soon_as_they_may_and_planting_comes_firs
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (PeriodicConfig(blueprint="norm"), r"agent\.blueprint=norm is not available: choose one of blueprint0"),
         (PeriodicConfig(first=10), r"agent\.first=10 is after the end of the episode, steps=10"),
     ],
 )
-def test_what_cannot_be_is_refused(config: PeriodicConfig, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_config_that_does_not_fit_the_run_is_refused(config: PeriodicConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config.build(SPEC, seed=0)

@@ -1,4 +1,4 @@
-"""The static control: recorded topologies are read back whole, and grown host by host."""
+"""The static control: recorded topologies are read back exactly and grown host by host."""
 
 # N hosts, S slots, K blueprints
 
@@ -16,7 +16,6 @@ from esper.agent.scripted.base import RandomConfig
 from esper.agent.scripted.replay import EMPTY, Replay, ReplayConfig, Topology, read, topologies
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import register
 from esper.env.actions import RELEVANT, STYLES, Head, HeadsConfig, Observation, Op, parameters_legal
 from esper.env.episode import Episode
 from esper.governor.base import Cause, Verdict
@@ -26,10 +25,9 @@ from esper.task.instances import Split
 from esper.training.play import play
 from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, see
-from tests.agent.toy_worlds import random_observation
+from tests.agent.toy_envs import random_observation
 
 FREE = HeadsConfig(style="free")
-register()
 
 
 def seed(slot: int, blueprint: int, blend: str = "add") -> dict[str, str]:
@@ -54,7 +52,7 @@ def act(controller: Replay, observation: Observation, hosts: slice = slice(None)
 FOUR: list[Topology] = [[seed(1, 2)], [seed(0, 1, "gate"), seed(2, 0, "multiply")], [], [seed(2, 1)]]
 
 
-def test_each_host_gets_its_own_seeds() -> None:
+def test_each_host_grows_its_own_topology() -> None:
     observation = see(0, legal={Op.GERMINATE: [0, 1, 2]})
     observation.legal_values[:] = True
     action = act(Replay(FOUR, SPEC), observation)
@@ -70,7 +68,7 @@ def test_each_host_gets_its_own_seeds() -> None:
     assert second == [Op.GERMINATE, 2, 0, styles.index("linear_multiply")]
 
 
-def test_planting_comes_first_then_keeping_then_moving_on() -> None:
+def test_germinating_precedes_fossilizing_precedes_advancing() -> None:
     controller = Replay(FOUR, SPEC)
     legal = {Op.GERMINATE: [2], Op.FOSSILIZE: [0], Op.ADVANCE: [1], Op.PRUNE: [0, 1]}
     observation = see(5, legal=legal)
@@ -82,7 +80,7 @@ def test_planting_comes_first_then_keeping_then_moving_on() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(number=st.integers(0, 10**6), legal=st.sampled_from([0.2, 0.9]))
-def test_it_does_what_is_legal_and_hosts_are_independent(number: int, legal: float) -> None:
+def test_actions_are_legal_and_hosts_are_independent(number: int, legal: float) -> None:
     observation = random_observation(SPEC, np.random.default_rng(number), free=True, legal=legal)
     controller = Replay(FOUR, SPEC)
     action = act(controller, observation)
@@ -97,7 +95,7 @@ def test_it_does_what_is_legal_and_hosts_are_independent(number: int, legal: flo
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_what_is_recorded_is_what_is_grown(data: st.DataObject) -> None:
+def test_a_recorded_topology_is_read_back_exactly(data: st.DataObject) -> None:
     cells = st.lists(st.integers(EMPTY, 2), min_size=12, max_size=12)
     kept_NS = np.array(data.draw(cells)).reshape(4, 3)
     blend_NS = np.array(data.draw(st.lists(st.sampled_from(list(Blend)), min_size=12, max_size=12))).reshape(4, 3)
@@ -109,7 +107,7 @@ def test_what_is_recorded_is_what_is_grown(data: st.DataObject) -> None:
         assert blends == {Blend(blend_NS[host, slot])}
 
 
-def test_a_record_says_whose_hosts_it_is_of(tmp_path: Path) -> None:
+def test_a_record_holds_seed_and_episode_of_its_hosts(tmp_path: Path) -> None:
     record = read(file(tmp_path, FOUR, seed=3, episode=2), "policy")
     assert (record.topologies, record.seed, record.episode) == (FOUR, 3, 2)
     by_hand = read(file(tmp_path, FOUR), "policy")
@@ -119,7 +117,7 @@ def test_a_record_says_whose_hosts_it_is_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "more", "words"),
+    ("known", "more", "message"),
     [
         (FOUR[:3], {}, r"has 3 hosts, but the run has 4: set hosts to at most 3"),
         ([[{"slot": "r9c9", "blueprint": "blueprint0", "blend": "add"}]] * 4, {}, r"has slot r9c9, which is not in use"),
@@ -135,21 +133,23 @@ def test_a_record_says_whose_hosts_it_is_of(tmp_path: Path) -> None:
         (FOUR, {"hosts": [1]}, r"holds no topologies"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, known: list[Topology], more: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_topology_that_does_not_fit_is_refused(
+    tmp_path: Path, known: list[Topology], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         ReplayConfig(topology=file(tmp_path, known, **more)).build(SPEC, seed=0)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for path, words in (("", "is not set"), (str(tmp_path / "nowhere"), "cannot be read"), (str(tmp_path), "cannot be read")):
-        with pytest.raises(ValueError, match=words):
+def test_an_unreadable_topology_file_is_named(tmp_path: Path) -> None:
+    for path, message in (("", "is not set"), (str(tmp_path / "nowhere"), "cannot be read"), (str(tmp_path), "cannot be read")):
+        with pytest.raises(ValueError, match=message):
             ReplayConfig(topology=path).build(SPEC, seed=0)
     (tmp_path / "torn.json").write_text('{"hosts": ')
     with pytest.raises(ValueError, match="holds no topologies"):
         ReplayConfig(topology=str(tmp_path / "torn.json")).build(SPEC, seed=0)
 
 
-def test_a_cap_below_what_was_kept_is_refused(tmp_path: Path) -> None:
+def test_a_cap_below_the_recorded_number_of_seeds_is_refused(tmp_path: Path) -> None:
     config = ReplayConfig(topology=file(tmp_path, FOUR), heads=FREE)
     known = {"slots": SPEC.slot_names, "in_use": np.ones(3, np.bool_), "blueprints": SPEC.blueprint_names, "hosts": 4}
     config.check_hosts(cap=2, **known)
@@ -161,9 +161,9 @@ def test_a_cap_below_what_was_kept_is_refused(tmp_path: Path) -> None:
 # ---- in a run
 
 
-def test_a_replay_ends_with_the_topology_that_it_was_given_planted_at_once() -> None:
-    words = ["hosts=4", "steps=14", "slots=every_block", "task.epoch_samples=256", "agent=random", "agent.heads.style=free"]
-    env = build_env(check(words), split=Split.HELD_OUT)
+def test_a_replay_plants_at_once_and_ends_with_the_recorded_topology() -> None:
+    overrides = ["hosts=4", "steps=14", "slots=every_block", "task.epoch_samples=256", "agent=random", "agent.heads.style=free"]
+    env = build_env(check(overrides), split=Split.HELD_OUT)
     env.reset(options={"episode": 0})
     grown = play(env, RandomConfig(wait_weight=0.3).build(env.layout, seed=0))
     known = topologies(grown.kept_NS, grown.blend_NS, env.layout)
@@ -183,16 +183,16 @@ def test_a_replay_ends_with_the_topology_that_it_was_given_planted_at_once() -> 
     assert np.array_equal(np.array(planted), np.arange(14)[:, None] < counts), "one a step, from the first on"
 
 
-def test_what_a_roll_back_took_was_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["hosts=2", "steps=9", "slots=every_block", "task.epoch_samples=256", "agent=schedule", "agent.at=4"]
-    config = check(words)
+def test_a_seed_lost_by_a_rollback_is_not_recorded_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["hosts=2", "steps=9", "slots=every_block", "task.epoch_samples=256", "agent=schedule", "agent.at=4"]
+    config = check(overrides)
     env = build_env(config, split=Split.HELD_OUT, test_at_end=True)
     env.reset(options={"episode": 0})
     judge, measure, committed = env.governor.judge, env._test_accuracy, []
     fossilized: list[int] = []
 
     def strict(*seen: Any) -> Verdict:
-        """Rolls the first host back in the step in which its seed is kept."""
+        """Roll the first host back in the step that fossilizes its seed."""
         kept_N = env.state.within(Stage.FOSSILIZED).any(axis=1)
         fossilized.append(int(kept_N.sum()))
         healthy = judge(*seen)

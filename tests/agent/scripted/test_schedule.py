@@ -1,4 +1,4 @@
-"""What was written down beforehand is done: one seed, or a list of actions."""
+"""Schedules: one seed, or a list of actions."""
 
 # N hosts, S slots, A written actions, H heads
 
@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from esper.agent.scripted.schedule import OPS, ActionConfig, ActionList, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
-from esper.config import register
 from esper.env.actions import PARAMETER_HEADS, PINNED, STYLES, TEMPOS, Head, HeadsConfig, Op
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
 from esper.training.play import play
 from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, decide, ops, see
-from tests.agent.toy_worlds import random_observation
+from tests.agent.toy_envs import random_observation
 
 FREE = HeadsConfig(style="free", tempo="free", alpha_target="free", alpha_speed="free", alpha_curve="free")
 
@@ -27,7 +26,7 @@ FREE = HeadsConfig(style="free", tempo="free", alpha_target="free", alpha_speed=
 # ---- one seed
 
 
-def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> None:
+def test_a_schedule_germinates_at_its_time_and_advances_when_legal() -> None:
     config = ScheduleConfig(slot=1, blueprint="blueprint2", at=3)
     empty = {Op.GERMINATE: [0, 1, 2]}
     assert ops(decide(config, see(2, legal=empty))) == [Op.WAIT] * 4
@@ -40,7 +39,7 @@ def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (ScheduleConfig(slot=3, blueprint="blueprint0"), r"agent\.slot=3 is not a slot of this host: choose from 0 to 2"),
         (ScheduleConfig(blueprint="attention"), r"agent\.blueprint=attention is not available: choose one of blueprint0"),
@@ -50,12 +49,12 @@ def test_a_schedule_germinates_at_its_time_and_moves_on_as_soon_as_it_may() -> N
         (ScheduleConfig(actions=[ActionConfig(blueprint="norm")]), r"blueprint=norm in agent\.actions is not available"),
     ],
 )
-def test_a_schedule_that_cannot_be_kept_is_refused(config: ScheduleConfig, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_schedule_that_does_not_fit_the_run_is_refused(config: ScheduleConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config.build(SPEC, seed=0)
 
 
-def test_a_slot_that_is_not_in_use_is_named_beside_those_that_are() -> None:
+def test_a_slot_that_is_not_in_use_is_refused_with_alternatives() -> None:
     in_use = np.array([False, True, True])
     for config in (ScheduleConfig(slot=0), ScheduleConfig(actions=[ActionConfig(op="prune")])):
         with pytest.raises(ValueError, match=r"slot=0.* is not in use: choose from 1 \(a\), 2 \(b\)$"):
@@ -69,7 +68,7 @@ def written(*actions: dict[str, Any], by_hand: bool = False) -> ScheduleConfig:
     return ScheduleConfig(actions=[ActionConfig(**action) for action in actions], by_hand=by_hand, heads=FREE)
 
 
-def test_each_action_is_done_once_at_its_time_or_as_soon_after_as_it_may() -> None:
+def test_each_action_is_taken_once_as_soon_as_it_is_due_and_legal() -> None:
     config = written(
         {"at": 2, "slot": 1, "blueprint": "blueprint2", "tempo": "slow", "style": "gated"},
         {"at": 2, "slot": 0, "blueprint": "blueprint0"},
@@ -91,7 +90,7 @@ def test_each_action_is_done_once_at_its_time_or_as_soon_after_as_it_may() -> No
     assert done == [wait, wait, slow_gated, usual, wait, wait, [Op.FOSSILIZE, 1, *wait[2:]], wait]
 
 
-def test_seeds_advance_whenever_nothing_written_is_due_unless_that_is_done_by_hand() -> None:
+def test_seeds_advance_when_no_action_is_due_unless_by_hand() -> None:
     list_of_one = {"at": 1, "slot": 2, "op": "prune"}
     legal = {Op.ADVANCE: [0, 1], Op.PRUNE: [2]}
     assert ops(decide(written(list_of_one), see(0, legal=legal))) == [Op.ADVANCE] * 4
@@ -109,7 +108,7 @@ def test_an_empty_list_waits() -> None:
 
 
 def by_the_letter(actions: list[ActionConfig], seen: list[Any], host: int, by_hand: bool) -> list[list[int]]:
-    """What one host does, read off the list action by action."""
+    """Return the action of one host by scanning the list."""
     places: dict[Head, int] = {}
     start = 0
     for head in PARAMETER_HEADS:
@@ -149,7 +148,7 @@ ACTIONS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(actions=st.lists(ACTIONS, min_size=1, max_size=8), by_hand=st.booleans(), seed=st.integers(0, 10**6))
-def test_the_list_is_played_by_the_letter(actions: list[ActionConfig], by_hand: bool, seed: int) -> None:
+def test_an_action_list_equals_its_reference_implementation(actions: list[ActionConfig], by_hand: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     seen = [random_observation(SPEC, rng, legal=0.3) for _ in range(SPEC.num_steps)]
     for step, observation in enumerate(seen):
@@ -166,8 +165,7 @@ def test_the_list_is_played_by_the_letter(actions: list[ActionConfig], by_hand: 
     assert done == [list(row) for row in zip(*expected, strict=True)]
 
 
-def test_in_a_run_seeds_are_planted_kept_and_removed_as_written() -> None:
-    register()
+def test_a_run_plants_keeps_and_removes_seeds_as_listed() -> None:
     actions = (
         "{op:germinate,slot:1,blueprint:conv_light}",
         "{at:1,op:germinate,slot:0,blueprint:norm}",
@@ -189,21 +187,21 @@ def test_in_a_run_seeds_are_planted_kept_and_removed_as_written() -> None:
     assert [row[:3] for row in done[:2]] == [[Op.GERMINATE, 1, 1], [Op.GERMINATE, 0, 0]]
     assert [step for step, row in enumerate(done) if row[0] == Op.PRUNE] == [7]
     assert [step for step, row in enumerate(done) if row[0] == Op.GERMINATE][2] >= 10
-    assert (episode.fossilized, episode.pruned) == (2, 2), "in each of two hosts"
+    assert (episode.fossilized, episode.tally["pruned"]) == (2, 2), "in each of two hosts"
     after = episode.signals.after if episode.signals else None
     assert after is not None
     assert (after.stage[:, 1] == Stage.FOSSILIZED).all()
     assert (after.blueprint[:, 0] == 2).all()
 
 
-def test_an_action_comes_back_from_its_plain_form() -> None:
+def test_an_action_survives_its_plain_form() -> None:
     action = ActionConfig(at=3, slot=1, blueprint="norm", tempo="slow")
     assert ActionConfig(**action.plain()) == action
     assert action.plain() == {"at": 3, "op": "germinate", "slot": 1, "blueprint": "norm", "tempo": "slow"}
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: ScheduleConfig(at=-1), r"agent\.at must be at least 0, got -1"),
         (lambda: ScheduleConfig(slot=-1), r"agent\.slot must be at least 0, got -1"),
@@ -212,6 +210,6 @@ def test_an_action_comes_back_from_its_plain_form() -> None:
         (lambda: ActionConfig(op="fossilize", blueprint="norm"), r"blueprint=norm, which has no effect with op=fossilize"),
     ],
 )
-def test_every_rule_fires(make: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_values_out_of_range_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Controllers that do not learn, behind the same door as the one that does."""
+"""Controllers without learning."""
 
 # N hosts, S slots, H heads
 
@@ -20,10 +20,11 @@ from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.agent.search import BestOfRandomConfig
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
-from esper.env.observation import HostView, host_features, slot_features
+from esper.env.observation import HOST_FEATURES, FeatureTable, slot_table
 from esper.lifecycle.stages import Stage, empty
 from tests.agent.staged import SPEC, decide, ops, see
-from tests.agent.toy_worlds import random_observation
+from tests.agent.toy_envs import random_observation
+from tests.env_fixtures import View
 
 CONFIGS: list[AgentConfig] = [
     PPOConfig(hidden=8, slot_width=8),
@@ -45,7 +46,7 @@ IDS = [f"{type(config).__name__}{number}" for number, config in enumerate(CONFIG
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), free=st.booleans(), legal=st.sampled_from([0.0, 0.2, 0.9]), step=st.integers(0, 9))
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
-def test_every_controller_does_what_is_legal(config: AgentConfig, seed: int, free: bool, legal: float, step: int) -> None:
+def test_every_controller_acts_legally(config: AgentConfig, seed: int, free: bool, legal: float, step: int) -> None:
     observation = random_observation(SPEC, np.random.default_rng(seed), hosts=16, free=free, legal=legal)
     observation.features[:, 0] = 1 - step / SPEC.num_steps
     action = decide(config, observation, seed=seed).action
@@ -57,7 +58,7 @@ def test_every_controller_does_what_is_legal(config: AgentConfig, seed: int, fre
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
-def test_no_controller_touches_a_global_stream_and_hosts_are_independent(config: AgentConfig) -> None:
+def test_controllers_use_no_global_random_stream_and_hosts_are_independent(config: AgentConfig) -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -72,7 +73,7 @@ def test_no_controller_touches_a_global_stream_and_hosts_are_independent(config:
     assert np.array_equal(np.random.get_state()[1], numpy_before)
 
 
-def test_a_parameter_that_nobody_thinks_of_has_its_usual_value_where_that_is_legal() -> None:
+def test_an_unset_parameter_takes_its_default_where_that_is_legal() -> None:
     observation = see(legal={Op.GERMINATE: [1]})
     observation.legal_values[:] = True
     usual = {head: value for head, value in PINNED.items() if RELEVANT[Op.GERMINATE, head]}
@@ -87,7 +88,7 @@ def test_a_parameter_that_nobody_thinks_of_has_its_usual_value_where_that_is_leg
 # ---- by chance
 
 
-def test_chance_is_even_over_operations_slots_and_values() -> None:
+def test_random_actions_are_uniform_over_operations_slots_and_values() -> None:
     observation = see(legal={Op.GERMINATE: [0, 2], Op.PRUNE: [1]})
     many = Observation(
         **{name: np.repeat(getattr(observation, name)[:1], 9000, axis=0) for name in Observation.__dataclass_fields__}
@@ -101,7 +102,7 @@ def test_chance_is_even_over_operations_slots_and_values() -> None:
 
 
 @pytest.mark.parametrize(("weight", "waits"), [(0.0, 0.0), (3.0, 0.75)])
-def test_waiting_has_a_weight_of_its_own(weight: float, waits: float) -> None:
+def test_wait_weight_scales_the_probability_of_waiting(weight: float, waits: float) -> None:
     observation = see(legal={Op.GERMINATE: [0]})
     drawn = [ops(decide(RandomConfig(wait_weight=weight), observation, seed=seed)) for seed in range(500)]
     assert (np.array(drawn) == Op.WAIT).mean() == pytest.approx(waits, abs=0.04)
@@ -109,7 +110,7 @@ def test_waiting_has_a_weight_of_its_own(weight: float, waits: float) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1, 0)])
-def test_the_ends_of_the_unit_interval_draw_nothing_illegal(uniform: float) -> None:
+def test_the_ends_of_the_unit_interval_give_legal_actions(uniform: float) -> None:
     observation = see(legal={Op.GERMINATE: [1], Op.PRUNE: [1]})
     for weight in (0.0, 1.0):
         agent = RandomConfig(wait_weight=weight).build(SPEC, seed=0)
@@ -126,7 +127,7 @@ def worth(*points: float) -> dict[str, Any]:
     return {"slot_contribution": np.array(points) / 50, "slot_contribution_measured": 1.0}
 
 
-def test_the_most_urgent_thing_comes_first() -> None:
+def test_the_most_urgent_operation_comes_first() -> None:
     config = HeuristicConfig(patience=0)
     everything = {Op.PRUNE: [0, 1, 2], Op.FOSSILIZE: [0, 1, 2], Op.ADVANCE: [2], Op.GERMINATE: [0]}
     action = decide(config, see(5, legal=everything, **worth(-3, -8, 9))).action
@@ -144,8 +145,8 @@ def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0
     state = empty(4, 3)
     state.stage[:, 1], state.blueprint[:, 1], state.measured[:, 1] = Stage.HOLDING, 0, True
     state.contribution[:, 1], state.contribution_error[:, 1] = contribution, error
-    view = HostView(
-        step=step,
+    view = View(
+        time=step,
         num_steps=SPEC.num_steps,
         accuracy_NH=np.tile(np.array([40 + gained, 40, 40, 40], np.float32), (4, 1)),
         loss_N=np.ones(4, np.float32),
@@ -158,8 +159,9 @@ def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0
         op_N=np.zeros(4, np.int64),
         refused_N=np.zeros(4, np.bool_),
     )
+    features, slots = (FeatureTable(table).values(view) for table in (HOST_FEATURES, slot_table(SPEC.blueprint_names)))
     legal = {Op.PRUNE: [1], Op.FOSSILIZE: [1], Op.GERMINATE: [0]}
-    return replace(see(legal=legal), features=host_features(view), slots=slot_features(view, SPEC.blueprint_names))
+    return replace(see(legal=legal), features=features, slots=slots)
 
 
 @pytest.mark.parametrize(
@@ -174,23 +176,23 @@ def viewed(*, contribution: float = 0.0, error: float = 1.0, gained: float = 9.0
         (GreedyPotentialConfig(errors=2.0), {"contribution": 2.9, "error": 1.5}, Op.PRUNE),
     ],
 )
-def test_points_are_what_the_table_of_features_means_by_them(config: AgentConfig, shown: dict[str, float], op: Op) -> None:
+def test_feature_scales_agree_with_the_feature_table(config: AgentConfig, shown: dict[str, float], op: Op) -> None:
     assert ops(decide(config, viewed(**shown))) == [op] * 4
 
 
-def test_a_scale_that_differs_from_run_to_run_is_none() -> None:
+def test_a_scale_that_differs_from_run_to_run_is_refused() -> None:
     assert feature_scale("contribution") == 50.0
     with pytest.raises(AssertionError, match="the scale of loss differs from run to run"):
         feature_scale("loss")
 
 
-def test_what_was_never_measured_is_neither_kept_nor_pruned() -> None:
+def test_an_unmeasured_seed_is_neither_kept_nor_pruned() -> None:
     legal = {Op.PRUNE: [0, 1, 2], Op.FOSSILIZE: [0, 1, 2]}
     unknown = worth(-9, 9, 9) | {"slot_contribution_measured": 0.0}
     assert ops(decide(HeuristicConfig(), see(9, legal=legal, **unknown))) == [Op.WAIT] * 4
 
 
-def test_in_the_last_step_every_seed_that_helps_is_kept() -> None:
+def test_the_last_step_keeps_every_seed_with_a_positive_contribution() -> None:
     legal = {Op.FOSSILIZE: [0]}
     assert ops(decide(HeuristicConfig(), see(8, legal=legal, **worth(0.2, 0, 0)))) == [Op.WAIT] * 4
     assert ops(decide(HeuristicConfig(), see(9, legal=legal, **worth(0.2, 0, 0)))) == [Op.FOSSILIZE] * 4
@@ -207,7 +209,7 @@ def test_it_germinates_on_a_plateau_or_when_patience_ends() -> None:
     assert ops(decide(config, see(7, legal=legal, **unknown))) == [Op.GERMINATE] * 4
 
 
-def test_blueprints_take_turns_and_a_new_host_starts_from_the_first() -> None:
+def test_blueprints_rotate_and_a_new_host_starts_from_the_first() -> None:
     agent: Heuristic = HeuristicConfig(patience=0).build(SPEC, seed=0)
     state, planted = agent.start(4), []
     for step in (1, 2, 3, 4, 0):
@@ -223,7 +225,7 @@ def test_blueprints_take_turns_and_a_new_host_starts_from_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: HeuristicConfig(patience=-1), r"agent\.patience must be finite and at least 0, got -1"),
         (lambda: HeuristicConfig(plateau=-1.0), r"agent\.plateau must be finite and at least 0, got -1"),
@@ -232,6 +234,6 @@ def test_blueprints_take_turns_and_a_new_host_starts_from_the_first() -> None:
         (lambda: WaitConfig(gamma=2.0), r"agent\.gamma must be in \[0, 1\], got 2"),
     ],
 )
-def test_every_rule_fires(make: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_values_out_of_range_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()

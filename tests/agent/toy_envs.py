@@ -1,4 +1,4 @@
-"""Worlds of a few steps in which the best policy is known, and the loop in which a policy learns them."""
+"""Environments of a few steps whose best policy is known, and a loop that trains a policy in them."""
 
 # N hosts, S slots, K blueprints, V values of all parameter heads, T steps
 
@@ -31,7 +31,7 @@ def make_spec(*, hosts: int = 8, steps: int = 4, slots: int = 3, blueprints: int
 
 
 def blank(spec: EnvSpec, hosts: int | None = None) -> Observation:
-    """Nothing to see, and nothing to do but to wait."""
+    """Return observations of zeros in which only waiting is legal."""
     n, slots, blueprints = hosts or spec.num_hosts, spec.num_slots, len(spec.blueprint_names)
     legal_slots = np.zeros((n, len(Op), slots), dtype=np.bool_)
     legal_slots[:, Op.WAIT] = True
@@ -72,9 +72,10 @@ def random_rollout(
     observe: Callable[[int], Observation] | None = None,
     initial_state: State | None = None,
 ) -> Rollout:
-    """A rollout of random observations and rewards, in which episodes may start at any step, and at the first without a state."""
+    """Return a rollout of random observations and rewards, whose sub-episodes end with probability `resets` per step."""
     spec = agent.spec
-    rollout, state = Rollout(spec, initial_state=initial_state), initial_state or agent.start(spec.num_hosts)
+    rollout, state = Rollout(spec), initial_state or agent.start(spec.num_hosts)
+    rollout.initial_state = initial_state or {}
     is_init = np.full(spec.num_hosts, initial_state is None)
     for t in range(spec.num_steps):
         observation = observe(t) if observe else random_observation(spec, rng, legal=0.3)
@@ -87,33 +88,33 @@ def random_rollout(
 
 
 @dataclass
-class World:
-    """T steps: what is seen, and what is paid for what was done."""
+class ToyEnv:
+    """An environment of T steps."""
 
     spec: EnvSpec
     rng: np.random.Generator
 
     def reset(self) -> None:
-        """A new episode of every host."""
+        """Start a new episode of every host."""
 
     def observe(self, t: int) -> Observation:
         raise NotImplementedError
 
     def pay(self, t: int, decision: Decision) -> tuple[np.ndarray, np.ndarray]:
-        """Reward, and which hosts' sub-episodes ended before their time."""
+        """Return rewards, and which sub-episodes ended early."""
         raise NotImplementedError
 
 
-def play(agent: PPO, world: World, *, greedy: bool = False, always_init: bool = False) -> Rollout:
-    spec, rng = world.spec, world.rng
-    world.reset()
+def play(agent: PPO, env: ToyEnv, *, greedy: bool = False, always_init: bool = False) -> Rollout:
+    spec, rng = env.spec, env.rng
+    env.reset()
     rollout, state = Rollout(spec), agent.start(spec.num_hosts)
     is_init = np.ones(spec.num_hosts, dtype=np.bool_)
     for t in range(spec.num_steps):
-        observation = world.observe(t)
+        observation = env.observe(t)
         uniform = rng.random((spec.num_hosts, len(Head)))
         decision = agent.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
-        reward, ended = world.pay(t, decision)
+        reward, ended = env.pay(t, decision)
         terminated = ended | (t == spec.num_steps - 1)
         rollout.add(observation, decision, reward=reward, terminated=terminated, is_init=is_init)
         state, is_init = decision.state, np.full_like(terminated, True) if always_init else terminated
@@ -121,18 +122,18 @@ def play(agent: PPO, world: World, *, greedy: bool = False, always_init: bool = 
 
 
 def learn(
-    world: World, updates: int, *, seed: int = 0, always_init: bool = False, kind: type[PPOConfig] = PPOConfig, **config: Any
+    env: ToyEnv, updates: int, *, seed: int = 0, always_init: bool = False, kind: type[PPOConfig] = PPOConfig, **config: Any
 ) -> PPO:
-    """A small policy after so many updates in a world."""
+    """Return a small policy after a number of updates."""
     torch.set_num_threads(1)
     small = replace(kind(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2), **config)
-    agent = small.build(world.spec, seed=seed)
+    agent = small.build(env.spec, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for update in range(updates):
-        agent.update(play(agent, world, always_init=always_init), progress=update / updates, generator=generator)
+        agent.update(play(agent, env, always_init=always_init), progress=update / updates, generator=generator)
     return agent
 
 
-def mean_return(agent: PPO, world: World, *, always_init: bool = False) -> float:
-    """Of greedy actions."""
-    return float(play(agent, world, greedy=True, always_init=always_init).reward_TN.sum(dim=0).mean())
+def mean_return(agent: PPO, env: ToyEnv, *, always_init: bool = False) -> float:
+    """Return the mean return of greedy actions."""
+    return float(play(agent, env, greedy=True, always_init=always_init).reward_TN.sum(dim=0).mean())

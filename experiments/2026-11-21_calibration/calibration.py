@@ -1,7 +1,7 @@
 """Calibration of `esper.compare` on simulated experiments whose truth is known.
 
-    python -m esper.stats.calibration               # 200 experiments per setting, about an hour
-    python -m esper.stats.calibration 200 blocks    # only the recommended number of blocks and its power
+    python experiments/2026-11-21_calibration/calibration.py               # 200 experiments per setting, about an hour
+    python experiments/2026-11-21_calibration/calibration.py 200 blocks    # only the recommended number of blocks and its power
 
 A simulated run is block + arm: the block's part is shared by all arms and correlates them, the arm's part has the noise of the
 setting. Effects are in standard deviations of a run.
@@ -124,7 +124,7 @@ def settings() -> Iterator[Setting]:
 
 
 def power_at_recommendation(
-    effect: float, correlation: float, *, arms: int = 2, paired: bool = True, experiments: int, seed: int
+    effect: float, correlation: float, *, arms: int = 2, experiments: int, seed: int
 ) -> tuple[float, float]:
     """Return the power of experiments with the number of blocks that a pilot recommends, and the mean of that number.
 
@@ -132,18 +132,17 @@ def power_at_recommendation(
         effect: advantage of the last arm over each of the others [sd of a run].
         correlation: correlation of two runs of a block.
         arms: number of arms, at least 2; every pair is compared, and the recommendation is for the last one.
-        paired: if false, analyse pilot and experiment as if their arms shared no blocks.
         experiments: number of pilots, each followed by its experiment.
         seed: root seed.
     """
     found, pairs, blocks = 0, 0, 0
     for index in range(experiments):
         setting = Setting(effect=effect, correlation=correlation, arms=arms, blocks=PILOT)
-        pilot = cells_of(simulate(setting, stream(seed, "pilot", str(setting), index)), paired)
+        pilot = cells_of(simulate(setting, stream(seed, "pilot", str(setting), index)))
         needed = compare_arms(pilot, margin=effect, seed=index)[-1].needed
         assert needed is not None
         outcome = simulate(replace(setting, blocks=needed), stream(seed, "main", str(setting), index))
-        results = compare_arms(cells_of(outcome, paired), margin=effect / 10, seed=index)
+        results = compare_arms(cells_of(outcome), margin=effect / 10, seed=index)
         winners = [result.winner for result in results if result.difference.second == f"arm{arms - 1}"]
         found += winners.count(f"arm{arms - 1}")
         pairs += len(winners)
@@ -151,10 +150,10 @@ def power_at_recommendation(
     return found / pairs, blocks / experiments
 
 
-def cells_of(outcome: np.ndarray, paired: bool = True) -> pd.DataFrame:
-    """Return outcomes `[A, B]` as rows; unpaired arms share no block."""
+def cells_of(outcome: np.ndarray) -> pd.DataFrame:
+    """Return outcomes `[A, B]` as rows."""
     arms, blocks = (index.ravel() for index in np.indices(outcome.shape))
-    names, blocks = np.char.add("arm", arms.astype(str)), blocks if paired else np.arange(outcome.size)
+    names = np.char.add("arm", arms.astype(str))
     return pd.DataFrame({"arm": names, "block": blocks, "stratum": "", "value": outcome.ravel()})
 
 
@@ -174,16 +173,11 @@ def report(experiments: int) -> Tally:
 
 
 def report_blocks(experiments: int) -> None:
-    """Print the number of blocks that a pilot recommends, paired and unpaired, and the power of an experiment of that size."""
-    print(f"| arms | effect [sd] | correlation | blocks by a pilot of {PILOT} | power [%] | unpaired | power [%] | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    """Print the number of blocks that a pilot recommends, and the power of an experiment of that size."""
+    print(f"| arms | effect [sd] | correlation | blocks by a pilot of {PILOT} | power [%] |\n|---|---|---|---|---|")
     for arms, effect, correlation in product((2, 4), (0.5, 1.0), (0.0, 0.5, 0.8)):
-        found = [
-            power_at_recommendation(effect, correlation, arms=arms, paired=paired, experiments=experiments, seed=0)
-            for paired in (True, False)
-        ]
-        shown = " | ".join(f"{blocks:.0f} | {100 * power:.0f}" for power, blocks in found)
-        print(f"| {arms} | {effect:g} | {correlation:g} | {shown} | {found[1][1] / found[0][1]:.1f} |", flush=True)
+        power, blocks = power_at_recommendation(effect, correlation, arms=arms, experiments=experiments, seed=0)
+        print(f"| {arms} | {effect:g} | {correlation:g} | {blocks:.0f} | {100 * power:.0f} |", flush=True)
 
 
 def main(arguments: list[str]) -> None:
