@@ -25,7 +25,7 @@ from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
-from esper.training.trainer import find_checkpoint
+from esper.training.resume import find_checkpoint
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,13 +8,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from esper.checkpoint import load
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import run_context
 from esper.plugins import load_plugins
-from esper.training.config_io import from_plain, resumed
+from esper.training.resume import continued
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -23,7 +22,7 @@ def main(cfg: DictConfig) -> None:
     from esper.lab.tuning import score_tuned
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
-    from esper.training.trainer import Trainer, find_checkpoint  # late: --help and mistakes should not wait for it
+    from esper.training.trainer import Trainer  # late: --help and mistakes should not wait for it
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     context = run_context(HydraConfig.get())
@@ -33,10 +32,7 @@ def main(cfg: DictConfig) -> None:
         try:
             load_plugins(cfg.plugins)  # the process may be a launcher's
             config = typed(cfg, HydraConfig.get().runtime.choices)
-            if config.resume is not None:
-                saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
-                overrides = [one for one in HydraConfig.get().overrides.task if not one.startswith("sweep=")]
-                config = resumed(saved, config, overrides)
+            config = continued(config, HydraConfig.get().overrides.task)
             Trainer(config, folder, name=context.name, shared=context.shared).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:

@@ -10,7 +10,8 @@ from esper.config import ConfigError
 from esper.evaluate import main, parse
 from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
-from esper.training.trainer import Trainer, find_checkpoint
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, SWEEPS, ConfigError
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
+from esper.training.resume import continued
+from esper.training.run_folder import create, only_writer
 
 FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
@@ -120,22 +122,31 @@ def run(main: Callable[[], None]) -> None:
         many = args.multirun or "hydra.mode=MULTIRUN" in overrides
         with in_one_sentence(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a doubtful value warns once, when the run itself reads its config
-            _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
+            folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
+        if args.cfg is None:
+            with in_one_sentence(), only_writer(folder):
+                if any(override.startswith("resume=") for override in overrides):
+                    sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
+                main()
+            return
     main()
 
 
-def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> None:
-    """Compose what is about to run, and check that this machine can run it."""
-    check_folder(overrides, config_name=config_name, many=many)
+def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:
+    """Compose what is about to run, check that this machine can run it, and return its folder, which is created if it is new."""
     configs = check_sweep(overrides, config_name=config_name) if many else [check(overrides, config_name=config_name)]
+    folder = check_folder(overrides, config_name=config_name, many=many)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
     # A config that is only shown, or that a launcher takes to other machines, need not fit this one.
-    if show or any(override.startswith("hydra/launcher=") for override in overrides):
-        return
     asked: list[object] = []
-    for config in configs:
+    for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:
+        if config.resume is not None:
+            if Path(config.resume) != folder:
+                raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")
+            config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
         key = [getattr(config, name) for name in ("resume", "task", "host", "devices", "hosts", "slots", "blueprint", "agent")]
         if key not in asked:
             ready(config)
             asked.append(key)
+    return folder if show else create(folder)

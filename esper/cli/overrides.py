@@ -117,8 +117,8 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
         return [_job(loader, job, config_name) for job in _jobs([*_parsed(loader, arms), *parsed])]
 
 
-def check_folder(overrides: list[str], *, config_name: str = "config", many: bool = False) -> None:
-    """Check that a command can write into its folder, and leave the folder as it was.
+def check_folder(overrides: list[str], *, config_name: str = "config", many: bool = False) -> Path:
+    """Return the folder of a command, after checking that it can be written into; the folder is left as it was.
 
     Raises:
         ConfigError: it cannot.
@@ -127,14 +127,15 @@ def check_folder(overrides: list[str], *, config_name: str = "config", many: boo
     with hydra_at_conf() as loader:
         try:
             folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(overrides), run_mode=mode), key))
-        except _COMPOSING:
-            return  # check and check_sweep report it
+        except _COMPOSING as error:
+            raise ConfigError(_one_line(error)) from error
     try:
         with TemporaryDirectory(dir=next(place for place in (folder, *folder.absolute().parents) if place.exists())):
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
+    return folder
 
 
 def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> Config:

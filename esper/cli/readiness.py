@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from esper.checkpoint import load
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.shard import find_device
 from esper.env.shard_pool import largest_shard
@@ -9,6 +10,7 @@ from esper.growth.compatibility import check_fit, check_output
 from esper.hosts.base import slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
+from esper.training.resume import check_data, find_checkpoint
 
 
 def ready(config: Config) -> None:
@@ -38,6 +40,8 @@ def _check_devices(config: Config) -> None:
 
 def _check_hosts(config: Config) -> None:
     task = load_task(config.task, config.host)
+    if config.resume is not None:
+        check_data(load(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
     named = f"task={config.choice('task')} host={config.choice('host')}"
     host, data = task.host(config.seed, Split.TRAINING, 0, 0), task.data
     check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)

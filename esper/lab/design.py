@@ -64,6 +64,7 @@ class Cell:
         return [
             *(override for override in self.overrides if override.startswith("sweep=")),
             f"resume={quoted(str(folder))}",
+            "hydra.output_subdir=null",
             subdir,
         ]
 

@@ -26,7 +26,8 @@ from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.play import play
-from esper.training.trainer import build_env, find_checkpoint
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import build_env
 
 POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with drawn and with most probable actions."""

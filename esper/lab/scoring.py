@@ -21,7 +21,7 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
-from esper.training.trainer import find_checkpoint
+from esper.training.resume import find_checkpoint
 
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""

@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,10 @@ from typing import Any
 
 import torch
 
-from esper.checkpoint import write_whole
+from esper.checkpoint import DiskError, write_whole
+from esper.config import ConfigError
+from esper.env.shard import find_device
+from esper.training.interrupt import Stopped
 
 FILE = "run.json"
 """Name of the file in a run's folder."""
@@ -55,63 +59,82 @@ def installed(name: str) -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor of a device."""
+    """Return the name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
 
 
 class Provenance:
-    """Records one process that works on a run, in a file that keeps all of them."""
+    """The record of one process that works on a run, in a file that keeps the records of all of them."""
 
-    def __init__(self, folder: Path, *, update: int, devices: Sequence[torch.device]) -> None:
+    def __init__(self, folder: Path, update: int, devices: Iterable[str]) -> None:
         """
         Args:
             folder: folder of the run.
             update: number of completed updates when the process starts.
-            devices: devices of the hosts.
+            devices: devices of the hosts, by their names in the config.
+
+        Raises:
+            ConfigError: the file is damaged.
         """
         self.path = folder / FILE
         self._begun = time.perf_counter(), time.process_time()
         self._before = read(self.path)
         self._record: dict[str, Any] = {
-            "command": shlex.join(["python", "-m", "esper.train", *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": platform.node(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "devices": {str(device): device_name(device) for device in devices},
+            "devices": {name: device_name(find_device(name)) for name in devices},
             "python": platform.python_version(),
             "esper": code_version(),
             "libraries": {name: installed(name) for name in LIBRARIES},
             "first_update": update,
+            "updates": update,
         }
-        self.save(update, "running")
 
-    def save(self, update: int, status: str) -> None:
+    def __enter__(self) -> "Provenance":
+        self.save(self._record["updates"])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        stopped = kind is not None and issubclass(kind, Stopped | KeyboardInterrupt)
+        with suppress(DiskError) if kind else nullcontext():  # the first error is the one to report
+            self.save(self._record["updates"], "stopped" if stopped else "failed" if kind else "finished")
+
+    def save(self, update: int, status: str = "running") -> None:
         """Write the record.
 
         Args:
             update: number of completed updates.
-            status: running, stopped or finished. A process that was killed stays at running.
+            status: running, stopped, failed or finished. A process that was killed stays at running.
 
         Raises:
             DiskError: the disk refused.
         """
         wall, cpu = self._begun
-        self._record |= {
-            "updates": update,
-            "status": status,
-            "wall_seconds": round(time.perf_counter() - wall, 2),
-            "cpu_seconds": round(time.process_time() - cpu, 2),
-        }
+        times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+        self._record |= {"updates": update, "status": status, **{name: round(value, 2) for name, value in times.items()}}
         write_whole(self.path, json.dumps([*self._before, self._record], indent=1) + "\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of all processes that worked on a run, oldest first; none if the file is missing or damaged."""
+    """Return the records of all processes that worked on a run, oldest first; none if there is no file.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    if not path.exists():
+        return []
     try:
         records = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return []
-    return records if isinstance(records, list) else []
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: move it away, a new one will be started") from error
+    if not isinstance(records, list):
+        raise ConfigError(f"{path} is damaged: move it away, a new one will be started")
+    return records

@@ -29,29 +29,27 @@ def new_folder(parent: str) -> str:
     return str(_new[parent])
 
 
-def register_resolver() -> None:
-    """Make `new_folder` known to OmegaConf. The cache hands the name to the processes of a launcher."""
-    OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
+OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
 
-def create(folder: Path) -> None:
-    """Create a folder that `new_folder` chose, under another name if it exists: two processes never share one.
+def create(folder: Path) -> Path:
+    """Create a folder that `new_folder` chose, and return it: under another name if it exists, since processes never share one.
 
-    Other folders are the choice of the user and are left alone.
+    Any other folder is the choice of the user, and is returned as it is.
 
     Raises:
         DiskError: it cannot be created.
     """
     parent = next((parent for parent, chosen in _new.items() if chosen == folder), None)
     if parent is None:
-        return
+        return folder
     with disk(f"create {folder}"):
         Path(parent).mkdir(parents=True, exist_ok=True)
         number = 1
         while True:
             try:
                 _new[parent].mkdir()
-                return
+                return _new[parent]
             except FileExistsError:
                 number += 1
                 _new[parent] = Path(parent, f"{folder.name}_{number}")

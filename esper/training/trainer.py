@@ -21,6 +21,9 @@ from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.interrupt import Stopped, stop_signals
 from esper.training.play import play
+from esper.training.provenance import Provenance
+from esper.training.resume import check_data
+from esper.training.run_folder import only_writer
 
 
 def build_env(
@@ -55,24 +58,6 @@ def build_env(
     return config.env.build(parts)
 
 
-def find_checkpoint(path: str, key: str) -> Path:
-    """Return the checkpoint file that a path names: itself, or the newest of a run's folder.
-
-    Args:
-        key: key that the path was given for, for the message.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    place = Path(path)
-    if place.is_file():
-        return place
-    newest = Checkpoints(place / CHECKPOINTS).latest()
-    if newest is None:
-        raise ConfigError(f"{key}={path} holds no checkpoint: name the folder that esper.train printed")
-    return newest
-
-
 class Trainer:
     """One run in one folder."""
 
@@ -104,10 +89,13 @@ class Trainer:
             DiskError: the disk refused; the newest checkpoint is intact.
         """
         config, (name, shared) = self.config, self._shown_as
-        with stop_signals() as asked, closing(self.env):
+        with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             self.restore()
             about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
-            with closing(config.telemetry.build(about)) as telemetry:
+            with (
+                Provenance(self.folder, self.update, config.devices) as provenance,
+                closing(config.telemetry.build(about)) as telemetry,
+            ):
                 telemetry.start(self.title(), self.hparams())
                 telemetry.costs(self.env.costs_table())
                 while self.update < config.updates:
@@ -117,6 +105,7 @@ class Trainer:
                     # Before the checkpoint: a resumed run drops what was written twice.
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
                     self.checkpoints.save(self.state_dict(), self.update)
+                    provenance.save(self.update)
                 telemetry.finish(self.rows())
 
     def collect(self, telemetry: Telemetry, asked: threading.Event) -> EpisodeRecord:
@@ -164,6 +153,7 @@ class Trainer:
         return {
             "config": to_plain(self.config),
             "update": self.update,
+            "hparams": self.env.hparams(),
             "agent": self.learner.state_dict() if self.learner else {},
             "buffer": self.buffer.state_dict(),
             "env": self.env.state_dict(),
@@ -186,6 +176,7 @@ class Trainer:
             raise ConfigError(
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
             )
+        check_data(state, self.env.hparams())
         self.update = state["update"]
         self.watch.load_state_dict(state["watch"])
         self.buffer.load_state_dict(state["buffer"])

@@ -1,7 +1,7 @@
 """Disturb many runs at places drawn at random: `python -m tests.faults --kills 1000 --faults 10000 --out FILE`.
 
-Half of the kills strike at lines of code and half at operations of the disk; the other faults share the trials alike. Prints a table
-of case by fault, and writes it as Markdown. Exit code 1 if the numbers of any run differ from those of an undisturbed one.
+Half of the kills strike at lines of code and half at operations of the disk; the other faults share the trials alike. Prints a
+table of case by fault, and writes it as Markdown. Exit code 1 if the numbers of any run differ from those of an undisturbed one.
 """
 
 import argparse

@@ -20,7 +20,7 @@ import torch
 
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.overrides import check
-from esper.config import CHECKPOINTS, Config, ConfigError, register
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.task.loading import load_task
 from esper.training.interrupt import Stopped
 from esper.training.trainer import Trainer
@@ -53,7 +53,6 @@ class Outcome:
 def config_of(case: str) -> Config:
     """Return the config of a case, after loading its data and all modules, which the forks then share."""
     importlib.import_module("torch.utils.tensorboard")
-    register()
     config = check(CASES[case].split())
     load_task(config.task, config.host)
     return config

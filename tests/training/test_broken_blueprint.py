@@ -13,7 +13,8 @@ from esper.cli.overrides import check
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
 from esper.telemetry.jsonl import read_records
-from esper.training.trainer import Trainer, find_checkpoint
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 OVERRIDES = ["hosts=2", "steps=6", "updates=3", "agent=random", "agent.wait_weight=0.2", "telemetry=quiet", "blueprint=[norm]"]

@@ -12,7 +12,8 @@ from esper.evaluate import _short, main
 from esper.lab.evaluation import Evaluation
 from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
-from esper.training.trainer import Trainer, find_checkpoint
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import Trainer
 from tests.training.test_trainer import config, newest, same, untimed
 
 WAIT = ["hosts=2", "steps=3", "agent=wait", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=40"]

@@ -25,9 +25,11 @@ from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.train import main
+from esper.training import provenance
 from esper.training.config_io import difference, from_plain, resumed, to_plain
 from esper.training.interrupt import Stopped
-from esper.training.trainer import Trainer, build_env, find_checkpoint
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import Trainer, build_env
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
@@ -218,9 +220,15 @@ def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     process.wait()
     assert newest(folder)["update"] in (1, 2, 3)
     copied = shutil.copytree(folder, tmp_path / "copied")
+    written = (folder / ".hydra/config.yaml").read_text()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["esper.train", f"resume={folder}", f"hydra.run.dir={copied}"])
+    with pytest.raises(SystemExit):
+        cli.run(main)
     monkeypatch.setattr(sys, "argv", ["esper.train", f"resume={folder}"])
     cli.run(main)
+    assert (folder / ".hydra/config.yaml").read_text() == written
+    assert [record["status"] for record in provenance.read(folder / provenance.FILE)] == ["running", "finished"]
     assert not (tmp_path / "multirun").exists()
     Trainer(config(), copied).run()
     for resumed_run in (folder, copied):

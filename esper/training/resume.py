@@ -1,0 +1,59 @@
+"""Resuming a run: its newest checkpoint, and its config with the changes that the command asks for."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.checkpoint import Checkpoints, load
+from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.training.config_io import from_plain, resumed
+
+
+def find_checkpoint(path: str, key: str) -> Path:
+    """Return the checkpoint file that a path names: itself, or the newest of a run's folder.
+
+    Args:
+        key: key that the path was given for, for the message.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = Path(path)
+    if place.is_file():
+        return place
+    newest = Checkpoints(place / CHECKPOINTS).latest()
+    if newest is None:
+        raise ConfigError(f"{key}={path} holds no checkpoint: name the folder that esper.train printed")
+    return newest
+
+
+def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
+    """Check that a run resumes on the data that it was started with.
+
+    Args:
+        state: the state in its checkpoint.
+        found: what `Environment.hparams` returns now.
+
+    Raises:
+        ConfigError: the data differ.
+    """
+    for name, now in found.items():
+        before = state["hparams"].get(name, now)
+        if before != now:
+            raise ConfigError(
+                f"the run was started on other data (fingerprint {before}, now {now}): restore the data, or start a new run"
+            )
+
+
+def continued(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the config of the run that a config resumes, with the changes that its overrides ask for.
+
+    A config that resumes nothing is returned as it is.
+
+    Raises:
+        ConfigError: the run cannot be resumed in this way.
+    """
+    if config.resume is None:
+        return config
+    saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
+    return resumed(saved, config, [override for override in overrides if not override.startswith("sweep=")])
