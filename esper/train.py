@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.config import CONF, typed
 from esper.env.shard_pool import limit_cores
-from esper.lab.launch import run_context
+from esper.lab.launch import end_with_parent, run_context
 from esper.plugins import load_plugins
 from esper.training.resume import continued
 
@@ -27,6 +27,8 @@ def main(cfg: DictConfig) -> None:
     folder = Path(HydraConfig.get().runtime.output_dir)
     context = run_context(HydraConfig.get())
     limit_cores(context.cores)
+    if context.worker:
+        end_with_parent()
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         try:
@@ -36,7 +38,16 @@ def main(cfg: DictConfig) -> None:
             Trainer(config, folder, name=context.name, shared=context.shared).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
-            print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
+            sweep = HydraConfig.get().sweep.dir if context.name else None
+            remedy = (
+                f"repeat the command with hydra.sweep.dir={sweep}"
+                if sweep
+                else f"go on with: python -m esper.train resume={folder}"
+            )
+            print(f"esper: {stopped}; {remedy}", file=sys.stderr)
+            sys.exit(130)
+        except KeyboardInterrupt:  # a second Ctrl-C
+            print(f"esper: interrupted; the last update is saved, see {folder}", file=sys.stderr)
             sys.exit(130)
         except SeedError as error:  # what is wrong stands in somebody's blueprint, and the traceback says where
             traceback.print_exception(error.error)

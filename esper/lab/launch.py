@@ -5,9 +5,14 @@ were alone on its machine.
 """
 
 import logging
+import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
+from esper.config import ConfigError
 from esper.env.shard_pool import all_cores
 from esper.lab.design import Cell
 
@@ -33,6 +39,8 @@ class RunContext:
     """If true, other runs write to the same terminal at the same time."""
     cores: int | None = None
     """Number of cores to use, at least 1; None for all."""
+    worker: bool = False
+    """If true, this process works for another one on this machine, and should end with it."""
 
 
 def run_context(hydra: Any) -> RunContext:
@@ -45,7 +53,24 @@ def run_context(hydra: Any) -> RunContext:
         return RunContext()
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
-    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores)
+    worker = kind == "JoblibLauncher"
+    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker)
+
+
+@cache
+def end_with_parent() -> None:
+    """Watch the process that started this one, and end this one when it has died: kills lose nothing.
+
+    joblib's workers would finish their runs, hold the locks of their folders until then, and stay.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end_with_parent").start()
 
 
 def cores_each(launcher: Any) -> int | None:
@@ -110,6 +135,11 @@ class CellSweeper(Sweeper):
         for batch in _batches(jobs, launcher):
             try:
                 found = self.launcher.launch(batch, initial_job_idx=done + len(results))
+            except BrokenProcessPool as error:
+                raise ConfigError(
+                    "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
+                    f"repeat the command with hydra.sweep.dir={self.folder}"
+                ) from error
             except Exception as error:
                 if not type(error).__module__.startswith("submitit."):
                     raise

@@ -19,6 +19,7 @@ from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint
@@ -88,6 +89,7 @@ def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
     if cores is not None:
         warn_plainly()
         limit_cores(cores)
+        end_with_parent()
     return scoring.scores(run)
 
 
