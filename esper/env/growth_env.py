@@ -131,7 +131,7 @@ class GrowthEnv(Environment):
         self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints.values()])
         self.chosen_S = slots.chosen(self.layout.slot_names)
         self.max_seeds = slots.max_seeds or int(self.chosen_S.sum())
-        check_blueprints(blueprints, [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used], type(task).__name__)
+        check_blueprints(blueprints, [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used], "this task")
         self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints.values()])
         self.signals: StepSignals | None = None
 
