@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 
 LIMIT = 180.0
 """Time after which a command counts as hung [s]."""
@@ -91,3 +92,10 @@ class Forked:
         """Wait for the end, and return stdout and stderr."""
         self.wait(timeout)
         return self._out.read_text(), self._err.read_text()
+
+
+def run_forked(module: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
+    """Run a command in a fork to its end, as `subprocess.run` does."""
+    process = Forked(module, *arguments, cwd=cwd, env=env)
+    out, err = process.communicate()
+    return CompletedProcess([module, *arguments], process.wait(), out, err)
