@@ -15,7 +15,7 @@ from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, execute, legal_slo
 from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.guard import Guard
-from esper.env.host_sampler import HostSampler
+from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.shard import DeviceConfig, TrainReport
 from esper.env.shard_pool import ShardPool
 from esper.governor.base import Governor
@@ -157,7 +157,7 @@ class GrowthEnv(Environment):
         self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
+        self.potential_NSK = self.pool.potential(self.order())
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -276,20 +276,16 @@ class GrowthEnv(Environment):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
         if self._informed_K[kind_N[germinates_N]].any():
-            self.pool.capture(self.orders(), draws_NI3=self.draws())
+            self.pool.capture(self.order())
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
             self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
-    def orders(self) -> npt.NDArray[np.int64]:
-        """Return the order of each host's training samples in this epoch `[N, I]`."""
-        return self.sampler.orders(self.time, self.views)
-
-    def draws(self) -> npt.NDArray[np.uint8] | None:
-        """Return how each image of the epoch is moved `[N, I, 3]`; None for tasks without augmentation."""
-        return self.sampler.draws(self.time)
+    def order(self) -> EpochOrder:
+        """Return the order of each host's training samples in this epoch."""
+        return self.sampler.order(self.time, self.views)
 
     def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
         """Train every host, and measure it with and without each seed, and by the plans of this step.
@@ -303,9 +299,7 @@ class GrowthEnv(Environment):
         asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
         probe = self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
-        report, measured, potential_NSK = self.pool.epoch(
-            self.orders(), asked.alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
-        )
+        report, measured, potential_NSK = self.pool.epoch(self.order(), asked.alpha_VNS, probe=probe, retired_N=retired_N)
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         seen = worth(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)

@@ -54,14 +54,14 @@ def test_without_twins_hosts_are_the_first_of_each_group(make_env):
     for env in (many, few):
         env.reset(seed=1)
     assert many.sampler.instances()[::3] == few.sampler.instances()
-    assert np.array_equal(many.orders()[::3], few.orders())
-    assert np.array_equal(many.orders(), np.repeat(few.orders(), 3, axis=0))
+    assert np.array_equal(many.order().samples_NI[::3], few.order().samples_NI)
+    assert np.array_equal(many.order().samples_NI, np.repeat(few.order().samples_NI, 3, axis=0))
 
 
 def test_twins_share_augmentation_draws(small_task, monkeypatch):
     monkeypatch.setattr(small_task, "augmentation", Augmentation(padding=1, flip=False))
     cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2)
-    draws = cohort.draws(0)
+    draws = cohort.order(0, cohort.views()).draws_NI3
     assert draws.shape == (4, cohort.samples_per_epoch, 3)
     assert np.array_equal(draws[0], draws[1])
     assert not np.array_equal(draws[1], draws[2])
