@@ -13,7 +13,7 @@ from esper.task.instances import Split
 
 @pytest.fixture
 def twins(make_env):
-    env = make_env(6, 8, slots=EveryBlockConfig(min_prune_age=1), twins=3)
+    env = make_env(6, 8, slots=EveryBlockConfig(min_prune_age=1), num_twins=3)
     env.reset(seed=3)
     return env
 
@@ -50,7 +50,7 @@ def test_twins_with_the_same_seed_get_the_same_weights(twins, plan_actions):
 
 def test_without_twins_hosts_are_the_first_of_each_group(make_env):
     """Hosts of a run with twins are hosts of a run without."""
-    many, few = make_env(6, 4, twins=3), make_env(2, 4)
+    many, few = make_env(6, 4, num_twins=3), make_env(2, 4)
     for env in (many, few):
         env.reset(seed=1)
     assert many.sampler.instances()[::3] == few.sampler.instances()
