@@ -88,7 +88,7 @@ class GrowthEnv(Environment):
         self.chosen_S = self.slots.chosen(self.layout.slot_names)
         self.max_seeds = self.slots.max_seeds or int(self.chosen_S.sum())
         used = [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used]
-        check_blueprints(parts.blueprints, used, type(task).__name__)
+        check_blueprints(parts.blueprints, used, type(parts.task).__name__)
         self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints])
         self.signals: StepSignals | None = None
 

@@ -93,5 +93,5 @@ def test_seeds_of_every_blueprint_train_and_stay_finite(small_task, layout):
 
 def test_an_incompatible_blueprint_is_refused_at_construction(small_task):
     task = with_hosts(small_task, "sequences")
-    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of Images: it grows in images"):
+    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of DigitsConfig: it grows in images"):
         env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)
