@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> None:
             print(f"esper: {stopped}; go on with: python -m esper.train resume={folder}", file=sys.stderr)
             sys.exit(130)
         except SeedError as error:  # what is wrong stands in somebody's blueprint, and the traceback says where
-            traceback.print_exception(error.error)
+            traceback.print_exception(error.__cause__)
             print(
                 f"esper: {error}; all updates before it are saved, and once the blueprint is mended the run goes on as "
                 f"if nothing had been, with: python -m esper.train resume={folder}",

@@ -163,23 +163,24 @@ class EnvParts:
     task: TaskConfig
     host: HostConfig
     slots: SlotsConfig
-    gates: GatesConfig
-    heads: HeadsConfig
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
     blueprints: Mapping[str, BlueprintConfig]
     reward: RewardConfig
     governor: GovernorConfig
     devices: Mapping[str, DeviceConfig]
-    counterfactuals: CounterfactualsConfig
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     gamma: float
     """Discount, which potential-based shaping needs."""
     num_hosts: int
     num_steps: int
-    seed: int
-    split: Split
-    num_twins: int
-    trains: bool
+    seed: int = 0
+    split: Split = Split.TRAINING
+    num_twins: int = 1
+    """Consecutive hosts with the same name, a divisor of N; see `HostSampler`."""
+    trains: bool = True
     """True for the hosts of a training run; false where controllers are compared, all paid by one mode."""
-    test_at_end: bool
+    test_at_end: bool = False
     """Measure the test part at the end of each episode."""
 
 

@@ -84,6 +84,7 @@ class Trainer:
             shared: true if other runs write to the same terminal.
         """
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
+        self._plain = to_plain(config)  # takes as long as a short update
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins)
         self.buffer = config.buffer.build()
@@ -162,7 +163,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later process needs to resume exactly: hosts and noise are known by their names."""
         return {
-            "config": to_plain(self.config),
+            "config": self._plain,
             "update": self.update,
             "agent": self.learner.state_dict() if self.learner else {},
             "buffer": self.buffer.state_dict(),
@@ -197,7 +198,7 @@ class Trainer:
 
     def title(self) -> str:
         """Return one line on the run."""
-        config, choices = self.config, to_plain(self.config)["choices"]
+        config, choices = self.config, self._plain["choices"]
         setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
             setting, reward = choices["task"], f"reward {choices['reward']}, "
@@ -207,7 +208,7 @@ class Trainer:
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the values that tell this run from others."""
-        choices = to_plain(self.config)["choices"]
+        choices = self._plain["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config
         return {"seed": config.seed, "hosts": config.hosts, "steps": config.steps, **named, **self.env.hparams()}
