@@ -100,7 +100,7 @@ def _import(name: str) -> None:
     path = Path(name).absolute()
     is_file = name.endswith(".py") and path.is_file()
     if is_file and str(path.parent) not in sys.path:
-        # Last, so that it hides no other module; in the environment too, for the processes of launchers.
+        # Last, to hide no other module; also in the environment, for the processes of launchers.
         sys.path.append(str(path.parent))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path.parent)]))
     try:
@@ -118,7 +118,7 @@ def _import(name: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """Return the error in one line, with the place in the plugin; one that is written for people stands as it is."""
+    """Return an error in one line, with its place in the plugin unless its message is for the user."""
     message = " ".join(str(error).split())
     if isinstance(error, ConfigError):
         return message

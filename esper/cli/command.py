@@ -102,12 +102,12 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     warn_plainly()
-    many = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants flags first, overrides together
-    typed = [word for word in sys.argv[1:] if word not in many]
+    flags = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
+    typed = [argument for argument in sys.argv[1:] if argument not in flags]
     with in_one_sentence():
         load_parts(typed)
-        _check_sweep(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
-    sys.argv[1:] = [*many[:1], *spelled_out(typed)]
+        _check_sweep(typed, many=bool(flags) or "hydra.mode=MULTIRUN" in typed)
+    sys.argv[1:] = [*flags[:1], *spelled_out(typed)]
     args = get_args_parser().parse_args()
     if args.help:
         print(help_text(main.__doc__ or ""))
