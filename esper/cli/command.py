@@ -13,7 +13,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.help import help_text
-from esper.cli.overrides import check, check_folder, check_sweep, quoted
+from esper.cli.overrides import check, check_sweep, quoted
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, SWEEPS, ConfigError
 from esper.plugins import load_plugins, split_plugins
@@ -102,15 +102,15 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     warn_plainly()
-    many = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants flags first, overrides together
-    typed = [word for word in sys.argv[1:] if word not in many]
+    flags = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
+    typed = [argument for argument in sys.argv[1:] if argument not in flags]
     with in_one_sentence():
         load_parts(typed)
-        _check_sweep(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
-    sys.argv[1:] = [*many[:1], *spelled_out(typed)]
+        _check_sweep(typed, many=bool(flags) or "hydra.mode=MULTIRUN" in typed)
+    sys.argv[1:] = [*flags[:1], *spelled_out(typed)]
     args = get_args_parser().parse_args()
     if args.help:
-        print(help_text(main.__doc__ or "", check([])))
+        print(help_text(main.__doc__ or ""))
         return
     elsewhere = args.config_path is not None or args.experimental_rerun is not None
     if not (args.hydra_help or args.shell_completion or args.info is not None or elsewhere):
@@ -126,7 +126,6 @@ def run(main: Callable[[], None]) -> None:
 
 def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> None:
     """Compose what is about to run, and check that this machine can run it."""
-    check_folder(overrides, config_name=config_name, many=many)
     configs = check_sweep(overrides, config_name=config_name) if many else [check(overrides, config_name=config_name)]
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")

@@ -6,7 +6,7 @@ then keys are applied one by one, so that the first mistake is known.
 """
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.help import in_words
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, typed
-from esper.training.config_io import to_plain
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
+from esper.training.config_io import dotted, to_plain
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -49,13 +49,13 @@ def quoted(value: str) -> str:
 
 
 def check(overrides: list[str], *, config_name: str = "config") -> Config:
-    """Return the typed config of one run.
+    """Return the typed config of one run, after checking that its folder can be written.
 
     Raises:
         ConfigError: the overrides give no config that can be run.
     """
     with hydra_at_conf() as loader:
-        return _job(loader, overrides, config_name)
+        return _job(loader, overrides, config_name, alone=True)
 
 
 def check_over(saved: Config, overrides: list[str]) -> Config:
@@ -105,6 +105,7 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
         except _COMPOSING as error:
             _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
+        _check_folder(sweep, "hydra.sweep.dir")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
@@ -117,18 +118,12 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
         return [_job(loader, job, config_name) for job in _jobs([*_parsed(loader, arms), *parsed])]
 
 
-def check_folder(overrides: list[str], *, config_name: str = "config", many: bool = False) -> None:
-    """Check that a command can write into its folder, and leave the folder as it was.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    mode, key = (RunMode.MULTIRUN, "hydra.sweep.dir") if many else (RunMode.RUN, "hydra.run.dir")
-    with hydra_at_conf() as loader:
-        try:
-            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(overrides), run_mode=mode), key))
-        except _COMPOSING:
-            return  # check and check_sweep report it
+def _check_folder(cfg: DictConfig, key: str) -> None:
+    """Check that a command can write into the folder which a key of its config names, and leave the folder as it was."""
+    try:
+        folder = Path(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
     try:
         with TemporaryDirectory(dir=next(place for place in (folder, *folder.absolute().parents) if place.exists())):
             pass
@@ -137,13 +132,16 @@ def check_folder(overrides: list[str], *, config_name: str = "config", many: boo
         raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
 
 
-def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> Config:
+def _job(loader: ConfigLoader, overrides: list[str], config_name: str, *, alone: bool = False) -> Config:
+    """Return the config of one run; `alone` if it is no job of a sweep."""
     groups, keys = _split(loader, _parsed(loader, overrides))
     cfg, choices = _composed(_typed_so(groups), config_name)
     _apply(loader, cfg, keys)
+    if alone:
+        _check_folder(cfg, "hydra.run.dir")
     config = _without_hydra(cfg, choices)
     for override in overrides:
-        if re.split(r"[=.@]", override.lstrip("+~"), maxsplit=1)[0] in config.env.ignores:
+        if root_key(override) in config.env.ignores:
             raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
     return config
 
@@ -270,19 +268,11 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
 def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
     where, _, name = key.rpartition(".")
-    elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and not path.startswith("hydra.")]
+    elsewhere = [
+        path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
+    ]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
     return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
-
-
-def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
-    """Yield every dotted key of a config, but none below missing values and interpolations."""
-    for key in map(str, cfg):
-        yield f"{path}{key}"
-        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
-            child: Any = cfg[key]
-            if isinstance(child, DictConfig):
-                yield from _paths(child, f"{path}{key}.")
 
 
 def _kind(cfg: DictConfig, key: str) -> str:
