@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RENAMED = {"again/block": "aa_control/block"}
 """Part of a path in the earlier tree -> its name in this one."""
-DROPPED = {"/agent/returns", "policy/core_c"}
+DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/"}
 """Parts of paths that were removed on purpose and may be missing."""
-ADDED = {"policy/skipped_fraction"}
+ADDED = {"policy/skipped_fraction", "/watch/streaks/"}
 """Parts of paths that the earlier tree may lack."""
 
 
