@@ -85,8 +85,8 @@ class ScheduleConfig(AgentConfig):
     """Time to germinate, at least 0 [host epochs]; later if it is not legal yet, and again if the seed is lost."""
     actions: list[ActionConfig] = field(default_factory=lambda: list[ActionConfig]())
     """List of actions that replaces the one seed, as in [{at: 0, op: germinate, slot: 1, blueprint: norm}, {at: 6, op: fossilize,
-    slot: 1}]. Each host takes one action per host epoch: the first in the list that is due and legal. Where none is, seeds advance,
-    unless the list has an op=advance."""
+    slot: 1}]. Each host takes one action per host epoch: the first in the list that is due and legal. Where none is, seeds
+    advance, unless the list has an op=advance."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
