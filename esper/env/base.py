@@ -20,7 +20,6 @@ from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
-from esper.reward.audit import Audit
 from esper.reward.modes import RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.task.base import TaskConfig
@@ -41,8 +40,6 @@ class EpisodeRecord:
     """Undiscounted sum of rewards so far [points]."""
     instance: list[str] = field(default_factory=list[str])
     """Kind of each host; known at the end."""
-    audit: Audit | None = None
-    """Reward-hacking checks; None before the end, and in an environment that has none."""
     ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
     """Count of each operation carried out."""
     fossilized: int = 0

@@ -74,6 +74,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/learning_rate", "1", "Learning rate of this update."),
     Metric("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
     Metric("policy/minibatches_skipped", "count", "Minibatches of this update left out, since the policy had moved far enough."),
+    Metric("policy/skipped_fraction", "fraction", "The same, as a share of all minibatches of the update."),
     Metric("policy/minibatches_nonfinite", "count", "Minibatches dropped, since a loss or a gradient was not finite."),
     Metric("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     Metric("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),

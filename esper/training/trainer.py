@@ -17,6 +17,7 @@ from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
+from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.interrupt import Stopped, stop_signals
@@ -92,7 +93,7 @@ class Trainer:
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
-        self.watch, self.findings = config.telemetry.anomalies.build(), Findings()
+        self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
         self._last: EpisodeRecord | None = None
         self._log = DecisionLog(self.env.layout, 0)
@@ -153,8 +154,8 @@ class Trainer:
         begun = time.perf_counter()
         metrics = self.learner.learn(self.update / self.config.updates)
         metrics["time/update_seconds"] = time.perf_counter() - begun
-        if self.learner.stats is not None:
-            self.findings = self.watch.look(self.update + 1, self.learner.stats, episode.audit)
+        if any(tag.startswith("policy/") for tag in metrics):
+            self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
