@@ -152,11 +152,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers_run_alike_and_report_failures(launcher: str, plain: Path, tmp_path: Path) -> None:
+def test_launchers_run_alike_and_report_failures(
+    launcher: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """joblib must run two arms; of the others, which lose or wrap the exit of a run, the second one fails."""
     package, overrides = LAUNCHERS[launcher]
     if not find_spec(package):
         pytest.skip(f"{package} is not installed")
+    if launcher == "submitit_local":  # it waits 15 s for the result of a failed job
+        monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)
     second = "agent.hidden=32" if launcher == "joblib" else BROKEN
     done = sweep(launcher, tmp_path, f'{{fine: {FINE}, second: "{second}"}}', *overrides)
     measured, weights = read(tmp_path / "out/fine/block-00")

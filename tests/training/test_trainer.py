@@ -346,7 +346,7 @@ def test_a_plain_config_of_another_version_is_refused():
     plain["options"]["reward"] = "of_the_future"
     with pytest.raises(ConfigError, match=r"reward=of_the_future is not an option here.*start a new run"):
         from_plain(plain)
-    del plain["values"]["gates"]
+    plain["values"]["gates"]["of_the_future"] = 1
     plain["options"]["reward"] = "shaped"
     with pytest.raises(ConfigError, match="another version"):
         from_plain(plain)
