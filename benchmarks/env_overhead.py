@@ -19,7 +19,8 @@ import torch
 from paired_timing import in_turn, ratio, timed
 
 from esper.env.actions import Head
-from esper.env.growth_env import GrowthEnv
+from esper.env.base import EnvParts
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
@@ -45,22 +46,25 @@ def step(env: GrowthEnv) -> None:
 def bare(env: GrowthEnv, *, probe: bool = False) -> None:
     """Train one epoch by the shards alone."""
     no_seeds = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
-    env.pool.epoch(env.orders(), no_seeds, probe=probe)
+    env.pool.epoch(env.order(), no_seeds, probe=probe)
     env.time += 1
 
 
 def make(num_hosts: int, epochs: int) -> GrowthEnv:
     """Build an environment whose episode does not end within the benchmark."""
-    env = GrowthEnv(
-        task=DigitsConfig().build(CNNConfig()),
+    parts = EnvParts(
+        task=DigitsConfig(),
+        host=CNNConfig(),
         slots=OneSeedConfig(),
         blueprints=BLUEPRINTS,
-        reward=ShapedConfig().build(gamma=0.99),
-        governor=WatchdogConfig().build(num_classes=10),
+        reward=ShapedConfig(),
+        governor=WatchdogConfig(),
         devices={"cpu": DeviceConfig()},
+        gamma=0.99,
         num_hosts=num_hosts,
         num_steps=10 * epochs,
     )
+    env = GrowthConfig().build(parts)
     env.reset()
     return env
 

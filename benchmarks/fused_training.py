@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from paired_timing import in_turn, print_comparison
 from torch import nn
 
+from esper.env.host_sampler import EpochOrder
 from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.seeding import stream
@@ -40,7 +41,8 @@ class Fused:
     def train(self, epochs: int) -> None:
         """Train every host for some epochs."""
         for epoch in range(self.epoch, self.epoch + epochs):
-            self.shard.train_epoch(np.stack([order_of(host, epoch, self.samples) for host in range(self.shard.members)]))
+            orders = np.stack([order_of(host, epoch, self.samples) for host in range(self.shard.members)])
+            self.shard.train_epoch(EpochOrder(orders))
         self.epoch += epochs
 
     def accuracy(self) -> float:

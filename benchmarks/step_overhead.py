@@ -20,7 +20,8 @@ import torch
 from env_overhead import BLUEPRINTS
 
 from esper.config import GROUPS
-from esper.env.growth_env import GrowthEnv
+from esper.env.base import EnvParts
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
@@ -35,17 +36,20 @@ from esper.task.digits import DigitsConfig
 
 def make(num_hosts: int, reward: RewardConfig) -> GrowthEnv:
     """Build an environment with a slot in every block."""
-    env = GrowthEnv(
-        task=DigitsConfig().build(CNNConfig()),
+    parts = EnvParts(
+        task=DigitsConfig(),
+        host=CNNConfig(),
         slots=EveryBlockConfig(),
         gates=StrictConfig(),
         blueprints=BLUEPRINTS,
-        reward=reward.build(gamma=0.99),
-        governor=WatchdogConfig().build(num_classes=10),
+        reward=reward,
+        governor=WatchdogConfig(),
         devices={"cpu": DeviceConfig()},
+        gamma=0.99,
         num_hosts=num_hosts,
         num_steps=20,
     )
+    env = GrowthConfig().build(parts)
     env.reset()
     return env
 

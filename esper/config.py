@@ -3,6 +3,7 @@
 Defaults live in the dataclasses beside the parts; YAML files hold choices only. Nothing behind `typed` knows Hydra.
 """
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ from esper.lifecycle.slots import (
     ThreeConfig,
 )
 from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.ranges import check_ranges
 from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -122,12 +124,7 @@ class Config(Chosen):
     def __post_init__(self) -> None:
         self.choices = {}
         self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]
-        for name, seed in (("seed", self.seed), ("policy_seed", self.policy_seed)):
-            if seed is not None and seed < 0:
-                raise ValueError(f"{name} must be 0 or more, got {seed}")
-        for name in ("updates", "hosts", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        check_ranges("", self, {"[0, inf]": ["seed", "policy_seed"], "[1, inf]": ["updates", "hosts", "steps"]})
         if self.task.samples not in self.host.samples:
             fitting = [f"host={name}" for name, kind in HOSTS.items() if self.task.samples in kind.samples]
             raise ValueError(
@@ -311,6 +308,11 @@ def did_you_mean(name: str, known: list[str]) -> str:
     """Return the end of a sentence that suggests the closest known name; empty if none is close."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def root_key(override: str) -> str:
+    """Return the group, or the first part of the key, that an override sets."""
+    return re.split(r"[=.@:]", override.lstrip("+~"), maxsplit=1)[0].strip()
 
 
 def renamed(key: str) -> str | None:

@@ -11,7 +11,6 @@ transfer.
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +24,8 @@ from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
+from esper.ranges import check_ranges
+from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
 
 
@@ -49,10 +50,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
-        if self.hosts < 2:
-            raise ValueError(f"hosts must be at least 2, got {self.hosts}: one host gives no interval")
-        if self.episode < 0:
-            raise ValueError(f"episode must be at least 0, got {self.episode}")
+        check_ranges("", self, {"[2, inf]": ["hosts"], "[0, inf]": ["episode"]})
         known = [*POLICIES, REPLAY, *standalone_agents()]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
@@ -86,7 +84,7 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
     for column in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
         table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        cells = [_cell(row[key]) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
+        cells = [str(Interval(**row[key])) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
         flops = (_short(row[key]) for key in ("flops", "training_flops"))
         table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
     console.print(table)
@@ -97,12 +95,6 @@ CAPTION = (
     "test split; params: parameters of the seeds kept; FLOPs: per sample of the committed network, and of training it."
 )
 FLOPS = ("FLOPs", "to train")
-
-
-def _cell(interval: Mapping[str, float]) -> str:
-    if not math.isfinite(interval["mean"]):
-        return "-"
-    return f"{interval['mean']:.1f} ± {(interval['high'] - interval['low']) / 2:.1f}"
 
 
 def _short(value: float) -> str:

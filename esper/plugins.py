@@ -14,9 +14,11 @@ from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
-from esper.config import GROUPS, MANY, Config, ConfigError, did_you_mean, store_option
+import yaml
+
+from esper.config import GROUPS, MANY, Config, ConfigError, did_you_mean, root_key, store_option
 from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
@@ -24,7 +26,6 @@ ENTRY_POINTS = "esper.parts"
 CLOSED = ("devices", "telemetry")
 """Groups that take no parts from outside."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
-_loaded: set[str] = set()
 
 
 def register(group: str, name: str, config: Any) -> None:
@@ -78,15 +79,8 @@ def load_plugins(names: Iterable[str]) -> None:
         ConfigError: one cannot be imported, or its parts cannot be registered.
     """
     _load_installed()
-    modules = [(name, Path(name).stem if name.endswith(".py") else name) for name in dict.fromkeys(names)]
-    named: dict[str, str] = {}
-    for name, module in modules:
-        if (other := named.setdefault(module, name)) != name:
-            raise ConfigError(f"plugins {other} and {name} are both called {module}: rename one")
-    for name, module in modules:
-        if module not in _loaded:
-            _import(name, module)
-            _loaded.add(module)
+    for name in names:
+        _import(name)
 
 
 @cache
@@ -100,12 +94,13 @@ def _load_installed() -> None:
             ) from error
 
 
-def _import(name: str, module: str) -> None:
+def _import(name: str) -> None:
     """Import one plugin. A recorded file that has moved is looked for by its module's name."""
+    module = Path(name).stem if name.endswith(".py") else name
     path = Path(name).absolute()
     is_file = name.endswith(".py") and path.is_file()
     if is_file and str(path.parent) not in sys.path:
-        # Last, so that it hides no other module; in the environment too, for the processes of launchers.
+        # Last, to hide no other module; also in the environment, for the processes of launchers.
         sys.path.append(str(path.parent))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path.parent)]))
     try:
@@ -123,7 +118,7 @@ def _import(name: str, module: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """Return the error in one line, with the place in the plugin; one that is written for people stands as it is."""
+    """Return an error in one line, with its place in the plugin unless its message is for the user."""
     message = " ".join(str(error).split())
     if isinstance(error, ConfigError):
         return message
@@ -143,14 +138,17 @@ def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     names: list[str] = []
     others: list[str] = []
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if key.strip().lstrip("+") != "plugins" or not equals:
+        if root_key(override) != "plugins":
             others.append(override)
             continue
-        found = re.fullmatch(r"\s*\[(.*)\]\s*", value, re.DOTALL)
-        if not found:
+        value = override.partition("=")[2]
+        try:
+            found = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found = None
+        if not isinstance(found, list):
             raise ConfigError(
                 f"plugins must be a list, got {value}: write 'plugins=[my_parts]' or 'plugins=[path/to/my_parts.py]'"
             )
-        names += [name for part in found[1].split(",") if (name := part.strip().strip("'\""))]
+        names += map(str, cast(list[object], found))
     return names, others

@@ -10,7 +10,7 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
     """Raise ValueError for the first field of a config dataclass that is outside its range; None is in every range.
 
     Args:
-        prefix: the config's key, such as agent.
+        prefix: the config's key, such as agent; empty for the keys of a command.
         ranges: names of fields by interval, as in {"(0, 1]": ["clip"]}. An interval open at inf takes finite values only.
     """
     defaults = {field.name: field.default for field in fields(config)}
@@ -21,9 +21,8 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
             above = value is None or value > low or (interval[0] == "[" and value == low)
             below = value is None or value < high or (interval[-1] == "]" and value == high)
             if not (above and below):
-                raise ValueError(
-                    f"{prefix}.{name} must be {_in_english(interval, low, high)}, got {value}: the default is {defaults[name]}"
-                )
+                key, allowed = f"{prefix}.{name}".lstrip("."), _in_english(interval, low, high)
+                raise ValueError(f"{key} must be {allowed}, got {value}: the default is {defaults[name]}")
 
 
 def _in_english(interval: str, low: float, high: float) -> str:

@@ -38,19 +38,13 @@ def main(cfg: DictConfig) -> None:
             Trainer(config, folder, name=context.name, shared=context.shared).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
-            sweep = HydraConfig.get().sweep.dir if context.name else None
-            remedy = (
-                f"repeat the command with hydra.sweep.dir={sweep}"
-                if sweep
-                else f"go on with: python -m esper.train resume={folder}"
-            )
+            remedy = f"go on with: python -m esper.train resume={folder}"
+            if context.name:
+                remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
             sys.exit(130)
-        except KeyboardInterrupt:  # a second Ctrl-C
-            print(f"esper: interrupted; the last update is saved, see {folder}", file=sys.stderr)
-            sys.exit(130)
         except SeedError as error:  # what is wrong stands in somebody's blueprint, and the traceback says where
-            traceback.print_exception(error.error)
+            traceback.print_exception(error.__cause__)
             print(
                 f"esper: {error}; all updates before it are saved, and once the blueprint is mended the run goes on as "
                 f"if nothing had been, with: python -m esper.train resume={folder}",

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from copy import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,12 +26,14 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     store = ConfigStore.instance()
     tables = [*GROUPS.values(), WRITERS, *(store.repo[group] for group in (*GROUPS, *ALIASES))]
     before = [copy(table) for table in tables]
-    monkeypatch.setattr(plugins, "_loaded", set())
+    imported: list[str] = []
+    load = plugins._import
+    monkeypatch.setattr(plugins, "_import", lambda name: (imported.append(name), load(name)))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     yield
     for table, kept in zip(tables, before, strict=True):
         table.clear()
         table.update(kept)
-    for name in plugins._loaded:
-        sys.modules.pop(name, None)
+    for name in imported:
+        sys.modules.pop(Path(name).stem if name.endswith(".py") else name, None)

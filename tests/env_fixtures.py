@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from esper.env.actions import PINNED, Head
+from esper.env.base import EnvParts
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
@@ -86,17 +87,20 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
         blueprints: dict[str, BlueprintConfig] | None = None,
         **others: Any,
     ) -> GrowthEnv:
-        env = GrowthEnv(
-            task=small_task,
+        parts = EnvParts(
+            task=DigitsConfig(),
+            host=CNNConfig(),
             slots=slots or EveryBlockConfig(),
             blueprints=blueprints or BLUEPRINTS,
-            reward=(reward or ShapedConfig()).build(gamma=gamma),
-            governor=(governor or WatchdogConfig()).build(num_classes=10),
+            reward=reward or ShapedConfig(),
+            governor=governor or WatchdogConfig(),
             devices={"cpu": DeviceConfig(members_per_shard=members_per_shard)},
+            gamma=gamma,
             num_hosts=hosts,
             num_steps=steps,
             **others,
         )
+        env = GrowthEnv(small_task, parts)
         made.append(env)
         return env
 

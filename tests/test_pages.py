@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ONLY_AFTER_ANOMALIES = "events.jsonl"
@@ -50,8 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder."""
     place = tmp_path_factory.mktemp("run") / "here"
     words = ["hosts=2", "steps=6", "updates=1", "agent=schedule", "devices=[cpu]", f"hydra.run.dir={place}"]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "esper.train", *words], env=env, capture_output=True, text=True, check=False)
+    done = run_forked("esper.train", *words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return place
 

@@ -128,14 +128,17 @@ def test_a_plugin_that_is_not_there_or_not_alone_is_one_sentence(tmp_path: Path)
     (tmp_path / "json.py").write_text("")
     with pytest.raises(ConfigError, match=r"json\.py\] shares its name with the module .*: rename the file"):
         load_plugins([str(tmp_path / "json.py")])
-    with pytest.raises(ConfigError, match=r"plugins a/parts\.py and b/parts\.py are both called parts: rename one"):
-        load_plugins(["a/parts.py", "b/parts.py"])
+    files = [tmp_path / folder / "own_parts_twice.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("")
+    with pytest.raises(ConfigError, match=rf"\[{files[1]}\] shares its name with the module {files[0]}: rename the file"):
+        load_plugins(map(str, files))
 
 
 def forget() -> None:
     """As a new process: the plugin's module and option are gone."""
     GROUPS["reward"].pop("mine")
-    plugins._loaded.clear()
     sys.modules.pop("my_own_parts")
 
 

@@ -54,9 +54,6 @@ class Learner(Controller, Protocol):
     Inherit from it to get defaults for everything but `learn` and the state.
     """
 
-    stats: Any = None
-    """Statistics of the newest update, for the anomaly rules; None if there are none."""
-
     def begin(self, update: int) -> None:
         """Prepare for the episode from which update number `update` (from 0) learns."""
 

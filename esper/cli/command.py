@@ -13,7 +13,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.help import help_text
-from esper.cli.overrides import check, check_folder, check_sweep, quoted
+from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, SWEEPS, ConfigError
 from esper.plugins import load_plugins, split_plugins
@@ -27,7 +27,10 @@ FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
 
 @contextmanager
 def in_one_sentence() -> Generator[None]:
-    """Turn an error for the user into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback."""
+    """Turn an error for the user into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback.
+
+    Ctrl-C and a closed output are one line too, with exit codes 130 and 1.
+    """
     try:
         yield
     except FOR_PEOPLE as error:
@@ -35,6 +38,13 @@ def in_one_sentence() -> Generator[None]:
             traceback.print_exc()
         print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("esper: interrupted; what was saved before is intact", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
+        print("esper: the reader of the output went away; what was saved before is intact", file=sys.stderr)
+        sys.exit(1)
 
 
 def _say(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -104,15 +114,15 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     warn_plainly()
-    many = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants flags first, overrides together
-    typed = [word for word in sys.argv[1:] if word not in many]
+    flags = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
+    typed = [argument for argument in sys.argv[1:] if argument not in flags]
     with in_one_sentence():
         load_parts(typed)
-        _check_sweep(typed, many=bool(many) or "hydra.mode=MULTIRUN" in typed)
-    sys.argv[1:] = [*many[:1], *spelled_out(typed)]
+        _check_sweep(typed, many=bool(flags) or "hydra.mode=MULTIRUN" in typed)
+    sys.argv[1:] = [*flags[:1], *spelled_out(typed)]
     args = get_args_parser().parse_args()
     if args.help:
-        print(help_text(main.__doc__ or "", check([])))
+        print(help_text(main.__doc__ or ""))
         return
     elsewhere = args.config_path is not None or args.experimental_rerun is not None
     if not (args.hydra_help or args.shell_completion or args.info is not None or elsewhere):
@@ -134,8 +144,7 @@ def run(main: Callable[[], None]) -> None:
 
 def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:
     """Compose what is about to run, check that this machine can run it, and return its folder, which is created if it is new."""
-    configs = check_sweep(overrides, config_name=config_name) if many else [check(overrides, config_name=config_name)]
-    folder = check_folder(overrides, config_name=config_name, many=many)
+    configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
     # A config that is only shown, or that a launcher takes to other machines, need not fit this one.

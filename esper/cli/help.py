@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -11,30 +11,6 @@ from typing import Any, Union, get_args, get_origin
 
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
 from esper.telemetry.writers import WRITERS
-
-KEYS = (
-    "seed",
-    "updates",
-    "hosts",
-    "steps",
-    "resume",
-    "task.instances",
-    "task.batch_size",
-    "task.host_optimiser.learning_rate",
-    "slots.max_seeds",
-    "gates.min_training",
-    "reward.rent",
-    "reward.attribution",
-    "reward.accuracy_potential",
-    "agent.gamma",
-    "agent.learning_rate",
-    "agent.entropy_coef",
-    "agent.epochs",
-    "agent.hidden",
-    "governor.penalty",
-    "telemetry.every",
-)
-"""The keys that matter most, in the order of the help text."""
 
 USAGE = """\
   python -m esper.train                                  one run with the defaults
@@ -67,25 +43,24 @@ def yaml_names(group: str) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Every group and its options: of the table, of the aliases, and of the YAML folders."""
+    """Return the options of every group: of the table, of the aliases, and of the YAML folders."""
     tables = {group: [*options, *yaml_names(group)] for group, options in GROUPS.items()}
     aliases = {alias: list(GROUPS[group]) for alias, group in ALIASES.items()}
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
 
 
-def help_text(about: str, config: Config) -> str:
-    """Return the help text; `config` is the default config."""
+def help_text(about: str) -> str:
+    """Return the help text: usage, groups, and the keys that belong to no group."""
     lines = [" ".join(about.split()), "", USAGE, "", "Groups (choose one; several where there are brackets):"]
     for group, options in groups().items():
         shown = f"[{', '.join(options)}]" if group in MANY else ", ".join(options)
         lines += textwrap.wrap(f"{group:<12}{shown}", 118, initial_indent="  ", subsequent_indent=" " * 14)
     lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", 118, initial_indent="  ", subsequent_indent=" " * 14)
-    lines += ["", "Main keys and their defaults (docs/config.md lists all):"]
-    for path in KEYS:
-        owner, value = _look_up(config, path)
-        doc = field_docs(type(owner))[path.rpartition(".")[2]]
-        lines += textwrap.wrap(f"{f'{path}={as_typed(value)}':<40}{_first_sentence(doc)}", 118, initial_indent="  ",
-                               subsequent_indent=" " * 42)  # fmt: skip
+    lines += ["", "Keys of every run (--cfg job lists those of the chosen options; docs/config.md explains all):"]
+    docs = field_docs(Config)
+    for name, default in ((field.name, field.default) for field in fields(Config) if field.name not in GROUPS):
+        shown = name if default is MISSING else f"{name}={as_typed(default)}"
+        lines += textwrap.wrap(f"{shown:<20}{docs[name]}", 118, initial_indent="  ", subsequent_indent=" " * 22)
     return "\n".join(lines)
 
 
@@ -112,16 +87,3 @@ def as_typed(value: object) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(as_typed, value)) + "]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
-
-
-def _look_up(config: Config, path: str) -> tuple[Any, Any]:
-    """Return the dataclass that declares a dotted key, and the value of the key."""
-    owner: Any = None
-    value: Any = config
-    for part in path.split("."):
-        owner, value = value, value[part] if isinstance(value, dict) else getattr(value, part)
-    return owner, value
-
-
-def _first_sentence(doc: str) -> str:
-    return doc.split(". ")[0].rstrip(".")

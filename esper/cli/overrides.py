@@ -6,7 +6,7 @@ then keys are applied one by one, so that the first mistake is known.
 """
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.help import in_words
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, typed
-from esper.training.config_io import to_plain
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
+from esper.training.config_io import dotted, to_plain
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -49,13 +49,19 @@ def quoted(value: str) -> str:
 
 
 def check(overrides: list[str], *, config_name: str = "config") -> Config:
-    """Return the typed config of one run.
+    """Return the typed config of one run; see `plan_run`."""
+    return plan_run(overrides, config_name=config_name)[0][0]
+
+
+def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:
+    """Return the typed config of one run, and its folder, after checking that it can be written into.
 
     Raises:
         ConfigError: the overrides give no config that can be run.
     """
     with hydra_at_conf() as loader:
-        return _job(loader, overrides, config_name)
+        config, cfg = _job(loader, overrides, config_name)
+        return [config], _check_folder(cfg, "hydra.run.dir")
 
 
 def check_over(saved: Config, overrides: list[str]) -> Config:
@@ -91,7 +97,14 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
 
 
 def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Config]:
-    """Return the typed configs of all jobs of a sweep, in the order in which they will run.
+    """Return the typed configs of all jobs of a sweep; see `plan_sweep`."""
+    return plan_sweep(overrides, config_name=config_name)[0]
+
+
+def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:
+    """Return the typed configs of all jobs of a sweep, in the order in which they will run, and the folder of the sweep.
+
+    The configs are empty for a sweeper that draws values as it goes.
 
     Raises:
         ConfigError: some job of the sweep cannot be run. None has been started then.
@@ -105,30 +118,28 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
         except _COMPOSING as error:
             _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
+        folder = _check_folder(sweep, "hydra.sweep.dir")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
             del asked["_target_"]
             common = [override for override in overrides if not override.startswith("hydra.")]
-            return [_job(loader, job, config_name) for job in preview(asked, common)]
+            return [_job(loader, job, config_name)[0] for job in preview(asked, common)], folder
         if not target.endswith("BasicSweeper"):
-            return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
+            return [], folder
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
-        return [_job(loader, job, config_name) for job in _jobs([*_parsed(loader, arms), *parsed])]
+        return [_job(loader, job, config_name)[0] for job in _jobs([*_parsed(loader, arms), *parsed])], folder
 
 
-def check_folder(overrides: list[str], *, config_name: str = "config", many: bool = False) -> Path:
-    """Return the folder of a command, after checking that it can be written into; the folder is left as it was.
+def _check_folder(cfg: DictConfig, key: str) -> Path:
+    """Return the folder that a key of a command's config names, after checking that it can be written into.
 
-    Raises:
-        ConfigError: it cannot.
+    The folder is left as it was.
     """
-    mode, key = (RunMode.MULTIRUN, "hydra.sweep.dir") if many else (RunMode.RUN, "hydra.run.dir")
-    with hydra_at_conf() as loader:
-        try:
-            folder = Path(OmegaConf.select(loader.load_configuration(config_name, list(overrides), run_mode=mode), key))
-        except _COMPOSING as error:
-            raise ConfigError(_one_line(error)) from error
+    try:
+        folder = Path(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
     try:
         with TemporaryDirectory(dir=next(place for place in (folder, *folder.absolute().parents) if place.exists())):
             pass
@@ -138,15 +149,16 @@ def check_folder(overrides: list[str], *, config_name: str = "config", many: boo
     return folder
 
 
-def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> Config:
+def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> tuple[Config, DictConfig]:
+    """Return the config of one run, typed and as Hydra composes it."""
     groups, keys = _split(loader, _parsed(loader, overrides))
     cfg, choices = _composed(_typed_so(groups), config_name)
     _apply(loader, cfg, keys)
     config = _without_hydra(cfg, choices)
     for override in overrides:
-        if re.split(r"[=.@]", override.lstrip("+~"), maxsplit=1)[0] in config.env.ignores:
+        if root_key(override) in config.env.ignores:
             raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
-    return config
+    return config, cfg
 
 
 def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
@@ -217,9 +229,10 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
 
 
 def _without_hydra(cfg: DictConfig, choices: dict[str, Any]) -> Config:
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return typed(cfg, choices)
+    own = cfg.copy()
+    with open_dict(own):
+        del own["hydra"]
+    return typed(own, choices)
 
 
 def _check_choice(override: Override, options: list[str]) -> None:
@@ -271,19 +284,11 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
 def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
     where, _, name = key.rpartition(".")
-    elsewhere = [path for path in _paths(cfg) if path.rpartition(".")[2] == name and not path.startswith("hydra.")]
+    elsewhere = [
+        path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
+    ]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
     return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
-
-
-def _paths(cfg: DictConfig, path: str = "") -> Iterator[str]:
-    """Yield every dotted key of a config, but none below missing values and interpolations."""
-    for key in map(str, cfg):
-        yield f"{path}{key}"
-        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)):
-            child: Any = cfg[key]
-            if isinstance(child, DictConfig):
-                yield from _paths(child, f"{path}{key}.")
 
 
 def _kind(cfg: DictConfig, key: str) -> str:

@@ -44,8 +44,8 @@ def _check_hosts(config: Config) -> None:
         check_data(load(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
     named = f"task={config.choice('task')} host={config.choice('host')}"
     host, data = task.host(config.seed, Split.TRAINING, 0, 0), task.data
-    check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
     slots = slot_specs(host)
+    check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
     used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]

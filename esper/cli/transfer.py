@@ -13,7 +13,7 @@ from hashlib import sha256
 from esper.cli.help import as_typed
 from esper.cli.overrides import check_over
 from esper.cli.readiness import ready
-from esper.config import ALIASES, Config, ConfigError
+from esper.config import ALIASES, Config, ConfigError, root_key
 from esper.training.config_io import flat, to_plain
 
 TRANSFERABLE = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
@@ -46,7 +46,7 @@ class Transfer:
     @property
     def title(self) -> str:
         """Such as "transfer from task=digits to task=mnist5k"; empty if the kind of hosts is unchanged."""
-        if not any(_root(override) not in DRAWS_AND_DEVICES for override in self.target):
+        if not any(root_key(override) not in DRAWS_AND_DEVICES for override in self.target):
             return ""
         return f"transfer from {' '.join(self.source)} to {' '.join(self.target)}"
 
@@ -58,7 +58,7 @@ class Transfer:
 
 def is_run_override(override: str) -> bool:
     """Return whether an override changes the config of the run; else it belongs to the evaluation."""
-    return _root(override) in {*(entry.name for entry in fields(Config)), *ALIASES, *_REFUSED, "hydra"} - {"hosts"}
+    return root_key(override) in {*(entry.name for entry in fields(Config)), *ALIASES, *_REFUSED, "hydra"} - {"hosts"}
 
 
 def transferred(saved: Config, overrides: list[str]) -> Config:
@@ -68,7 +68,7 @@ def transferred(saved: Config, overrides: list[str]) -> Config:
         ConfigError: an override asks for a change that is not permitted, or does not fit.
     """
     for override in overrides:
-        key = _root(override)
+        key = root_key(override)
         if key in _REFUSED:
             raise ConfigError(f"{override} cannot be changed in an evaluation, since {_REFUSED[key]}")
         if override[:1] in "+~" or key == "hydra":
@@ -102,7 +102,3 @@ def changes(saved: Config, config: Config, overrides: list[str]) -> Transfer:
     ]
     source = tuple(f"{key}={as_typed(a[key])}" for key in different if key in a)
     return Transfer(source=source, target=tuple(f"{key}={as_typed(b[key])}" for key in different if key in b))
-
-
-def _root(override: str) -> str:
-    return re.split(r"[=.@:]", override.lstrip("+~"), maxsplit=1)[0].strip()

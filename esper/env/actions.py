@@ -24,20 +24,6 @@ from esper.lifecycle.roles import Blend, Incubation
 from esper.lifecycle.slots import GATES, SlotsConfig
 from esper.lifecycle.stages import Op, SlotState
 
-__all__ = [
-    "RELEVANT",
-    "EnvSpec",
-    "Head",
-    "HeadsConfig",
-    "Observation",
-    "Op",
-    "execute",
-    "legal_slots",
-    "legal_values",
-    "parameters_legal",
-    "segments",
-]
-
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

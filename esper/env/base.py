@@ -20,7 +20,6 @@ from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
-from esper.reward.audit import Audit
 from esper.reward.modes import RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.task.base import TaskConfig
@@ -41,8 +40,6 @@ class EpisodeRecord:
     """Undiscounted sum of rewards so far [points]."""
     instance: list[str] = field(default_factory=list[str])
     """Kind of each host; known at the end."""
-    audit: Audit | None = None
-    """Reward-hacking checks; None before the end, and in an environment that has none."""
     ops: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Op), np.int64))
     """Count of each operation carried out."""
     fossilized: int = 0
@@ -163,23 +160,24 @@ class EnvParts:
     task: TaskConfig
     host: HostConfig
     slots: SlotsConfig
-    gates: GatesConfig
-    heads: HeadsConfig
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
     blueprints: Mapping[str, BlueprintConfig]
     reward: RewardConfig
     governor: GovernorConfig
     devices: Mapping[str, DeviceConfig]
-    counterfactuals: CounterfactualsConfig
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     gamma: float
     """Discount, which potential-based shaping needs."""
     num_hosts: int
     num_steps: int
-    seed: int
-    split: Split
-    num_twins: int
-    trains: bool
+    seed: int = 0
+    split: Split = Split.TRAINING
+    num_twins: int = 1
+    """Consecutive hosts with the same name, a divisor of N; see `HostSampler`."""
+    trains: bool = True
     """True for the hosts of a training run; false where controllers are compared, all paid by one mode."""
-    test_at_end: bool
+    test_at_end: bool = False
     """Measure the test part at the end of each episode."""
 
 

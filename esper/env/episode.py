@@ -4,7 +4,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class Episode(EpisodeRecord):
     costs: Costs | None = None
     """Costs of hosts and seeds."""
     auditor: Auditor = field(default_factory=Auditor)
+    audit: dict[str, float] = field(default_factory=dict[str, float])
+    """Reward-hacking checks as metrics by tag; empty before the end."""
     kept_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """Blueprint of the fossil in each slot at the end, -1 for none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
@@ -131,7 +133,7 @@ class Episode(EpisodeRecord):
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
         values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
-        values |= {f"audit/{name}": value for name, value in asdict(self.audit).items()} if self.audit else {}
+        values |= self.audit
         return {tag: float(value) for tag, value in values.items()}
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:

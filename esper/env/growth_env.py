@@ -11,31 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env import observation as obs
-from esper.env.actions import EnvSpec, Head, HeadsConfig, Op, execute, legal_slots
+from esper.env.actions import EnvSpec, Head, Op, execute, legal_slots
 from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.guard import Guard
-from esper.env.host_sampler import HostSampler
-from esper.env.shard import DeviceConfig, TrainReport
+from esper.env.host_sampler import EpochOrder, HostSampler
+from esper.env.shard import TrainReport
 from esper.env.shard_pool import ShardPool
-from esper.governor.base import Governor
 from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
-from esper.lifecycle.gates import GatesConfig, gradient_ratio
+from esper.lifecycle.gates import gradient_ratio
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
-from esper.measure.counterfactuals import CounterfactualsConfig, Worth, settings, worth
+from esper.measure.counterfactuals import Worth, settings, worth
 from esper.measure.latency import BATCH, measure_latency
 from esper.measure.plans import Plan
-from esper.reward.rewards import Reward
 from esper.reward.signals import StepSignals
-from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.blueprints.base import is_informed
 from esper.seeds.blueprints.registry import check_blueprints
 from esper.task.base import Task
-from esper.task.instances import Split
 from esper.task.loading import load_task
 
 PROBE_EVERY = 2
@@ -47,24 +43,7 @@ class GrowthConfig(EnvConfig):
     """Host networks that train, watched and grown by the controller."""
 
     def build(self, parts: EnvParts) -> "GrowthEnv":
-        task = load_task(parts.task, parts.host)
-        return GrowthEnv(
-            task=task,
-            slots=parts.slots,
-            gates=parts.gates,
-            heads=parts.heads,
-            blueprints=parts.blueprints,
-            reward=(parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma),
-            governor=parts.governor.build(num_classes=task.data.num_classes),
-            devices=parts.devices,
-            num_hosts=parts.num_hosts,
-            num_steps=parts.num_steps,
-            seed=parts.seed,
-            split=parts.split,
-            twins=parts.num_twins,
-            test_at_end=parts.test_at_end,
-            counterfactuals=parts.counterfactuals,
-        )
+        return GrowthEnv(load_task(parts.task, parts.host), parts)
 
 
 class GrowthEnv(Environment):
@@ -79,60 +58,38 @@ class GrowthEnv(Environment):
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        slots: SlotsConfig,
-        blueprints: Mapping[str, BlueprintConfig],
-        reward: Reward,
-        governor: Governor,
-        devices: Mapping[str, DeviceConfig],
-        num_hosts: int,
-        num_steps: int,
-        gates: GatesConfig | None = None,
-        heads: HeadsConfig | None = None,
-        seed: int = 0,
-        split: Split = Split.TRAINING,
-        twins: int = 1,
-        test_at_end: bool = False,
-        counterfactuals: CounterfactualsConfig | None = None,
-    ) -> None:
-        self.task, self.slots, self.reward, self.governor = task, slots, reward, governor
-        self.gates, self.heads = gates or GatesConfig(), heads or HeadsConfig()
-        self.sampler = HostSampler(task=task, split=split, num_hosts=num_hosts, twins=twins)
-        self.test_at_end = test_at_end
-        self.guard = Guard(governor)
-        self.counterfactuals = counterfactuals or CounterfactualsConfig()
-        example = task.host(seed, split, 0, 0)
+    def __init__(self, task: Task, parts: EnvParts) -> None:
+        self.task, self.slots, self.gates, self.heads = task, parts.slots, parts.gates, parts.heads
+        self.counterfactuals, self.test_at_end = parts.counterfactuals, parts.test_at_end
+        self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
+        self.governor = parts.governor.build(num_classes=task.data.num_classes)
+        self.guard = Guard(self.governor)
+        self.sampler = HostSampler(task=task, split=parts.split, num_hosts=parts.num_hosts, twins=parts.num_twins)
+        example, blueprints = task.host(parts.seed, parts.split, 0, 0), tuple(parts.blueprints.values())
         specs = slot_specs(example)
-        self.costs = count_costs(example, tuple(blueprints.values()), task.data.inputs(task.data.valid_x[:1]))
+        self.costs = count_costs(example, blueprints, task.data.inputs(task.data.valid_x[:1]))
         self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
-        self.meter = Meter(self.costs.flops, slots.incubation)
+        self.meter = Meter(self.costs.flops, self.slots.incubation)
         self.pool = ShardPool(
-            task,
-            tuple(blueprints.values()),
-            devices,
-            num_hosts,
-            incubation=slots.incubation,
-            meter=self.meter,
+            task, blueprints, parts.devices, parts.num_hosts, incubation=self.slots.incubation, meter=self.meter
         )
-        self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(blueprints)))
+        self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
         layout = EnvSpec(
-            num_hosts=num_hosts,
-            num_steps=num_steps,
+            num_hosts=parts.num_hosts,
+            num_steps=parts.num_steps,
             slot_names=tuple(spec.name for spec in specs),
-            blueprint_names=tuple(blueprints),
+            blueprint_names=tuple(parts.blueprints),
             seed_params=tuple(tuple(row) for row in self.costs.params.seed_KS.tolist()),
             feature_names=self._tables[0].names,
             slot_feature_names=self._tables[1].names,
         )
-        super().__init__(layout, seed=seed, split=split, heads=self.heads, slots=slots)
-        self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints.values()])
-        self.chosen_S = slots.chosen(self.layout.slot_names)
-        self.max_seeds = slots.max_seeds or int(self.chosen_S.sum())
-        check_blueprints(blueprints, [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used], type(task).__name__)
-        self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints.values()])
+        super().__init__(layout, seed=parts.seed, split=parts.split, heads=self.heads, slots=self.slots)
+        self._informed_K = np.array([is_informed(blueprint) for blueprint in blueprints])
+        self.chosen_S = self.slots.chosen(self.layout.slot_names)
+        self.max_seeds = self.slots.max_seeds or int(self.chosen_S.sum())
+        used = [spec for spec, used in zip(specs, self.chosen_S, strict=True) if used]
+        check_blueprints(parts.blueprints, used, "this task")
+        self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints])
         self.signals: StepSignals | None = None
 
     # ---- Gymnasium's interface
@@ -157,7 +114,7 @@ class GrowthEnv(Environment):
         self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.pool.potential(self.orders(), draws_NI3=self.draws())
+        self.potential_NSK = self.pool.potential(self.order())
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -276,20 +233,16 @@ class GrowthEnv(Environment):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
         if self._informed_K[kind_N[germinates_N]].any():
-            self.pool.capture(self.orders(), draws_NI3=self.draws())
+            self.pool.capture(self.order())
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
             self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
 
-    def orders(self) -> npt.NDArray[np.int64]:
-        """Return the order of each host's training samples in this epoch `[N, I]`."""
-        return self.sampler.orders(self.time, self.views)
-
-    def draws(self) -> npt.NDArray[np.uint8] | None:
-        """Return how each image of the epoch is moved `[N, I, 3]`; None for tasks without augmentation."""
-        return self.sampler.draws(self.time)
+    def order(self) -> EpochOrder:
+        """Return the order of each host's training samples in this epoch."""
+        return self.sampler.order(self.time, self.views)
 
     def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
         """Train every host, and measure it with and without each seed, and by the plans of this step.
@@ -303,9 +256,7 @@ class GrowthEnv(Environment):
         asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
         probe = self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
-        report, measured, potential_NSK = self.pool.epoch(
-            self.orders(), asked.alpha_VNS, draws_NI3=self.draws(), probe=probe, retired_N=retired_N
-        )
+        report, measured, potential_NSK = self.pool.epoch(self.order(), asked.alpha_VNS, probe=probe, retired_N=retired_N)
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         seen = worth(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)

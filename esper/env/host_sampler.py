@@ -4,17 +4,38 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from esper.seeding import stream
+from esper.task.augment import Augmentation
 from esper.task.base import Task
 from esper.task.instances import DataView, Split
 
-Number = TypeVar("Number", bound=np.generic)
+
+class EpochOrder(NamedTuple):
+    """The training samples of an epoch, host by host."""
+
+    samples_NI: npt.NDArray[np.int64]
+    """Indices of the samples, in their order."""
+    draws_NI3: npt.NDArray[np.uint8] | None = None
+    """How each image is moved, see `Augmentation`; None moves none."""
+
+    def of(self, rows: slice) -> "EpochOrder":
+        """Return the order of some of the hosts."""
+        return EpochOrder(self.samples_NI[rows], None if self.draws_NI3 is None else self.draws_NI3[rows])
+
+    def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the samples and draws of each whole batch, on a device; one smaller batch where there are fewer samples."""
+        size = min(size, self.samples_NI.shape[1])
+        count = self.samples_NI.shape[1] // size
+        samples, draws = (None if part is None else torch.from_numpy(part).to(device).split(size, 1) for part in self)
+        assert samples is not None
+        return list(zip(samples[:count], draws or [None] * count, strict=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,38 +76,31 @@ class HostSampler:
         samples, batch = self.task.epoch_samples or len(self.task.data.train_y), self.task.batch_size
         return samples // batch * batch if samples >= batch else samples
 
-    def orders(self, time: int, views: Sequence[DataView]) -> npt.NDArray[np.int64]:
-        """Return the order of each host's training samples in an epoch `[N, I]`."""
+    def order(self, time: int, views: Sequence[DataView]) -> EpochOrder:
+        """Return the order of each host's training samples in an epoch; drawn once for all twins."""
         every = np.arange(len(self.task.data.train_y))
         count = self.task.epoch_samples // self.task.batch_size * self.task.batch_size or len(every)
 
-        def order(host: int) -> npt.NDArray[np.int64]:
-            samples, (root, *name) = views[host].samples, self.name(host)
-            pool = every if samples is None else samples
-            return walk(pool, time * count, count, lambda turn: stream(root, "data_order", *name, turn))
+        def samples(host: int) -> npt.NDArray[np.int64]:
+            pool, (root, *name) = views[host].samples, self.name(host)
+            return walk(
+                every if pool is None else pool, time * count, count, lambda turn: stream(root, "data_order", *name, turn)
+            )
 
-        return self._of_each(order)
-
-    def draws(self, time: int) -> npt.NDArray[np.uint8] | None:
-        """Return how each image of an epoch is moved `[N, I, 3]`; None for tasks without augmentation."""
-        augmentation = self.task.augmentation
-        if augmentation is None:
-            return None
-
-        def draw(host: int) -> npt.NDArray[np.uint8]:
+        def draws(augmentation: Augmentation, host: int) -> npt.NDArray[np.uint8]:
             root, *name = self.name(host)
             return augmentation.draw(stream(root, "augmentation", *name, time), self.samples_per_epoch)
 
-        return self._of_each(draw)
+        firsts, moves = range(0, self.num_hosts, self.twins), self.task.augmentation
+        samples_NI = np.stack([samples(host) for host in firsts]).repeat(self.twins, axis=0)
+        if moves is None:
+            return EpochOrder(samples_NI)
+        return EpochOrder(samples_NI, np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0))
 
     def seed(self, host: int, slot: int, time: int) -> tuple[int | str, ...]:
         """Return the name of the stream of a newborn seed's weights: root, purpose, keys."""
         root, *name = self.name(host)
         return root, "seed_init", *name, time, slot
-
-    def _of_each(self, draw: Callable[[int], npt.NDArray[Number]]) -> npt.NDArray[Number]:
-        """Return one array per host, drawn once for all twins."""
-        return np.repeat(np.stack([draw(host) for host in range(0, self.num_hosts, self.twins)]), self.twins, axis=0)
 
 
 def walk(

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
@@ -26,7 +27,7 @@ from esper.measure.potential import SAMPLES, SPOTS
 from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig
-from esper.seeds.slot_gradients import GradientHooks, SlotArrays, SlotGradients
+from esper.seeds.slot_gradients import GradientHooks, SlotGradients
 from esper.task.base import Task
 from esper.task.data import Data
 from esper.task.instances import DataView
@@ -87,8 +88,6 @@ class TrainReport:
     """The same for each seed; NaN where none learns, infinite where its gradient is not finite."""
     finite_M: npt.NDArray[np.bool_]
     """Hosts whose buffers (batch statistics) are finite; an infinite variance does not show in any loss."""
-    gradients: tuple[SlotArrays, ...] = ()
-    """Gradients of each slot on the last batch, where they were asked for."""
 
 
 class Shard:
@@ -149,22 +148,18 @@ class Shard:
         """Remove a seed."""
         self.network.clear(member, slot, blueprint)
 
-    def capture(self, order_MI: npt.NDArray[np.int64], *, draws_MI3: npt.NDArray[np.uint8] | None = None) -> None:
+    def capture(self, order: EpochOrder) -> None:
         """Capture slot gradients on the first batches of an epoch, for informed seeds; nothing else is changed.
 
-        They are kept until `take_gradients` or `arrange`. See `train_epoch` for the arguments.
+        They are kept until `take_gradients` or `arrange`.
         """
-        count = CAPTURED_BATCHES * self.task.batch_size
-        index_MB, draws = (
-            None if array is None else torch.from_numpy(array[:, :count]).to(self.device) for array in (order_MI, draws_MI3)
-        )
-        assert index_MB is not None
-        self._gradients = self.network.capture(*self.views.batch(index_MB, draws))
+        batch = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.device)[0]
+        self._gradients = self.network.capture(*self.views.batch(*batch))
 
-    def take_gradients(self) -> tuple[SlotArrays, ...]:
+    def take_gradients(self) -> list[SlotGradients]:
         """Return the captured gradients of each slot, and drop them."""
         taken, self._gradients = self._gradients or [], None
-        return tuple(slot.arrays() for slot in taken)
+        return taken
 
     # ---- snapshots
 
@@ -179,12 +174,7 @@ class Shard:
     # ---- training and validation
 
     def train_epoch(
-        self,
-        order_MI: npt.NDArray[np.int64],
-        *,
-        draws_MI3: npt.NDArray[np.uint8] | None = None,
-        probe: bool = False,
-        retired_M: npt.NDArray[np.bool_] | None = None,
+        self, order: EpochOrder, *, probe: bool = False, retired_M: npt.NDArray[np.bool_] | None = None
     ) -> TrainReport:
         """Train every member on its own order of the training samples.
 
@@ -192,43 +182,35 @@ class Shard:
         but for float rounding. The epoch is cut short once no member is finite.
 
         Args:
-            order_MI: sample indices; only whole batches are used.
-            draws_MI3: how each image is moved, see `Augmentation`; None moves none.
-            probe: return the slot gradients of a few samples of the last batch.
+            order: samples of each member; only whole batches are used.
+            probe: capture the slot gradients of a few samples of the last batch, for `take_gradients`.
             retired_M: members that stay at their snapshot: they are computed with the others, and restored afterwards.
         """
-        network, batch = self.network, min(self.task.batch_size, order_MI.shape[1])
+        network, batches = self.network, order.batches(self.task.batch_size, self.device)
         network.train()
-        batches = order_MI.shape[1] // batch
-        whole = slice(batches * batch)
-        order, draws = (
-            None if array is None else torch.from_numpy(array[:, whole]).to(self.device).unflatten(1, (batches, batch))
-            for array in (order_MI, draws_MI3)
-        )
-        assert order is not None
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain = bool(retired_M.all())
-        for step in range(batches):
-            if in_vain and step < batches - 1:  # the hooks watch the last batch
+        for step, batch in enumerate(batches):
+            last = step == len(batches) - 1
+            if in_vain and not last:  # the hooks watch the last batch
                 continue
-            x, y_MB = self.views.batch(order[:, step], None if draws is None else draws[:, step])
-            losses += network.backward(x, y_MB, hooks if step == batches - 1 else None)
+            losses += network.backward(*self.views.batch(*batch), hooks if last else None)
             network.step()
             if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
-        columns = [(losses / batches)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
+        columns = [(losses / len(batches))[:, None], network.take_norms(), network.finite_buffers()[:, None]]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
         report[retired_M] = np.nan
+        self._gradients = hooks.gradients() if hooks else None
         return TrainReport(
             loss_M=report[:, 0],
             host_norm_M=report[:, 1],
             seed_norm_MS=report[:, 2:-1],
             finite_M=report[:, -1] != 0,
-            gradients=tuple(slot.arrays() for slot in hooks.gradients()) if hooks else (),
         )
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:

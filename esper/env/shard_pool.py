@@ -4,9 +4,8 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from esper.env.host_sampler import EpochOrder
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -24,13 +24,13 @@ from esper.measure.costs import Meter
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import PotentialSensor
 from esper.seeds.blueprints.base import BlueprintConfig
-from esper.seeds.errors import SeedError
-from esper.seeds.slot_gradients import SlotArrays, SlotGradients
+from esper.seeds.slot_gradients import SlotGradients
 from esper.task.base import Task
 from esper.task.data import Data
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
+Report = TypeVar("Report", TrainReport, Measurement)
 
 
 class Epoch(NamedTuple):
@@ -99,10 +99,9 @@ class ShardPool:
 
     def epoch(
         self,
-        order_NI: npt.NDArray[np.int64],
+        order: EpochOrder,
         alpha_VNS: npt.NDArray[np.float32],
         *,
-        draws_NI3: npt.NDArray[np.uint8] | None = None,
         probe: bool = True,
         retired_N: npt.NDArray[np.bool_] | None = None,
     ) -> Epoch:
@@ -112,52 +111,30 @@ class ShardPool:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
             retired_N: hosts that stay at their snapshot.
         """
-
-        def train(index: int) -> TrainReport:
-            rows = self.places[index][1]
-            with _by_host(rows):
-                return self.shards[index].train_epoch(
-                    order_NI[rows],
-                    draws_MI3=_part(draws_NI3, rows),
-                    probe=probe,
-                    retired_M=None if retired_N is None else retired_N[rows],
-                )
-
-        trained = [self._pool.submit(train, index) for index in range(len(self.shards))]
-
-        def validate(index: int) -> Measurement:
-            trained[index].result()
-            rows = self.places[index][1]
-            with _by_host(rows):
-                return self.shards[index].validate(alpha_VNS[:, rows])
-
-        measured = [self._pool.submit(validate, index) for index in range(len(self.shards))]
-        reports = [one.result() for one in trained]
-        names = ("loss_M", "host_norm_M", "seed_norm_MS", "finite_M")
-        joined: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in reports]) for name in names}
-        report = TrainReport(**joined)
-        self._count(alpha_VNS, trained=order_NI.shape[1])
+        retired_N = np.zeros(len(order.samples_NI), np.bool_) if retired_N is None else retired_N
+        trained = self._submit(lambda shard, rows: shard.train_epoch(order.of(rows), probe=probe, retired_M=retired_N[rows]))
+        measured = self._submit(lambda shard, rows: shard.validate(alpha_VNS[:, rows]), after=trained)
+        report = _joined([one.result() for one in trained], 0)
+        self._count(alpha_VNS, trained=order.samples_NI.shape[1])
         potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
         if probe:  # while the shards validate
-            potential_NSK = self._potential([report.gradients for report in reports])
-        return Epoch(report, _joined([one.result() for one in measured]), potential_NSK)
+            potential_NSK = self._potential()
+        return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
 
-    def potential(
-        self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def potential(self, order: EpochOrder) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
-        self.capture(order_NI, draws_NI3=draws_NI3)
-        return self._potential([shard.take_gradients() for shard in self.shards])
+        self.capture(order)
+        return self._potential()
 
-    def _potential(self, gradients: Sequence[Sequence[SlotArrays]]) -> npt.NDArray[np.float32]:
-        """Return growth potential `[N, S, K]` from the slot gradients of each shard.
+    def _potential(self) -> npt.NDArray[np.float32]:
+        """Return growth potential `[N, S, K]` from the slot gradients that each shard captured.
 
         All shards of a device are measured at once: many kernels this small cost more than few large ones.
         """
 
         def measure(device: torch.device) -> npt.NDArray[np.float32]:
-            parts = [one for one, (place, _) in zip(gradients, self.places, strict=True) if place == device]
-            whole = [SlotGradients.joined(slot, device) for slot in zip(*parts, strict=True)]
+            parts = [shard.take_gradients() for shard in self.shards if shard.device == device]
+            whole = [SlotGradients.joined(slot) for slot in zip(*parts, strict=True)]
             return self._sensors[device].measure(whole).cpu().numpy()
 
         return np.concatenate(list(self._sensing.map(measure, self._sensors)))
@@ -165,7 +142,7 @@ class ShardPool:
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
         self._count(alpha_VNS, test=test)
-        return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)))
+        return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
     def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0, test: bool = False) -> None:
         """Count training on this many samples per host, and one measurement."""
@@ -177,9 +154,9 @@ class ShardPool:
 
     # ---- seeds and snapshots
 
-    def capture(self, order_NI: npt.NDArray[np.int64], *, draws_NI3: npt.NDArray[np.uint8] | None = None) -> None:
+    def capture(self, order: EpochOrder) -> None:
         """Capture slot gradients in every shard, for informed seeds; see `Shard.capture`."""
-        self._each(lambda shard, rows: shard.capture(order_NI[rows], draws_MI3=_part(draws_NI3, rows)))
+        self._each(lambda shard, rows: shard.capture(order.of(rows)))
 
     def arrange(self, roles: Roles) -> None:
         """Set which seeds take part; see `Shard.arrange`."""
@@ -220,33 +197,23 @@ class ShardPool:
 
     def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
         """Call `work` for every shard with its rows of the hosts, in parallel."""
+        return [one.result() for one in self._submit(work)]
 
-        def named(shard: Shard, rows: slice) -> Result:
-            with _by_host(rows):
-                return work(shard, rows)
+    def _submit(self, work: Callable[[Shard, slice], Result], after: Sequence[Future[Any]] = ()) -> list[Future[Result]]:
+        """Start `work` for every shard with its rows of the hosts, in parallel, once its future in `after` is done."""
 
-        rows = [rows for _, rows in self.places]
-        return list(self._pool.map(named, self.shards, rows))
+        def run(index: int) -> Result:
+            if after:
+                after[index].result()
+            return work(self.shards[index], self.places[index][1])
 
-
-@contextmanager
-def _by_host(rows: slice) -> Generator[None]:
-    """Name the hosts in errors about seeds, where a shard names its members."""
-    try:
-        yield
-    except SeedError as error:
-        raise error.among(rows.start) from error.error
+        return [self._pool.submit(run, index) for index in range(len(self.shards))]
 
 
-def _joined(parts: Sequence[Measurement]) -> Measurement:
-    """Join the measurements of all shards."""
-    names = [entry.name for entry in fields(Measurement)]
-    return Measurement(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
-
-
-def _part(array: npt.NDArray[np.uint8] | None, rows: slice) -> npt.NDArray[np.uint8] | None:
-    """Return these rows of an array, or None where there is none."""
-    return None if array is None else array[rows]
+def _joined(parts: Sequence[Report], axis: int) -> Report:
+    """Join the reports of all shards along the axis of their members."""
+    names = [entry.name for entry in fields(parts[0])]
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts], axis) for name in names})
 
 
 def return_memory() -> None:

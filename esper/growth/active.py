@@ -80,14 +80,8 @@ def live_seeds(
     roles: Roles,
     slot: int,
     where_M: BoolArray,
-    *,
-    alpha_M: npt.NDArray[np.float32],
-    pull_M: npt.NDArray[np.float32],
-    learns_M: BoolArray,
-    open_M: BoolArray | None = None,
-    taught_M: BoolArray | None = None,
-    place_M: npt.NDArray[np.int64] | None = None,
     device: torch.device,
+    place_M: npt.NDArray[np.int64] | None = None,
 ) -> ActiveSeeds | None:
     """Return the active seeds of a slot in the marked members; None if there are none.
 
@@ -96,13 +90,8 @@ def live_seeds(
         roles: roles of all members.
         slot: the slot.
         where_M: members whose seed is active.
-        alpha_M: blend weights.
-        pull_M: weights of the seeds' gradients.
-        learns_M: seeds that learn from this pass; a bank without any computes no gradient of its parameters.
-        open_M: seeds whose gradient reaches the features; None for all.
-        taught_M: seeds whose parameters get a gradient; None for all of a bank in which any learns.
-        place_M: index of each member in the features; None for the member's own.
         device: device of the tensors.
+        place_M: index of each member in the features; None for the member's own.
     """
     banks = in_banks(roles, slot, where_M)
     if not banks:
@@ -113,15 +102,17 @@ def live_seeds(
 
     groups: list[Group] = []
     for blueprint, gated, rows in banks:
-        taught = None if taught_M is None or taught_M[rows].all() else tensor(taught_M[rows, None])
-        groups.append(Group(find(blueprint, gated), tensor(rows), taught, bool(learns_M[rows].any())))
+        learns = roles.learns[rows, slot]
+        taught = None if learns.all() else tensor(learns[:, None])
+        groups.append(Group(find(blueprint, gated), tensor(rows), taught, bool(learns.any())))
     live = np.concatenate([rows for _, _, rows in banks])
+    alpha, opens = roles.alpha[live, slot], roles.open[live, slot]
     times = roles.blend[live, slot] == Blend.MULTIPLY
     return ActiveSeeds(
         groups=tuple(groups),
         live_L=tensor(live if place_M is None else place_M[live]),
-        alpha_L=tensor(alpha_M[live]),
-        pull_L=tensor(pull_M[live]),
+        alpha_L=tensor(alpha),
+        pull_L=tensor(np.where(roles.behind[live, slot], np.float32(1.0), alpha)),
         times_L=tensor(times) if times.any() else None,
-        open_L=None if open_M is None or open_M[live].all() else tensor(open_M[live]),
+        open_L=None if opens.all() else tensor(opens),
     )

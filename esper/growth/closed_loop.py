@@ -19,7 +19,7 @@ another seed, and it writes only the gradients of the seeds behind.
 
 # M members, L members in the pass, S slots, B batch
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -99,6 +99,8 @@ def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -
         return None
     members, num_slots = behind_MS.shape
     first_M = np.where(behind_MS.any(axis=1), behind_MS.argmax(axis=1), num_slots)
+    alpha_MS = np.where(behind_MS, np.float32(1.0), roles.alpha)
+    inside = replace(roles, alpha=alpha_MS, open=np.ones_like(behind_MS), learns=behind_MS)
     order: list[int] = []
     place_M = np.zeros(members, dtype=np.int64)
     slots: list[ClosedLoopSlot] = []
@@ -108,24 +110,12 @@ def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -
         if not order and len(joining) == 1 < members:
             joining *= 2
         order += joining
-        behind_M = behind_MS[:, slot]
-        alpha_M = np.where(behind_M, np.float32(1.0), roles.alpha[:, slot]).astype(np.float32)
+        where_M = (first_M <= slot) & (roles.blueprint[:, slot] >= 0)
         slots.append(
             ClosedLoopSlot(
                 joins=torch.tensor(joining, device=device) if joining else None,
                 hosts_L=torch.tensor(order, device=device),
-                seeds=live_seeds(
-                    find[slot],
-                    roles,
-                    slot,
-                    (first_M <= slot) & (roles.blueprint[:, slot] >= 0),
-                    alpha_M=alpha_M,
-                    pull_M=alpha_M,
-                    learns_M=behind_M,
-                    taught_M=behind_M,
-                    place_M=place_M,
-                    device=device,
-                ),
+                seeds=live_seeds(find[slot], inside, slot, where_M, device, place_M),
             )
         )
     learners = np.flatnonzero(first_M < num_slots)

@@ -144,23 +144,9 @@ class GrowingNetwork:
         """Set which seeds take part until the next call; `roles` has a row for each member."""
         closed = self.incubation is Incubation.closed_loop
         learns_MS = roles.learns & (roles.blueprint >= 0)
-        pull_MS = np.where(roles.behind, np.float32(1.0), roles.alpha).astype(np.float32)
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
-        self.plan = [
-            live_seeds(
-                find[slot],
-                roles,
-                slot,
-                inside_MS[:, slot],
-                alpha_M=roles.alpha[:, slot],
-                pull_M=pull_MS[:, slot],
-                learns_M=learns_MS[:, slot],
-                open_M=roles.open[:, slot],
-                device=self.device,
-            )
-            for slot in range(len(self.slots))
-        ]
+        self.plan = [live_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
         self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
         self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]

@@ -203,7 +203,7 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
 
 def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
     """Return the deltas of seeds, rows may repeat; a single row of several is computed twice, as in a bank."""
-    with seed_errors(bank.blueprint, bank.slot, torch.from_numpy(np.unique(rows))):
+    with seed_errors(bank.blueprint, bank.slot):
         if len(rows) == 1 < bank.fleet.members:
             return split_members(_computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x])), [1, 1])[0]
         return _computed(bank.fleet, bank.fleet.module, rows, x)

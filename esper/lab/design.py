@@ -17,7 +17,7 @@ import yaml
 
 from esper.checkpoint import CheckpointError, Checkpoints, load, update_of, write_whole
 from esper.cli.overrides import quoted
-from esper.config import CHECKPOINTS, ConfigError
+from esper.config import CHECKPOINTS, ConfigError, root_key
 from esper.seeding import stream
 
 FILE = "design.json"
@@ -189,7 +189,7 @@ def draw_seeds(root: int, count: int) -> list[int]:
 def refuse_seeds(overrides: Sequence[str]) -> None:
     """Raise ConfigError if an override sets a seed, which blocks draw from root."""
     for override in overrides:
-        if override.partition("=")[0].lstrip("+~") in ("seed", "policy_seed"):
+        if root_key(override) in ("seed", "policy_seed"):
             raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from esper.checkpoint import Checkpoints, load, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
+from esper.ranges import check_ranges
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
 
@@ -92,14 +93,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
             raise ValueError(unknown_outcome(self.outcome))
-        if self.margin is not None and not 0 < self.margin < float("inf"):
-            raise ValueError(f"margin must be above 0, got {self.margin}: it is the smallest difference that matters")
-        if self.hosts < 2:
-            raise ValueError(f"hosts must be 2 or more, got {self.hosts}: 96 is a good start")
-        if not 0 < self.alpha < 0.5:
-            raise ValueError(f"alpha must be in (0, 0.5), got {self.alpha}: 0.05 is usual")
-        if self.workers < 1:
-            raise ValueError(f"workers must be 1 or more, got {self.workers}: one per core is fastest")
+        check_ranges("", self, {"(0, inf)": ["margin"], "[2, inf]": ["hosts"], "(0, 0.5)": ["alpha"], "[1, inf]": ["workers"]})
         if self.figures not in (None, *FIGURES):
             raise ValueError(f"figures={self.figures} is not a file format: choose from {', '.join(FIGURES)}")
         known = [*BASELINES, *standalone_agents()]

@@ -71,16 +71,10 @@ def germinate(
     """
     if not where_NS.any():
         return state
-    given = {
-        "blueprint": blueprint_N,
-        "blend": blend_N,
-        "ramp_target": target_N.astype(np.float32),
-        "ramp_total": ticks_N,
-        "ramp_curve": curve_N,
-    }
-    arrays = _cleared(state, where_NS)
-    arrays |= {name: np.where(where_NS, value_N[:, None], arrays[name]) for name, value_N in given.items()}
-    return _enter(SlotState(**arrays), where_NS, Stage.GERMINATED)
+    given = {"blueprint": blueprint_N, "blend": blend_N, "ramp_total": ticks_N, "ramp_curve": curve_N}
+    given |= {"ramp_target": target_N.astype(np.float32)}
+    state = _put(_cleared(state, where_NS), where_NS, **{name: value_N[:, None] for name, value_N in given.items()})
+    return _enter(state, where_NS, Stage.GERMINATED)
 
 
 def advance(state: SlotState, where_NS: BoolArray, slots: SlotsConfig) -> SlotState:
@@ -93,12 +87,7 @@ def advance(state: SlotState, where_NS: BoolArray, slots: SlotsConfig) -> SlotSt
     marked = {stage: where_NS & state.within(stage) for stage in LIVE}
     past_blending = np.zeros_like(where_NS)
     if slots.incubation == Incubation.none:
-        into = marked[Stage.GERMINATED]
-        state = replace(
-            state,
-            alpha=np.where(into, state.ramp_target, state.alpha),
-            ramp_done=np.where(into, state.ramp_total, state.ramp_done),
-        )
+        state = _put(state, marked[Stage.GERMINATED], alpha=state.ramp_target, ramp_done=state.ramp_total)
         past_blending = marked[Stage.TRAINING] & (state.ramp_target == 1.0)
     state = _enter(state, marked[Stage.GERMINATED], Stage.TRAINING)
     state = _enter(state, marked[Stage.TRAINING] & ~past_blending, Stage.BLENDING)
@@ -120,15 +109,9 @@ def retarget(state: SlotState, where_NS: BoolArray, *, target_N: FloatArray, tic
     changed = where_NS & (target_NS != state.ramp_target)
     if not changed.any():
         return state
-    state = replace(
-        state,
-        alpha=np.where(changed & (ticks_N[:, None] == 0), target_NS, state.alpha),
-        ramp_start=np.where(changed, state.alpha, state.ramp_start),
-        ramp_target=np.where(changed, target_NS, state.ramp_target),
-        ramp_done=np.where(changed, 0, state.ramp_done),
-        ramp_total=np.where(changed, ticks_N[:, None], state.ramp_total),
-        ramp_curve=np.where(changed, curve_N[:, None], state.ramp_curve),
-    )
+    new = {"ramp_target": target_NS, "ramp_total": ticks_N[:, None], "ramp_curve": curve_N[:, None]}
+    state = _put(state, changed, ramp_start=state.alpha, ramp_done=0, **new)
+    state = _put(state, changed & (ticks_N[:, None] == 0), alpha=target_NS)
     return _enter(state, changed & state.within(Stage.HOLDING), Stage.BLENDING)
 
 
@@ -159,7 +142,7 @@ def prune(state: SlotState, where_NS: BoolArray) -> SlotState:
     """Remove the marked seeds at once, and clear their state."""
     if not where_NS.any():
         return state
-    return _enter(SlotState(**_cleared(state, where_NS)), where_NS, Stage.PRUNED)
+    return _enter(_cleared(state, where_NS), where_NS, Stage.PRUNED)
 
 
 def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
@@ -235,15 +218,14 @@ def _enter(state: SlotState, where_NS: BoolArray, stage: Stage) -> SlotState:
     """Put the marked slots into this stage, at age 0."""
     if not where_NS.any():
         return state
-    return replace(
-        state,
-        stage=np.where(where_NS, int(stage), state.stage),
-        stage_age=np.where(where_NS, 0, state.stage_age),
-        accuracy_start=np.where(where_NS, state.accuracy, state.accuracy_start),
-    )
+    return _put(state, where_NS, stage=int(stage), stage_age=0, accuracy_start=state.accuracy)
 
 
-def _cleared(state: SlotState, where_NS: BoolArray) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays with the marked slots reset; the accuracy is the host's and stays."""
-    blank = replace(empty(*state.stage.shape), accuracy=state.accuracy)
-    return {name: np.where(where_NS, getattr(blank, name), array) for name, array in state.arrays().items()}
+def _cleared(state: SlotState, where_NS: BoolArray) -> SlotState:
+    """Reset the marked slots; the accuracy is the host's and stays."""
+    return _put(state, where_NS, **replace(empty(*state.stage.shape), accuracy=state.accuracy).arrays())
+
+
+def _put(state: SlotState, where_NS: BoolArray, **values: npt.NDArray[Any] | int) -> SlotState:
+    """Set fields in the marked slots."""
+    return replace(state, **{name: np.where(where_NS, value, getattr(state, name)) for name, value in values.items()})

@@ -4,7 +4,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +23,6 @@ HARM = 0.2
 """A host that lost more than this since the birth of a seed that contributes is held to ransom [pp]."""
 ERRORS = 2.0
 """Contributions and losses count above this many standard errors."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Audit:
-    """Reward-hacking checks of one episode of N hosts."""
-
-    seed_epochs: int
-    """Number of measured contributions: seeds times host epochs."""
-    attribution_ratio: float
-    """Share in which a contribution is at least `RATIO` times the gain since birth; NaN without any."""
-    ransomware: float
-    """Share in which a seed contributes, and the host is worse than before its birth; NaN without any."""
-    shaped_ratio: float
-    """Sum of |shaping| over sum of |reward|, over steps and hosts: above 1 shaping dominates. NaN where all rewards are 0."""
-    goodhart: float
-    """Rank correlation (Spearman) over hosts of return and committed accuracy, mean over reward modes; 1 is the right order.
-    NaN where undefined."""
 
 
 def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, BoolArray, BoolArray]:
@@ -85,8 +67,8 @@ class Auditor:
         self._shaped += float(np.abs(components.get(SHAPING, np.zeros(1))).sum())
         self._paid += float(np.abs(sum(components.values(), start=np.zeros(1))).sum())
 
-    def report(self, return_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> Audit:
-        """Return the checks of the whole episode.
+    def report(self, return_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> dict[str, float]:
+        """Return the checks of the whole episode as metrics by tag; NaN where undefined.
 
         Args:
             return_N: return of each host [pp].
@@ -94,10 +76,10 @@ class Auditor:
             groups: hosts by the mode that pays them, see `Reward.groups`.
         """
         measured, leans, ransom = self._counts.tolist()
-        return Audit(
-            seed_epochs=measured,
-            attribution_ratio=leans / measured if measured else math.nan,
-            ransomware=ransom / measured if measured else math.nan,
-            shaped_ratio=self._shaped / self._paid if self._paid > 0 else math.nan,
-            goodhart=rank_correlation(return_N, outcome_N, groups),
-        )
+        return {
+            "audit/seed_epochs": measured,
+            "audit/attribution_ratio": leans / measured if measured else math.nan,
+            "audit/ransomware": ransom / measured if measured else math.nan,
+            "audit/shaped_ratio": self._shaped / self._paid if self._paid > 0 else math.nan,
+            "audit/goodhart": rank_correlation(return_N, outcome_N, groups),
+        }

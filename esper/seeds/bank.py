@@ -179,7 +179,7 @@ class SeedBank:
         rows = flat if len(live_L) == self.fleet.members else flat.index_select(0, live_L)
         if taught_L1 is not None:
             rows = torch.where(taught_L1, rows, rows.detach())
-        with seed_errors(self.blueprint, self.slot, live_L):
+        with seed_errors(self.blueprint, self.slot):
             if len(live_L) == 1 < self.fleet.members:
                 return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
             return self.fleet.bind(rows)(x)

@@ -7,23 +7,11 @@ They are captured during training for growth potential (`measure.potential`) and
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esper.fusion.layout import members_first
-
-
-class SlotArrays(NamedTuple):
-    """The slot gradients of one slot as arrays, in which form they leave a shard."""
-
-    features: npt.NDArray[np.float32]
-    """h `[M, n, ...]`"""
-    grad: npt.NDArray[np.float32]
-    """dL/dh `[M, n, ...]`"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +24,10 @@ class SlotGradients:
     """dL/dh `[M, n, ...]`, where L is each member's mean loss over these samples [nats]."""
 
     @staticmethod
-    def joined(parts: Sequence[SlotArrays], device: torch.device) -> "SlotGradients":
-        """Join the members of several shards, one shard after another, on a device."""
-        features, grad = (
-            [torch.from_numpy(array) for array in arrays] for arrays in zip(*parts, strict=True)
-        )  # torch aligns what it joins: the same bits, however many shards there are
-        return SlotGradients(features=_cat(features).to(device), grad=_cat(grad).to(device))
-
-    def arrays(self) -> SlotArrays:
-        """Return copies on the CPU; on a CPU they share the memory."""
-        return SlotArrays(self.features.cpu().numpy(), self.grad.cpu().numpy())
+    def joined(parts: Sequence["SlotGradients"]) -> "SlotGradients":
+        """Join the members of several shards of a device, one shard after another."""
+        # Torch aligns what it joins: the same bits, however many shards there are.
+        return SlotGradients(features=torch.cat([one.features for one in parts]), grad=torch.cat([one.grad for one in parts]))
 
     def of_member(self, member: int) -> "SlotGradients":
         """Return one member, with a leading axis of 1 `[1, n, ...]`."""
@@ -54,10 +36,6 @@ class SlotGradients:
     def scaled(self) -> "SlotGradients":
         """Return the gradients for a delta that multiplies, y = h (1 + tanh(delta)): at birth its gradient is h dL/dy."""
         return SlotGradients(features=self.features, grad=self.features * self.grad)
-
-
-def _cat(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class GradientHooks:

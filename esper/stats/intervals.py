@@ -20,7 +20,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.half_width:.1f}"
+        return f"{self.mean:.1f} ± {self.half_width:.1f}" if np.isfinite(self.mean) else "-"
 
 
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))

@@ -9,6 +9,7 @@ from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
+from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
@@ -54,15 +55,12 @@ class TaskConfig:
     """Optimiser of the seeds; their gradients are clipped separately from the host's."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"task.batch_size must be at least 1, got {self.batch_size}")
+        check_ranges("task", self, {"[1, inf]": ["batch_size"], "[0, inf]": ["valid_samples"]})
         if self.epoch_samples and self.epoch_samples < self.batch_size:
             raise ValueError(
                 f"task.epoch_samples must be 0 or at least task.batch_size={self.batch_size}, got {self.epoch_samples}: "
                 "an epoch has at least one batch"
             )
-        if self.valid_samples < 0:
-            raise ValueError(f"task.valid_samples must be at least 0, got {self.valid_samples}: 0 takes all")
         self._check_list("label_noise", "from 0 to below 1", [0 <= value < 1 for value in self.label_noise])
         self._check_list("data_share", "above 0 and at most 1", [0 < value <= 1 for value in self.data_share])
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])

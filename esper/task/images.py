@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.hosts.base import HostConfig
+from esper.ranges import check_ranges
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.data import Data, TaskError
@@ -60,8 +61,7 @@ class AugmentedConfig(ImagesConfig):
 
     def __post_init__(self) -> None:
         ImagesConfig.__post_init__(self)
-        if not 0 <= self.crop_padding <= 127:
-            raise ValueError(f"task.crop_padding must be from 0 to 127, got {self.crop_padding}: 4 is usual")
+        check_ranges("task", self, {"[0, 127]": ["crop_padding"]})
 
     def augmentation(self) -> Augmentation | None:
         return Augmentation(padding=self.crop_padding, flip=self.flip) if self.crop_padding or self.flip else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from esper.ranges import check_ranges
 from esper.seeding import stream
 from esper.seeds.bank import SGDConfig
 from esper.task.data import Data, TaskError, reading
@@ -42,10 +43,7 @@ class TinyStoriesConfig(TextConfig):
 
     def __post_init__(self) -> None:
         TextConfig.__post_init__(self)
-        if self.stories < 1:
-            raise ValueError(f"task.stories must be at least 1, got {self.stories}")
-        if self.valid_stories < 2:
-            raise ValueError(f"task.valid_stories must be at least 2, got {self.valid_stories}: half of them are for the test")
+        check_ranges("task", self, {"[1, inf]": ["stories"], "[2, inf]": ["valid_stories"]})
 
     def load(self, context: int) -> Data:
         folder = Path(self.root)

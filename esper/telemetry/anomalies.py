@@ -1,14 +1,12 @@
-"""Anomalies in learning: pure rules on the statistics of an update, and a watch that remembers them."""
+"""Anomalies in learning: a table of rules on the metrics of an update, and a watch that remembers what they found."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from esper.agent.ppo.diagnostics import HEADS, UpdateStats
-from esper.env.actions import Head
 from esper.ranges import check_ranges
-from esper.reward.audit import Audit
+from esper.telemetry.tags import WORDS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,12 +74,69 @@ class AnomaliesConfig:
             bound = f"below gradient_above={self.gradient_above}, got {self.gradient_below}: the default is 1e-05"
             raise ValueError(f"telemetry.anomalies.gradient_below must be {bound}")
 
-    def build(self) -> "Watch":
-        return Watch(self)
+    def build(self, decisions: int) -> "Watch":
+        """Return the watch of a run whose updates have this many decisions each: hosts times steps."""
+        return Watch(self, decisions)
 
 
 AT_ONCE = frozenset({"ratio_explosion", "kl_spike", "nonfinite", "exploding_gradient"})
 """Kinds that one update suffices to report; the others must last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table: a metric beyond its threshold, in enough samples, is an anomaly."""
+
+    kind: str
+    tag: str
+    """Metric; `<head>` or `<part>` stands for each name of `WORDS`."""
+    threshold: str
+    """Name of its threshold in the config."""
+    below: bool = False
+    """If true, the anomaly is below the threshold, else above."""
+    samples: str = ""
+    """Metric with the number of samples, or under `policy/` with their share of all decisions. Not checked if there is none."""
+    least: str = "min_steps"
+    """Name of the smallest number of samples in the config."""
+
+
+OP, CONTRIBUTIONS = "policy/learnable_op", ("audit/seed_epochs", "min_seed_epochs")
+RULES = (
+    Rule("entropy_collapse", "policy/entropy_share_<head>", "entropy_share", True, "policy/learnable_<head>"),
+    Rule("ratio_explosion", "policy/ratio_max_<head>", "ratio", False, "policy/learnable_<head>"),
+    Rule("ratio_explosion", "policy/ratio_max", "ratio", False, OP),
+    Rule("kl_spike", "policy/kl_of_target", "kl", False, OP),
+    Rule("hardly_learned", "policy/skipped_fraction", "skipped", False, OP),
+    Rule("nonfinite", "policy/minibatches_nonfinite", "nonfinite"),
+    Rule("useless_critic", "policy/explained_variance_floored", "explained_variance", True, OP),
+    Rule("exploding_gradient", "policy/grad_norm_<part>", "gradient_above"),
+    Rule("vanishing_gradient", "policy/grad_norm_<part>", "gradient_below", True, OP),
+    Rule("dead_core", "policy/core_dead", "dead"),
+    Rule("saturated_core", "policy/core_saturated", "saturated"),
+    Rule("saturated_core", "policy/core_gates_saturated", "saturated"),
+    Rule("monoculture", "policy/top_blueprint_share", "monoculture", False, "policy/learnable_blueprint", "min_germinations"),
+    Rule("attribution_ratio", "audit/attribution_ratio", "attribution_ratio", False, *CONTRIBUTIONS),
+    Rule("ransomware", "audit/ransomware", "ransomware", False, *CONTRIBUTIONS),
+    Rule("goodhart", "audit/goodhart", "goodhart", True),
+)
+"""All rules. Gradients vanish and critics err where nearly every step was forced, so those are checked like whole actions."""
+REMEDIES = {
+    "entropy_collapse": "if that is too early, raise agent.entropy_coef and agent.entropy_final",
+    "ratio_explosion": "lower agent.learning_rate, agent.epochs or agent.target_kl",
+    "kl_spike": "lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps",
+    "hardly_learned": "lower agent.learning_rate, or raise agent.target_kl",
+    "nonfinite": "lower agent.learning_rate, and check rewards and observations for outliers",
+    "useless_critic": "raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off",
+    "exploding_gradient": "check rewards and observations for outliers, and lower agent.learning_rate",
+    "vanishing_gradient": "check whether the core is saturated, or all rewards are equal",
+    "dead_core": "lower agent.learning_rate, or lower agent.hidden if the task needs no more",
+    "saturated_core": "check observations for large values, and lower agent.learning_rate",
+    "monoculture": "if no fixed schedule shows that this blueprint is the best one, raise agent.entropy_coef",
+    "attribution_ratio": "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains",
+    "ransomware": "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate",
+    "goodhart": "see which reward/ term is largest, and lower its weight",
+}
+"""What to try, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,139 +144,51 @@ class Anomaly:
     """One anomaly of one update."""
 
     kind: str
-    where: str
-    """Head, part or blueprint; `action` for whole actions, `policy` for all of it."""
+    tag: str
+    """Metric that shows it."""
     value: float
     """Measured value."""
     threshold: float
     """Threshold that it crossed."""
     meaning: str
-    """What it means, as one clause."""
+    """Value and threshold, as one clause."""
     remedy: str
     """What to try, as one clause."""
 
     @property
     def key(self) -> str:
         """Identity over time: anomalies with the same key are one that continues."""
-        return f"{self.kind}_{self.where}"
+        return f"{self.kind}_{self.tag.partition('/')[2]}"
 
     def sentence(self) -> str:
         """Return the anomaly as text."""
-        return f"{self.kind.replace('_', ' ')} ({self.where}): {self.meaning}; {self.remedy}"
+        return f"{self.kind.replace('_', ' ')}: {self.meaning}; {self.remedy}"
 
 
-Found = Iterator[Anomaly]
+def find(metrics: Mapping[str, float], config: AnomaliesConfig, decisions: int) -> list[Anomaly]:
+    """Return the anomalies of one update.
 
-
-def _rule(kind: str, where: str, value: float, threshold: float, meaning: str, remedy: str, *, below: bool = False) -> Found:
-    """Yield an anomaly if a value is above its threshold, or below it; a NaN never is."""
-    if value < threshold if below else value > threshold:
-        yield Anomaly(kind=kind, where=where, value=value, threshold=threshold, meaning=meaning, remedy=remedy)
-
-
-def _ratio(where: str, factor: float, config: AnomaliesConfig) -> Found:
-    meaning = f"one update changed the probability of a choice ({where}) by a factor of {factor:.3g}"
-    remedy = "lower agent.learning_rate, agent.epochs or agent.target_kl"
-    return _rule("ratio_explosion", where, factor, config.ratio, meaning, remedy)
-
-
-def of_heads(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield heads whose entropy has collapsed or whose probabilities jumped."""
-    for head, seen in stats.diagnostics.heads.items():
-        if seen.steps < config.min_steps:
-            continue
-        name, share = HEADS[head], seen.entropy_share
-        meaning = f"the head {name} has {share:.2%} of the largest possible entropy, so it no longer explores"
-        remedy = "if that is too early, raise agent.entropy_coef and agent.entropy_final"
-        yield from _rule("entropy_collapse", name, share, config.entropy_share, meaning, remedy, below=True)
-        yield from _ratio(name, seen.ratio_max, config)
-
-
-def of_actions(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield policy steps that were too large, or hardly taken."""
-    seen = stats.diagnostics
-    if seen.heads[Head.OP].steps < config.min_steps:
-        return
-    yield from _ratio("action", seen.ratio_max, config)
-    meaning = f"the updated policy is {seen.kl_of_target:.3g} times agent.target_kl away from the one that acted"
-    remedy = "lower agent.learning_rate, or raise agent.minibatches so that the distance is checked after smaller steps"
-    yield from _rule("kl_spike", "policy", seen.kl_of_target, config.kl, meaning, remedy)
-    meaning = f"{seen.skipped_fraction:.0%} of the minibatches were skipped, as the policy had moved far enough too soon"
-    remedy = "lower agent.learning_rate, or raise agent.target_kl"
-    yield from _rule("hardly_learned", "policy", seen.skipped_fraction, config.skipped, meaning, remedy)
-
-
-def of_minibatches(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield non-finite minibatches. Three in a row end the run; this reports earlier ones."""
-    dropped = stats.minibatches_nonfinite
-    meaning = f"{dropped:.0f} minibatches were dropped, since a loss or a gradient was not finite"
-    remedy = "lower agent.learning_rate, and check rewards and observations for outliers"
-    yield from _rule("nonfinite", "policy", dropped, config.nonfinite, meaning, remedy)
-
-
-def of_critic(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield a critic that is worse than a constant."""
-    seen, explained = stats.diagnostics, stats.diagnostics.explained_variance_floored
-    if seen.steps >= config.min_steps:
-        meaning = f"the critic explains {explained:.3g} of the returns' variance, where a constant explains 0"
-        remedy = "raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off"
-        yield from _rule("useless_critic", "critic", explained, config.explained_variance, meaning, remedy, below=True)
-
-
-def of_gradients(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield parts with exploding or vanishing gradients. If nearly every step was forced, there is nothing to learn from."""
-    few = stats.diagnostics.heads[Head.OP].steps < config.min_steps
-    for part, norm in stats.diagnostics.grad_norm.items():
-        meaning = f"the gradient of the {part} had norm {norm:.3g} before clipping, where about 1 is usual"
-        remedy = "check rewards and observations for outliers, and lower agent.learning_rate"
-        yield from _rule("exploding_gradient", part, norm, config.gradient_above, meaning, remedy)
-        if not few:
-            meaning = f"the gradient of the {part} had norm {norm:.3g}, so it has stopped learning"
-            remedy = "check whether the core is saturated, or all rewards are equal"
-            yield from _rule("vanishing_gradient", part, norm, config.gradient_below, meaning, remedy, below=True)
-
-
-def of_core(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield a recurrent core that is dead or saturated."""
-    if (seen := stats.diagnostics.core) is None:
-        return
-    meaning = f"{seen.dead:.0%} of the core's units hardly change their output over a whole rollout"
-    remedy = "lower agent.learning_rate, or lower agent.hidden if the task needs no more"
-    yield from _rule("dead_core", "core", seen.dead, config.dead, meaning, remedy)
-    stuck, what = max((seen.saturated, "outputs"), (seen.gates_saturated, "gates"), key=lambda pair: pair[0])
-    meaning = f"{stuck:.0%} of the core's {what} are at the end of their range, where hardly any gradient passes"
-    remedy = "check observations for large values, and lower agent.learning_rate"
-    yield from _rule("saturated_core", "core", stuck, config.saturated, meaning, remedy)
-
-
-def of_blueprints(stats: UpdateStats, config: AnomaliesConfig) -> Found:
-    """Yield one blueprint that crowds out all others."""
-    seen, share = stats.diagnostics, stats.diagnostics.top_blueprint_share
-    if seen.germinations >= config.min_germinations:
-        meaning = f"{share:.0%} of {seen.germinations} planted seeds were {seen.top_blueprint}"
-        remedy = "if no fixed schedule shows that it is the best one, raise agent.entropy_coef"
-        yield from _rule("monoculture", seen.top_blueprint, share, config.monoculture, meaning, remedy)
-
-
-def of_rewards(audit: Audit, config: AnomaliesConfig) -> Found:
-    """Yield signs of reward hacking."""
-    if audit.seed_epochs >= config.min_seed_epochs:
-        meaning = f"{audit.attribution_ratio:.0%} of the seeds contribute many times what their hosts gained"
-        remedy = "lower reward.attribution, or choose reward=escrow or reward=basic, which reward gains"
-        yield from _rule("attribution_ratio", "seeds", audit.attribution_ratio, config.attribution_ratio, meaning, remedy)
-        meaning = f"{audit.ransomware:.0%} of the seeds are indispensable to hosts that they left worse than before"
-        remedy = "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate"
-        yield from _rule("ransomware", "seeds", audit.ransomware, config.ransomware, meaning, remedy)
-    meaning = f"returns and committed accuracies have rank correlation {audit.goodhart:.2f}, so rewards miss the goal"
-    remedy = "see which reward/ term is largest, and lower its weight"
-    yield from _rule("goodhart", "reward", audit.goodhart, config.goodhart, meaning, remedy, below=True)
-
-
-def find(stats: UpdateStats, config: AnomaliesConfig, audit: Audit | None = None) -> list[Anomaly]:
-    """Return the anomalies of one update, and those of its episode's rewards if they were audited."""
-    hacked = of_rewards(audit, config) if audit else ()
-    rules = (of_heads, of_actions, of_minibatches, of_critic, of_gradients, of_core, of_blueprints)
-    return [*(anomaly for rule in rules for anomaly in rule(stats, config)), *hacked]
+    Args:
+        metrics: measured metrics by tag; a rule whose metric is missing is not checked.
+        config: thresholds.
+        decisions: number of decisions in the update, forced ones included.
+    """
+    found: list[Anomaly] = []
+    for rule in RULES:
+        threshold, least = getattr(config, rule.threshold), getattr(config, rule.least)
+        word = rule.tag.partition("<")[2].rstrip(">")
+        for name in WORDS.get(word, ("",)):
+            tag, samples = (text.replace(f"<{word}>", name) for text in (rule.tag, rule.samples))
+            value, count = metrics.get(tag, threshold), metrics.get(samples, math.inf)
+            if samples.startswith("policy/"):
+                count *= decisions
+            # Shares are rounded: half a sample less is as many.
+            if (value < threshold if rule.below else value > threshold) and count > least - 0.5:
+                side = "below" if rule.below else "above"
+                meaning = f"{tag} is {value:.3g}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
+                remedy = REMEDIES[rule.kind]
+                found.append(Anomaly(kind=rule.kind, tag=tag, value=value, threshold=threshold, meaning=meaning, remedy=remedy))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,16 +208,16 @@ class Findings:
 class Watch:
     """Remembers anomalies, to separate lasting from passing ones and to report each once."""
 
-    def __init__(self, config: AnomaliesConfig) -> None:
-        self.config = config
+    def __init__(self, config: AnomaliesConfig, decisions: int) -> None:
+        self.config, self.decisions = config, decisions
         self._streaks: dict[str, int] = {}
         """Length of the present streak of each key [updates]."""
         self._seen: dict[str, int] = {}
         """Last update in which an anomaly of a key was present."""
 
-    def look(self, update: int, stats: UpdateStats, audit: Audit | None = None) -> Findings:
-        """Return the findings of an update, and of its episode's rewards if they were audited."""
-        found, hold = find(stats, self.config, audit), self.config.hold
+    def look(self, update: int, metrics: Mapping[str, float]) -> Findings:
+        """Return the findings of an update with these measured metrics."""
+        found, hold = find(metrics, self.config, self.decisions), self.config.hold
         self._streaks = {anomaly.key: self._streaks.get(anomaly.key, 0) + 1 for anomaly in found}
         present = [a for a in found if a.kind in AT_ONCE or self._streaks[a.key] >= self.config.patience]
         new = [a for a in present if update - self._seen.get(a.key, -math.inf) > hold + 1]

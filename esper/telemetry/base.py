@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-if TYPE_CHECKING:  # the module needs torch, which a console does not
-    from esper.telemetry.anomalies import Anomaly
+from esper.telemetry.anomalies import Anomaly
 
 Hparam = bool | int | float | str
 Rows = Sequence[tuple[str, str]]
@@ -55,7 +54,7 @@ class Writer:
     def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the controller's decisions in an update that is written with all details."""
 
-    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+    def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         """Take an anomaly that begins in this update; `first` if the run never had it before."""
 
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:

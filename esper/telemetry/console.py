@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -15,11 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
 from esper.telemetry.tags import ROLLBACKS, STAGES, metric
-
-if TYPE_CHECKING:  # the module needs torch, which a console does not
-    from esper.telemetry.anomalies import Anomaly
 
 SHOWN = {
     "sandbox/share_of_optimum": "share of optimum",
@@ -104,7 +102,7 @@ class PlainConsole(Writer):
         values = ", ".join(f"{SHOWN[tag]} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
         self._say(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
-    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+    def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         if first:
             self._say(f"update {update}/{self._total}: {anomaly.sentence()}")
 
@@ -171,7 +169,7 @@ class LiveConsole(Writer):
         self._progress.update(self._task, completed=update, description=f"update {coming}/{self._total}")
         self._live.update(self._picture())
 
-    def anomaly(self, update: int, anomaly: "Anomaly", *, first: bool) -> None:
+    def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         """Print a line that stays, above the display."""
         if first:
             self._console.print(Text(f"{self._lead}update {update}/{self._total}: {anomaly.sentence()}", style="yellow"))

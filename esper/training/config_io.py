@@ -5,8 +5,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper.config import GROUPS, MANY, Config, ConfigError, table_name
-from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.config import GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
 from esper.plugins import load_plugins
 
 CHANGEABLE = ("updates", "resume", "telemetry", "plugins")
@@ -42,20 +41,16 @@ def from_plain(plain: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a plugin is missing, or another version wrote the config, with other options or keys.
     """
-    values = dict(plain["values"])
-    load_plugins(values.get("plugins", ()))
+    load_plugins(plain["values"].get("plugins", ()))
+    cfg = OmegaConf.structured(Config)
     try:
         for group, chosen in plain["options"].items():
-            if group in MANY:
-                values[group] = {key: _revive(_class(group, name), values[group][key]) for key, name in chosen.items()}
-            else:
-                values[group] = _revive(_class(group, chosen), values[group])
-        values["counterfactuals"] = _revive(CounterfactualsConfig, values["counterfactuals"])
-        config = Config(**values)
-        config.choices = {group: name for group, name in plain["choices"].items() if group not in MANY}
-        return config
-    except (KeyError, TypeError, OmegaConfBaseException) as error:
+            many = group in MANY
+            cfg[group] = {key: _class(group, name) for key, name in chosen.items()} if many else _class(group, chosen)
+        cfg.merge_with(plain["values"])
+    except (KeyError, OmegaConfBaseException) as error:
         raise ConfigError(f"the saved config is of another version of esper ({error}): start a new run") from error
+    return typed(cfg, plain["choices"])
 
 
 def _class(group: str, name: str) -> type:
@@ -65,10 +60,6 @@ def _class(group: str, name: str) -> type:
             f"run with one of {', '.join(GROUPS[group])}"
         )
     return GROUPS[group][name]
-
-
-def _revive(node: type, values: dict[str, Any]) -> Any:
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(node), values))
 
 
 def difference(saved: Config, asked: Config) -> str | None:
@@ -82,17 +73,15 @@ def difference(saved: Config, asked: Config) -> str | None:
 
 def flat(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a plain config by dotted key; a group's choice stands under its name."""
-    values: dict[str, Any] = dict(plain["choices"])
+    return plain["choices"] | dotted(plain["values"])
 
-    def walk(prefix: str, node: Any) -> None:
-        if isinstance(node, dict):
-            for key, value in cast(dict[str, Any], node).items():
-                walk(f"{prefix}.{key}" if prefix else key, value)
-        else:
-            values[prefix] = node
 
-    walk("", plain["values"])
-    return values
+def dotted(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts by dotted key."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    children = cast(dict[str, Any], node).items()
+    return {path: leaf for key, child in children for path, leaf in dotted(child, f"{prefix}.{key}".lstrip(".")).items()}
 
 
 def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
@@ -106,8 +95,7 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
     Raises:
         ConfigError: an override asks for a change that is not permitted.
     """
-    keys = [override.lstrip("+~").partition("=")[0].strip() for override in overrides]
-    roots = [key.split(".")[0].split("@")[0] for key in keys]
+    roots = [root_key(override) for override in overrides]
     for root, override in zip(roots, overrides, strict=True):
         if root not in CHANGEABLE:
             raise ConfigError(
@@ -115,7 +103,6 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
                 "run"
             )
     config = from_plain(to_plain(saved))
-    config.resume = asked.resume
     for name in CHANGEABLE:
         if name in roots:
             setattr(config, name, getattr(asked, name))

@@ -17,6 +17,7 @@ from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
+from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.interrupt import Stopped, stop_signals
@@ -69,6 +70,7 @@ class Trainer:
             shared: true if other runs write to the same terminal.
         """
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
+        self._plain = to_plain(config)  # takes as long as a short update
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins)
         self.buffer = config.buffer.build()
@@ -76,7 +78,7 @@ class Trainer:
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
-        self.watch, self.findings = config.telemetry.anomalies.build(), Findings()
+        self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
         self._last: EpisodeRecord | None = None
         self._log = DecisionLog(self.env.layout, 0)
@@ -141,8 +143,8 @@ class Trainer:
         begun = time.perf_counter()
         metrics = self.learner.learn(self.update / self.config.updates)
         metrics["time/update_seconds"] = time.perf_counter() - begun
-        if self.learner.stats is not None:
-            self.findings = self.watch.look(self.update + 1, self.learner.stats, episode.audit)
+        if any(tag.startswith("policy/") for tag in metrics):
+            self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
@@ -151,7 +153,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later process needs to resume exactly: hosts and noise are known by their names."""
         return {
-            "config": to_plain(self.config),
+            "config": self._plain,
             "update": self.update,
             "hparams": self.env.hparams(),
             "agent": self.learner.state_dict() if self.learner else {},
@@ -188,7 +190,7 @@ class Trainer:
 
     def title(self) -> str:
         """Return one line on the run."""
-        config, choices = self.config, to_plain(self.config)["choices"]
+        config, choices = self.config, self._plain["choices"]
         setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
             setting, reward = choices["task"], f"reward {choices['reward']}, "
@@ -198,7 +200,7 @@ class Trainer:
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the values that tell this run from others."""
-        choices = to_plain(self.config)["choices"]
+        choices = self._plain["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config
         return {"seed": config.seed, "hosts": config.hosts, "steps": config.steps, **named, **self.env.hparams()}

@@ -1,6 +1,6 @@
 """A small policy for tests, and an update from a random rollout."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,8 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def update(agent: PPO, seed: int = 0, progress: float = 0.0, **rollout: Any) -> dict[str, float]:
-    return asdict(
-        agent.update(random_rollout(agent, np.random.default_rng(seed), **rollout), progress=progress, generator=generator())
-    )
+    played = random_rollout(agent, np.random.default_rng(seed), **rollout)
+    return agent.update(played, progress=progress, generator=generator())
 
 
 def corridor(*, open_hosts: int = 0) -> Any:

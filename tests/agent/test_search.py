@@ -224,7 +224,7 @@ def test_all_schedules_are_tried_on_the_same_hosts_and_the_best_is_kept(whole: t
     written = check([*HOSTS, "agent=schedule", f"agent.actions={search.overrides()}"])
     again = play(env, written.agent.build(env.layout, seed=0))
     env.close()
-    assert float(again.values["return"].mean(dtype=np.float64)) == search.best_return
+    assert float(again.return_N.mean(dtype=np.float64)) == search.best_return
 
 
 def test_an_evaluation_plays_the_best_schedule(whole: tuple[Path, BestOfRandom]) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation
-from esper.env.growth_env import GrowthEnv
+from esper.env.base import EnvParts
+from esper.env.growth_env import GrowthConfig
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
@@ -37,17 +38,20 @@ class Listener:
 
 def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
     """Return the noise of the last of several episodes `[T, N, H]`."""
-    env = GrowthEnv(
-        task=DigitsConfig(valid_samples=50).build(CNNConfig()),
+    parts = EnvParts(
+        task=DigitsConfig(valid_samples=50),
+        host=CNNConfig(),
         slots=OneSeedConfig(),
         blueprints={"norm": NormConfig()},
-        reward=ShapedConfig().build(gamma=1.0),
-        governor=WatchdogConfig().build(num_classes=10),
+        reward=ShapedConfig(),
+        governor=WatchdogConfig(),
         devices={"cpu": DeviceConfig()},
+        gamma=1.0,
         num_hosts=hosts,
         num_steps=2,
         seed=seed,
     )
+    env = GrowthConfig().build(parts)
     listener = Listener()
     with closing(env):
         env.reset()

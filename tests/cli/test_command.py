@@ -67,7 +67,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["reward.rent=-1"], "reward.rent must be"),
         (["seed=[1"], "cannot read"),
         (["--multirun", "seed=1,2", "reward=shaped,spars"], "did you mean sparse?"),
-        (["hydra.mode=MULTIRUN", "seed=1,-2"], "seed must be 0 or more"),
+        (["hydra.mode=MULTIRUN", "seed=1,-2"], "seed must be at least 0"),
         (["--cfg", "job", "sede=1"], "did you mean seed?"),
         (["devices=[cuda:0,cuda:1]"], "not on this machine"),
         (["-m", "devices=cpu,cuda:3"], "not on this machine"),

@@ -96,7 +96,7 @@ def test_the_resumed_run_may_be_gone() -> None:
         ("task=mnist", "no option mnist in group task: .*did you mean mnist5k"),
         ("host.base_chanels=3", "no key host.base_chanels: .*did you mean base_channels"),
         ("steps=many", "steps must be a whole number, got many"),
-        ("steps=0", "steps must be 1 or more"),
+        ("steps=0", "steps must be at least 1, got 0"),
         ("slots.where=[r7c7]", "r7c7 is not a slot of this host"),
         ("task=python_text", "conv_heavy"),
         ("devices=[cuda:7]", "cuda:7"),

@@ -307,8 +307,8 @@ def test_every_controller_works_with_all_heads_free(make_env, agent, incubation)
     assert not any(refused)
     if isinstance(agent, PPOConfig):
         stats = controller.update(rollout, progress=0.0, generator=torch_stream(0, "minibatches", 0))
-        assert np.isfinite(stats.policy_loss)
-        assert stats.entropy > 0
+        assert np.isfinite(stats["policy_loss"])
+        assert stats["entropy"] > 0
     if isinstance(agent, ScheduleConfig | HeuristicConfig):
         assert episode.fossilized > 0, "seeds reach alpha 1, so they can be fossilized"
     assert episode.signals.after.within(*OCCUPIED).any() == (not isinstance(agent, WaitConfig))

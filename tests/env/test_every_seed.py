@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.env.actions import Head, Op
+from esper.env.base import EnvParts
 from esper.env.growth_env import GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
@@ -18,6 +19,7 @@ from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.data import Data
+from esper.task.digits import DigitsConfig
 
 WORDS = 7
 
@@ -47,16 +49,19 @@ MAKERS = {
 
 
 def env_of(task, blueprints, *, hosts, steps):
-    return GrowthEnv(
-        task=task,
+    parts = EnvParts(
+        task=DigitsConfig(),
+        host=CNNConfig(),
         slots=EveryBlockConfig(),
         blueprints=blueprints,
-        reward=ShapedConfig().build(gamma=0.9),
-        governor=WatchdogConfig().build(num_classes=10),
+        reward=ShapedConfig(),
+        governor=WatchdogConfig(),
         devices={"cpu": DeviceConfig()},
+        gamma=0.9,
         num_hosts=hosts,
         num_steps=steps,
     )
+    return GrowthEnv(task, parts)
 
 
 @pytest.mark.parametrize("layout", MAKERS)
@@ -88,5 +93,5 @@ def test_seeds_of_every_blueprint_train_and_stay_finite(small_task, layout):
 
 def test_an_incompatible_blueprint_is_refused_at_construction(small_task):
     task = with_hosts(small_task, "sequences")
-    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of Images: it grows in images"):
+    with pytest.raises(ValueError, match=r"blueprint=conv_light cannot grow in the hosts of this task: it grows in images"):
         env_of(task, {"conv_light": ConvLightConfig()}, hosts=1, steps=1)

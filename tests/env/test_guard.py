@@ -295,9 +295,7 @@ def test_an_error_in_a_blueprint_names_blueprint_slot_and_hosts(make_env, plan_a
         for _ in range(6):
             env.step(np.zeros_like(actions))
 
-    with pytest.raises(
-        SeedError, match=rf"^blueprint NormConfig failed in slot {slot} of hosts 2, 3 with Broken: no such"
-    ) as error:
+    with pytest.raises(SeedError, match=rf"^blueprint NormConfig failed in slot {slot} with Broken: no such") as error:
         play()
     assert isinstance(error.value.__cause__, Broken)
     assert traceback.extract_tb(error.value.__cause__.__traceback__)[-1].name == "fails"

@@ -13,7 +13,7 @@ from esper.task.instances import Split
 
 @pytest.fixture
 def twins(make_env):
-    env = make_env(6, 8, slots=EveryBlockConfig(min_prune_age=1), twins=3)
+    env = make_env(6, 8, slots=EveryBlockConfig(min_prune_age=1), num_twins=3)
     env.reset(seed=3)
     return env
 
@@ -50,18 +50,18 @@ def test_twins_with_the_same_seed_get_the_same_weights(twins, plan_actions):
 
 def test_without_twins_hosts_are_the_first_of_each_group(make_env):
     """Hosts of a run with twins are hosts of a run without."""
-    many, few = make_env(6, 4, twins=3), make_env(2, 4)
+    many, few = make_env(6, 4, num_twins=3), make_env(2, 4)
     for env in (many, few):
         env.reset(seed=1)
     assert many.sampler.instances()[::3] == few.sampler.instances()
-    assert np.array_equal(many.orders()[::3], few.orders())
-    assert np.array_equal(many.orders(), np.repeat(few.orders(), 3, axis=0))
+    assert np.array_equal(many.order().samples_NI[::3], few.order().samples_NI)
+    assert np.array_equal(many.order().samples_NI, np.repeat(few.order().samples_NI, 3, axis=0))
 
 
 def test_twins_share_augmentation_draws(small_task, monkeypatch):
     monkeypatch.setattr(small_task, "augmentation", Augmentation(padding=1, flip=False))
     cohort = HostSampler(task=small_task, split=Split.TRAINING, num_hosts=4, twins=2)
-    draws = cohort.draws(0)
+    draws = cohort.order(0, cohort.views()).draws_NI3
     assert draws.shape == (4, cohort.samples_per_epoch, 3)
     assert np.array_equal(draws[0], draws[1])
     assert not np.array_equal(draws[1], draws[2])

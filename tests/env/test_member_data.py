@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.env.host_sampler import walk
+from esper.env.host_sampler import EpochOrder, walk
 from esper.env.member_data import MemberData
 from esper.env.shard import Shard
 from esper.growth.variants import Tree
@@ -109,7 +109,7 @@ def test_fused_hosts_match_single_hosts(make, field):
         lists.pop("classes", None)
     task = make(**lists)
     modules, views, orders, shard = taught(task)
-    report = shard.train_epoch(orders)
+    report = shard.train_epoch(EpochOrder(orders))
     alone = []
     for index in range(HOSTS):
         instance = task.instance(0, Split.TRAINING, 0, index)
@@ -137,7 +137,7 @@ def test_each_property_changes_the_weights():
     for field, values in LIST_OF.items():
         task = digits(**{field: values[1:2]})
         modules, views, orders, shard = taught(task, 2)
-        shard.train_epoch(orders)
+        shard.train_epoch(EpochOrder(orders))
         plain, _ = train_alone(modules[0], task, Instance(), type(views[0])(), np.arange(48))
         assert (shard.network.host.flat[0].detach() - flat(plain)).abs().max() > 1e-3, field
 
@@ -146,7 +146,7 @@ def test_the_standard_error_treats_a_sequence_as_one_sample():
     """Against the definition, with blocks of different numbers of targets."""
     task = tales()
     _, _, orders, shard = taught(task, 2)
-    shard.train_epoch(orders)
+    shard.train_epoch(EpochOrder(orders))
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(2, 2, 44 * 6, 12, generator=generator)
     own = Tree(members=2, forks=(None,) * len(shard.network.slots), path_VM=np.arange(4).reshape(2, 2))
@@ -171,7 +171,7 @@ def test_the_standard_error_treats_a_sequence_as_one_sample():
 def test_validation_of_text_and_class_subsets_is_independent_of_batch_size(monkeypatch):
     for task in (tales(), digits(classes=[3])):
         _, _, orders, shard = taught(task)
-        shard.train_epoch(orders)
+        shard.train_epoch(EpochOrder(orders))
         alpha = np.zeros((1, HOSTS, len(shard.network.slots)), np.float32)
         whole = shard.validate(alpha)
         monkeypatch.setattr("esper.env.shard.VALIDATION_BATCH", 7)
@@ -196,7 +196,7 @@ def test_each_host_trains_on_its_own_view(make_env, plan_actions, monkeypatch):
     monkeypatch.setattr(task.config, "data_share", [0.25])
     monkeypatch.setattr(task.config, "label_noise", [0.5])
     env.reset(options={"episode": 0})
-    orders = env.orders()
+    orders = env.order().samples_NI
     assert orders.shape == (5, 96)
     for host, row in enumerate(orders):
         data_view = task.view(0, Split.TRAINING, 0, host)
@@ -238,7 +238,7 @@ def test_partial_epochs_continue_the_walk(make_env, plan_actions, monkeypatch):
     env.reset(options={"episode": 0})
     seen = []
     for _ in range(3):
-        seen.append(env.orders())
+        seen.append(env.order().samples_NI)
         env.step(plan_actions((0, 0, 0), (0, 0, 0)))
     assert env.sampler.samples_per_epoch == 32
     for host in range(2):
@@ -298,9 +298,9 @@ def test_augmentation_is_independent_of_the_number_of_hosts(make_env, monkeypatc
     monkeypatch.setattr(few.task, "augmentation", Augmentation(padding=4, flip=True))
     for env in (few, many):
         env.reset(options={"episode": 3})
-    draws = many.draws()
+    draws = many.order().draws_NI3
     assert draws.shape == (4, few.sampler.samples_per_epoch, 3)
-    assert (few.draws() == draws[:2]).all()
+    assert (few.order().draws_NI3 == draws[:2]).all()
     assert not (draws[0] == draws[1]).all()
     many.time = 1
-    assert not (many.draws() == draws).all()
+    assert not (many.order().draws_NI3 == draws).all()

@@ -19,6 +19,7 @@ from esper.env import shard_pool
 from esper.lab.design import Cell, design
 from esper.lab.launch import CellSweeper, cores_each, run_context
 from esper.training.trainer import Trainer
+from tests.forked import run_forked
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = {
@@ -128,18 +129,10 @@ FINE, BROKEN = "agent.hidden=16", "task=cifar10_baseline task.root=nowhere"
 
 def sweep(launcher: str, folder: Path, arms: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Run one block of two arms with a launcher."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = ["-m", "sweep=ab", f"arms={arms}", "blocks=1", "root=4", "aa_control=false", "hydra.sweep.dir=out"]
-    return subprocess.run(
-        [sys.executable, "-m", "esper.train", *command, *TINY, f"hydra/launcher={launcher}", *overrides],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HOME": str(folder)},  # Ray keeps a key there
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {"PYTHONPATH": path, "HOME": str(folder)}  # Ray keeps a key in the home
+    return run_forked("esper.train", *command, *TINY, f"hydra/launcher={launcher}", *overrides, cwd=folder, env=env)
 
 
 def read(run: Path) -> tuple[list[dict], dict]:
@@ -159,11 +152,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers_run_alike_and_report_failures(launcher: str, plain: Path, tmp_path: Path) -> None:
+def test_launchers_run_alike_and_report_failures(
+    launcher: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """joblib must run two arms; of the others, which lose or wrap the exit of a run, the second one fails."""
     package, overrides = LAUNCHERS[launcher]
     if not find_spec(package):
         pytest.skip(f"{package} is not installed")
+    if launcher == "submitit_local":  # it waits 15 s for the result of a failed job
+        monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)
     second = "agent.hidden=32" if launcher == "joblib" else BROKEN
     done = sweep(launcher, tmp_path, f'{{fine: {FINE}, second: "{second}"}}', *overrides)
     measured, weights = read(tmp_path / "out/fine/block-00")

@@ -160,7 +160,7 @@ def test_signals_equal_one_validation_for_each_setting(make_env, plan_actions):
 
 def test_more_plans_change_no_weight_and_no_contribution(make_env, plan_actions):
     rows = []
-    for config in (None, CounterfactualsConfig(each_step=ALL)):
+    for config in (CounterfactualsConfig(), CounterfactualsConfig(each_step=ALL)):
         env, record = make_env(3, 8, slots=slots(), counterfactuals=config), []
         grow(env, plan_actions, 7, record.append)
         state = [info["signals"].after for info in record]

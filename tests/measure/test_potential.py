@@ -260,8 +260,8 @@ def test_slots_with_few_places_capture_more_samples():
 def test_parts_are_joined_by_member(layout):
     _, network = network_of(layout)
     for whole in network.capture(side_by_side(batch(layout)[0]), batch(layout)[1]):
-        parts = [whole.of_member(member).arrays() for member in range(MEMBERS)]
-        joined = SlotGradients.joined(parts, torch.device("cpu"))
+        parts = [whole.of_member(member) for member in range(MEMBERS)]
+        joined = SlotGradients.joined(parts)
         assert joined.features.equal(whole.features)
         assert joined.grad.equal(whole.grad)
 

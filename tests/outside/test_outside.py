@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from esper.checkpoint import Checkpoints, update_of
 from esper.telemetry.jsonl import read_records
+from tests.forked import Forked
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 MINE = ["task=faint", "blueprint=[norm,swish]", "blueprint.swish.width=3", "governor=grim", "governor.limit=99", "host.kernel=3"]
@@ -18,22 +17,14 @@ TINY = ["agent=random", "hosts=2", "steps=4", "slots=all", "devices=[cpu]"]
 WRITERS = 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'
 
 
-def start(module: str, *words: str, cwd: Path) -> subprocess.Popen[str]:
+def start(module: str, *words: str, cwd: Path) -> Forked:
     path = os.pathsep.join([str(ROOT), str(HERE)])
-    return subprocess.Popen(
-        [sys.executable, "-m", f"esper.{module}", *words],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Forked(f"esper.{module}", *words, cwd=cwd, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
 
 def output(module: str, *words: str, cwd: Path, code: int = 0) -> str:
     process = start(module, *words, cwd=cwd)
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate()
     assert process.returncode == code, out + err
     return out if code == 0 else err
 

@@ -213,5 +213,5 @@ def test_augmentation_follows_the_config(folder):
     augmentation = fashion(folder, crop_padding=4, flip=True).build(CNNConfig()).augmentation
     assert (augmentation.padding, augmentation.flip) == (4, True)
     for padding in (-1, 128):
-        with pytest.raises(ValueError, match=rf"task\.crop_padding must be from 0 to 127, got {padding}"):
+        with pytest.raises(ValueError, match=rf"task\.crop_padding must be in \[0, 127\], got {padding}"):
             fashion(folder, crop_padding=padding)

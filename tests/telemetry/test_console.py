@@ -25,7 +25,7 @@ METRICS = {
     **dict.fromkeys(STAGES.values(), 0.5),
 }
 
-DEAD = Anomaly(kind="kl_spike", where="core", value=1.0, threshold=0.5, meaning="the core is dead", remedy="lower it")
+DEAD = Anomaly(kind="kl_spike", tag="policy/core_dead", value=1.0, threshold=0.5, meaning="the core is dead", remedy="lower it")
 
 
 def build_console(**run: Any) -> Writer:
@@ -77,7 +77,7 @@ def test_plain_prints_an_anomaly_at_once() -> None:
     console = build_console(resume_update=0, total_updates=1000, file=file)
     console.show(3, METRICS)
     console.anomaly(3, DEAD, first=True)
-    assert file.getvalue() == "update 3/1000: kl spike (core): the core is dead; lower it\n"
+    assert file.getvalue() == "update 3/1000: kl spike: the core is dead; lower it\n"
 
 
 def test_plain_counts_the_remaining_updates_after_a_resume() -> None:
@@ -127,7 +127,7 @@ def test_live_prints_an_anomaly_above_the_display() -> None:
     shown.close()
     assert isinstance(console.file, io.TextIOWrapper)
     text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    assert text.count("update 7/100: kl spike (core): the core is dead; lower it") == 1
+    assert text.count("update 7/100: kl spike: the core is dead; lower it") == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from esper.telemetry.writers import WRITERS
 FILES = ["jsonl", "tensorboard"]
 ACCURACY, DETAIL = "host/accuracy", "policy/entropy_op"
 DECISIONS = ({"id": "1/0/0"}, {"id": "1/0/1"})
-SPIKE = Anomaly(kind="kl_spike", where="policy", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
+SPIKE = Anomaly(kind="kl_spike", tag="policy/kl_of_target", value=math.inf, threshold=3.0, meaning="it jumped", remedy="lower it")
 
 
 def build(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> tuple[Telemetry, io.StringIO]:
@@ -106,16 +106,16 @@ def test_an_anomaly_is_written_when_it_begins_and_shown_once(tmp_path: Path) -> 
         telemetry.update(2, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), first=(SPIKE,), detailed=True))
         telemetry.update(3, {ACCURACY: 1.0}, Findings(present=(SPIKE,), detailed=True))
         telemetry.update(40, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), detailed=True))
-    assert file.getvalue() == "update 2/1000: kl spike (policy): it jumped; lower it\n"
+    assert file.getvalue() == "update 2/1000: kl spike: it jumped; lower it\n"
     events = events_of(tmp_path)
     assert [(event["update"], event["event"], event["kind"]) for event in events] == [
         (2, "anomaly", "kl_spike"),
         (40, "anomaly", "kl_spike"),
     ]
     assert float(events[0]["value"]) == math.inf
-    texts = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("anomaly/kl_spike_policy/text_summary")
+    texts = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("anomaly/kl_spike_kl_of_target/text_summary")
     assert [text.step for text in texts] == [2, 40]
-    assert texts[0].tensor_proto.string_val == [b"kl spike (policy): it jumped; lower it"]
+    assert texts[0].tensor_proto.string_val == [b"kl spike: it jumped; lower it"]
 
 
 def test_events_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:

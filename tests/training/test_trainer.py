@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,10 +29,9 @@ from esper.training.config_io import difference, from_plain, resumed, to_plain
 from esper.training.interrupt import Stopped
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer, build_env
+from tests.forked import Forked
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
-PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
 SICK, FALLS = 2, 3
 """The host that becomes non-finite, and the step."""
 
@@ -43,7 +41,7 @@ def config(*overrides):
 
 
 def command(folder, *overrides):
-    return [sys.executable, "-m", "esper.train", *TINY, f"hydra.run.dir={folder}", *overrides]
+    return ["esper.train", *TINY, f"hydra.run.dir={folder}", *overrides]
 
 
 def untimed(folder):
@@ -208,7 +206,7 @@ def test_controllers_that_do_not_learn(agent, tmp_path):
 def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    process = subprocess.Popen(command(folder), env=ENV)
+    process = Forked(*command(folder), cwd=tmp_path)
     first = folder / CHECKPOINTS / "checkpoint_000001.pt"
     deadline = time.monotonic() + 60
     while not first.exists():
@@ -238,7 +236,7 @@ def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
 
 def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
     folder = tmp_path / "stopped"
-    process = subprocess.Popen(command(folder, "updates=1000"), env=ENV, stderr=subprocess.PIPE, text=True)
+    process = Forked(*command(folder, "updates=1000"), cwd=tmp_path)
     deadline = time.monotonic() + 60
     while not (folder / CHECKPOINTS / "checkpoint_000000.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -356,7 +354,7 @@ def test_a_plain_config_of_another_version_is_refused():
     plain["options"]["reward"] = "of_the_future"
     with pytest.raises(ConfigError, match=r"reward=of_the_future is not an option here.*start a new run"):
         from_plain(plain)
-    del plain["values"]["gates"]
+    plain["values"]["gates"]["of_the_future"] = 1
     plain["options"]["reward"] = "shaped"
     with pytest.raises(ConfigError, match="another version"):
         from_plain(plain)

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from esper.agent.base import AgentConfig, BoolArray, Learner
 from esper.agent.ppo.advantages import Baseline, Targets, apply_baseline, gae, returns_to_go, vtrace_advantages
-from esper.agent.ppo.diagnostics import UpdateStats, diagnose, evaluate_rollout, explained_variance, gradient_norms, parts_of
+from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_norms, parts_of
 from esper.agent.ppo.distribution import free_parameters
 from esper.agent.ppo.losses import (
     RATIO_TOLERANCE,
     Surrogate,
     check_replay,
     chunk_starts,
-    clip_fraction,
     compute_losses,
     kl_estimate,
     masked_mean,
@@ -176,8 +175,6 @@ class PPO(Learner):
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> None:
         self.config, self.spec, self.seed, self.buffer = config, spec, seed, buffer
-        self.stats: UpdateStats | None = None
-        """Statistics of the newest update."""
         self._number = 0
         """Number of the update under way, which names its random stream."""
         self.network = PolicyNetwork(
@@ -255,13 +252,13 @@ class PPO(Learner):
         assert self.buffer.ready()
         generator = torch_stream(self.seed, "minibatches", self._number)
         newest, *earlier = self.buffer.rollouts()
-        self.stats = self.update(newest, progress=progress, generator=generator, earlier=earlier)
-        return {f"policy/{name}": value for name, value in self.stats.metrics().items()}
+        metrics = self.update(newest, progress=progress, generator=generator, earlier=earlier)
+        return {f"policy/{name}": value for name, value in metrics.items()}
 
     def update(
         self, rollout: Rollout, *, progress: float, generator: torch.Generator, earlier: Sequence[Rollout] = ()
-    ) -> UpdateStats:
-        """Train on a full rollout of this policy.
+    ) -> dict[str, float]:
+        """Train on a full rollout of this policy, and return metrics by name, the tag without `policy/`.
 
         Args:
             rollout: T steps of N hosts, acted by the present weights.
@@ -288,33 +285,21 @@ class PPO(Learner):
         steps, dropped, first_error = self._optimize(data, data_targets, entropy_coef, generator)
         self.updates += 1
         after = evaluate_rollout(self.network, rollout)
-        log_ratio_TN, unforced_TN = after.joint_TN - rollout.log_prob_TN, ~rollout.forced_TN
         planned = config.epochs * config.minibatches * (1 + len(earlier))
         skipped = planned - len(steps) - dropped
-        return UpdateStats(
-            **{name: _mean(steps, name) for name in ("policy_loss", "value_loss", "entropy", "grad_norm", "grad_clipped")},
-            kl=float(kl_estimate(log_ratio_TN, unforced_TN)),
-            clip_fraction=float(clip_fraction(log_ratio_TN, unforced_TN, clip=config.clip)),
-            # Lambda returns contain the values themselves and would flatter the critic.
-            explained_variance=explained_variance(rollout.value_TN, targets.mc_return_TN),
-            first_ratio_error=max(error, first_error),
-            learning_rate=learning_rate,
-            entropy_coef=entropy_coef,
-            minibatches_skipped=float(skipped),
-            minibatches_nonfinite=float(dropped),
-            forced_fraction=float(rollout.forced_TN.float().mean()),
-            diagnostics=diagnose(
-                before,
-                after,
-                rollout,
-                mc_return_TN=targets.mc_return_TN,
-                floor=config.advantage_floor**2,  # the policy treats returns that differ by less as equal
-                target_kl=config.target_kl,
-                grad_norm={part: _mean(steps, f"grad_norm_{part}") for part in self.parts if steps},
-                skipped_fraction=skipped / planned,
-                blueprint_names=self.spec.blueprint_names,
-            ),
-        )
+        # The policy treats returns that differ by less than the floor as equal.
+        floor = config.advantage_floor**2
+        found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=config.clip, floor=floor)
+        return found | {
+            **{name: float(np.mean([step[name] for step in steps])) for name in (steps[0] if steps else ())},
+            "kl_of_target": found["kl"] / config.target_kl,
+            "first_ratio_error": max(error, first_error),
+            "learning_rate": learning_rate,
+            "entropy_coef": entropy_coef,
+            "minibatches_skipped": float(skipped),
+            "skipped_fraction": skipped / planned,
+            "minibatches_nonfinite": float(dropped),
+        }
 
     def _check_rollout(self, rollout: Rollout) -> None:
         """Assert that a rollout is complete and has what the surrogate needs."""
@@ -469,11 +454,6 @@ class PPO(Learner):
             "features": list(spec.feature_names),
             "slot features": list(spec.slot_feature_names),
         }
-
-
-def _mean(steps: list[dict[str, float]], name: str) -> float:
-    """Return the mean of a metric over gradient steps; NaN if there were none."""
-    return float(np.mean([metrics[name] for metrics in steps])) if steps else math.nan
 
 
 def nonfinite_message(terms: Mapping[str, Tensor], gradients: Mapping[str, float], count: int) -> str:

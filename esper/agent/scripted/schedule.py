@@ -85,16 +85,13 @@ class ScheduleConfig(AgentConfig):
     """Time to germinate, at least 0 [host epochs]; later if it is not legal yet, and again if the seed is lost."""
     actions: list[ActionConfig] = field(default_factory=lambda: list[ActionConfig]())
     """List of actions that replaces the one seed, as in [{at: 0, op: germinate, slot: 1, blueprint: norm}, {at: 6, op: fossilize,
-    slot: 1}]. Each host takes one action per host epoch: the first in the list that is due and legal."""
-    by_hand: bool = False
-    """If true, seeds advance only by `actions`. If false, they also advance when no action of the list is due."""
+    slot: 1}]. Each host takes one action per host epoch: the first in the list that is due and legal. Where none is, seeds
+    advance, unless the list has an op=advance."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
         check_ranges("agent", self, {"[0, inf]": ["slot", "at"]})
         if not self.actions:
-            if self.by_hand:
-                raise ValueError("agent.by_hand=true has no effect without agent.actions: leave it out, or set agent.actions")
             return
         defaults = ScheduleConfig.__dataclass_fields__
         for name in ("slot", "blueprint", "at"):
@@ -107,8 +104,6 @@ class ScheduleConfig(AgentConfig):
             self._check_action(action)
 
     def _check_action(self, action: ActionConfig) -> None:
-        if action.op == "advance" and not self.by_hand:
-            raise ValueError("agent.actions has op=advance, and seeds do that anyway: leave it out, or set agent.by_hand=true")
         for head, value in action.written().items():
             name = head.name.lower()
             if head not in self.heads.pinned:
@@ -151,7 +146,7 @@ class ScheduleConfig(AgentConfig):
         self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps, hosts=spec.num_hosts)
         self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
         if self.actions:
-            return ActionList(self.actions, spec, by_hand=self.by_hand)
+            return ActionList(self.actions, spec)
         return Schedule(self, spec)
 
 
@@ -176,8 +171,8 @@ class Schedule(Scripted):
 class ActionList(Scripted):
     """Plays a list of actions, each once, in every host; see `ScheduleConfig.actions`."""
 
-    def __init__(self, actions: Sequence[ActionConfig], spec: EnvSpec, *, by_hand: bool = False) -> None:
-        self.spec, self.by_hand = spec, by_hand
+    def __init__(self, actions: Sequence[ActionConfig], spec: EnvSpec) -> None:
+        self.spec, self.advances = spec, all(action.op != "advance" for action in actions)
         # A last action that is never due lets an empty list be handled like any other.
         self.at_A = np.array([*(action.at for action in actions), spec.num_steps])
         rows = [_numbers(action, spec) for action in actions]
@@ -194,7 +189,7 @@ class ActionList(Scripted):
         first_N: IntArray = due_NA.argmax(axis=1)
         acts_N = np.asarray(due_NA.any(axis=1))
         written_NH = np.where(acts_N[:, None], self.action_AH[first_N], UNSET)
-        nothing_NS = np.full((len(step_N), self.spec.num_slots), not self.by_hand)
+        nothing_NS = np.full((len(step_N), self.spec.num_slots), self.advances)
         op_N, slot_N = most_urgent(observation, {Op.ADVANCE: (nothing_NS, np.zeros(nothing_NS.shape))})
         op_N, slot_N = (np.where(acts_N, written_NH[:, head], own) for head, own in ((Head.OP, op_N), (Head.SLOT, slot_N)))
         default_NH = compose(observation, self.spec, op_N, slot_N)

@@ -12,7 +12,8 @@ from esper.agent.ppo.advantages import Baseline
 from esper.agent.ppo.ppo import PPO, PPOConfig
 from esper.buffer.transition import Decision
 from esper.env.actions import Head, Observation, Op
-from esper.telemetry.anomalies import AnomaliesConfig, Watch
+from esper.telemetry.anomalies import AnomaliesConfig
+from esper.telemetry.tags import measured
 from tests.agent.ppo.test_learning import MaskedBandit, Memory, Rollback
 from tests.agent.toy_envs import ToyEnv, make_spec, play
 
@@ -51,12 +52,18 @@ def anomalies(env: ToyEnv, updates: int, damage: Callable[[PPO], None] = lambda 
     small = replace(
         PPOConfig(hidden=16, slot_width=16, learning_rate=1e-2, minibatches=2, twins=1, baseline=Baseline.critic), **config
     )
-    agent, watch = small.build(env.spec, seed=0), Watch(AnomaliesConfig(patience=2, min_germinations=16))
+    agent, watch = (
+        small.build(env.spec, seed=0),
+        AnomaliesConfig(patience=2, min_germinations=16).build(env.spec.num_hosts * env.spec.num_steps),
+    )
     damage(agent)
     generator, found = torch.Generator().manual_seed(0), set[str]()
     for update in range(updates):
         stats = agent.update(play(agent, env), progress=update / updates, generator=generator)
-        found |= {anomaly.key for anomaly in watch.look(update + 1, stats).present}
+        found |= {
+            anomaly.key
+            for anomaly in watch.look(update + 1, measured({f"policy/{name}": value for name, value in stats.items()})).present
+        }
     return found
 
 
@@ -77,21 +84,21 @@ def test_a_healthy_policy_raises_no_anomaly() -> None:
 
 def test_policy_steps_that_are_too_large_are_reported() -> None:
     found = anomalies(rollback(), 3, learning_rate=0.3, target_kl=0.001)
-    assert {"ratio_explosion_op", "ratio_explosion_action", "kl_spike_policy"} <= found
+    assert {"ratio_explosion_ratio_max_op", "ratio_explosion_ratio_max", "kl_spike_kl_of_target"} <= found
 
 
 def test_an_update_that_stops_at_once_is_reported() -> None:
-    assert "hardly_learned_policy" in anomalies(rollback(), 2, target_kl=1e-12)
+    assert "hardly_learned_skipped_fraction" in anomalies(rollback(), 2, target_kl=1e-12)
 
 
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (scale(0.0, "core"), "dead_core_core"),
-        (scale(100.0, "core"), "saturated_core_core"),
-        (scale(1e4, "value"), "useless_critic_critic"),
-        (scale(1e4, "value"), "exploding_gradient_critic"),
-        (scale(0.0, "op", "slot_score", "parameter", "value"), "vanishing_gradient_core"),
+        (scale(0.0, "core"), "dead_core_core_dead"),
+        (scale(100.0, "core"), "saturated_core_core_gates_saturated"),
+        (scale(1e4, "value"), "useless_critic_explained_variance_floored"),
+        (scale(1e4, "value"), "exploding_gradient_grad_norm_critic"),
+        (scale(0.0, "op", "slot_score", "parameter", "value"), "vanishing_gradient_grad_norm_core"),
     ],
     ids=["dead", "saturated", "critic", "exploding", "vanishing"],
 )
@@ -102,4 +109,4 @@ def test_a_damaged_part_is_named(damage: Callable[[PPO], None], expected: str) -
 
 def test_a_collapsed_policy_is_reported() -> None:
     found = anomalies(bandit(), 32)
-    assert {"entropy_collapse_blueprint", "monoculture_blueprint2"} <= found
+    assert {"entropy_collapse_entropy_share_blueprint", "monoculture_top_blueprint_share"} <= found

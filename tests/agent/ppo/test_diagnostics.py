@@ -31,13 +31,14 @@ from esper.agent.ppo.diagnostics import (
     head_stats,
     parts_of,
     ratio_factors,
-    top_blueprint,
+    top_blueprint_share,
 )
 from esper.agent.ppo.distribution import ActionDistribution
 from esper.agent.ppo.network import Outputs
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
-from esper.env.actions import Head, Op
+from esper.env.actions import Head
+from esper.telemetry.tags import METRICS, tags_of
 from tests.agent.ppo.enumeration import enumerated, row_of
 from tests.agent.ppo.test_distribution import random_distribution
 from tests.agent.toy_envs import blank, make_spec, random_observation, random_rollout
@@ -104,19 +105,21 @@ def test_calibration_is_the_least_squares_line(seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     value, target = scale * rng.standard_normal(30), rng.standard_normal(30)
     oracle = scipy_stats.linregress(value, target)
-    slope, intercept = calibration(torch.from_numpy(value).view(6, 5), torch.from_numpy(target).view(6, 5))
-    assert slope == pytest.approx(oracle.slope, rel=1e-6, abs=1e-9)
-    assert intercept == pytest.approx(oracle.intercept, rel=1e-6, abs=1e-9)
+    found = calibration(torch.from_numpy(value).view(6, 5), torch.from_numpy(target).view(6, 5))
+    assert found["value_slope"] == pytest.approx(oracle.slope, rel=1e-6, abs=1e-9)
+    assert found["value_intercept"] == pytest.approx(oracle.intercept, rel=1e-6, abs=1e-9)
 
 
 def test_calibration_needs_values_that_vary() -> None:
-    assert all(math.isnan(number) for number in calibration(torch.full((4,), 2.0), torch.arange(4.0)))
+    assert calibration(torch.full((4,), 2.0), torch.arange(4.0)) == {}
 
 
 def test_errors_by_quarter_of_the_prediction_by_hand() -> None:
     value = torch.tensor([[7.0, 1.0, 5.0, 3.0], [2.0, 8.0, 4.0, 6.0]])
     target = value + torch.tensor([[40.0, 1.0, 30.0, 2.0], [3.0, 42.0, 4.0, 10.0]])
-    assert error_by_quarter(value, target) == dict(zip(QUARTERS, [2.0, 3.0, 20.0, 41.0], strict=True))
+    assert error_by_quarter(value, target) == {
+        f"value_error_{quarter}": error for quarter, error in zip(QUARTERS, [2.0, 3.0, 20.0, 41.0], strict=True)
+    }
     assert error_by_quarter(value[0, :3], target[0, :3]) == {}
 
 
@@ -136,10 +139,9 @@ def test_quarters_are_of_equal_size_and_cover_all_decisions(seed: int, size: int
 def test_ratio_factors_are_symmetric_and_masked() -> None:
     log_ratio = torch.tensor([2.0, 0.5, 0.25, 1.0, 1e6]).log()
     mask = torch.tensor([True, True, True, True, False])
-    largest, q95 = ratio_factors(log_ratio, mask)
-    assert largest == pytest.approx(4)
-    assert q95 == pytest.approx(np.quantile([2, 2, 4, 1], 0.95))
-    assert all(math.isnan(number) for number in ratio_factors(log_ratio, torch.zeros(5, dtype=torch.bool)))
+    expected = {"ratio_max_op": 4, "ratio_q95_op": np.quantile([2, 2, 4, 1], 0.95)}
+    assert ratio_factors(log_ratio, mask, "_op") == pytest.approx(expected)
+    assert ratio_factors(log_ratio, torch.zeros(5, dtype=torch.bool)) == {}
 
 
 def evaluate(distribution: ActionDistribution, action_BH: Tensor) -> PolicyEvaluation:
@@ -148,7 +150,7 @@ def evaluate(distribution: ActionDistribution, action_BH: Tensor) -> PolicyEvalu
         entropy_BH=distribution.head_entropies(action_BH),
         choices_BH=distribution.head_choices(action_BH),
         joint_TN=distribution.log_prob(action_BH)[None],
-        core=None,
+        core={},
     )
 
 
@@ -158,21 +160,20 @@ def test_head_statistics_are_means_over_learnable_steps(seed: int) -> None:
     action_BH = old.sample(torch.rand(64, len(Head), generator=generator(seed), dtype=torch.float64))
     before, after = evaluate(old, action_BH), evaluate(new, action_BH)
     found = head_stats(before, after)
-    for head in Head:
+    for head, name in HEADS.items():
         rows = [b for b in range(64) if after.choices_BH[b, head] > 1]
-        assert found[head].steps == len(rows)
-        assert found[head].learnable == pytest.approx(len(rows) / 64)
+        assert found[f"learnable_{name}"] == pytest.approx(len(rows) / 64)
+        assert (f"entropy_{name}" in found) == bool(rows)
         if not rows:
-            assert math.isnan(found[head].entropy)
             continue
         entropy, choices = after.entropy_BH[rows, head].numpy(), after.choices_BH[rows, head].numpy()
         ratio = (after.log_prob_BH - before.log_prob_BH)[rows, head].exp().numpy()
-        assert found[head].entropy == pytest.approx(entropy.mean())
-        assert found[head].entropy_share == pytest.approx((entropy / np.log(choices)).mean(), rel=1e-5)
-        assert 0 <= found[head].entropy_share <= 1 + 1e-6
-        assert found[head].ratio_max == pytest.approx(np.maximum(ratio, 1 / ratio).max())
-        assert found[head].kl == pytest.approx((ratio - 1 - np.log(ratio)).mean())
-    assert found[Head.BLUEPRINT].steps > 0
+        assert found[f"entropy_{name}"] == pytest.approx(entropy.mean())
+        assert found[f"entropy_share_{name}"] == pytest.approx((entropy / np.log(choices)).mean(), rel=1e-5)
+        assert 0 <= found[f"entropy_share_{name}"] <= 1 + 1e-6
+        assert found[f"ratio_max_{name}"] == pytest.approx(np.maximum(ratio, 1 / ratio).max())
+        assert found[f"kl_{name}"] == pytest.approx((ratio - 1 - np.log(ratio)).mean())
+    assert found["learnable_blueprint"] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -202,26 +203,20 @@ def test_the_evaluation_before_an_update_reproduces_the_rollout() -> None:
 def test_forced_steps_are_not_learnable_by_any_head() -> None:
     agent = make()
     stats = agent.update(rollout_of(agent, observe=lambda t: blank(SPEC)), progress=0.0, generator=generator())
-    assert all(seen.learnable == 0 and seen.steps == 0 for seen in stats.diagnostics.heads.values())
-    assert math.isnan(stats.diagnostics.ratio_max)
-    assert stats.diagnostics.top_blueprint == ""
-    found = stats.metrics()
-    assert all(found[f"learnable_{name}"] == 0 for name in HEADS.values())
+    assert all(stats[f"learnable_{name}"] == 0 for name in HEADS.values())
+    assert not any(name.startswith("ratio_max") for name in stats)
+    assert math.isnan(stats["top_blueprint_share"])
 
 
-def test_the_blueprint_planted_most_often_is_named() -> None:
+def test_the_share_of_the_blueprint_planted_most_often_counts_choices_only() -> None:
     rollout = rollout_of(make())
     rollout.action_TNH.zero_()
-    planted = rollout.action_TNH.view(-1, len(Head))[:10]
-    planted[:, Head.OP] = Op.GERMINATE
-    planted[:, Head.BLUEPRINT] = torch.tensor([2, 2, 2, 1, 2, 2, 0, 2, 3, 3])
-    choices_BH = torch.full((48, len(Head)), 4)
-    choices_BH[8:, Head.BLUEPRINT] = 1
-    assert top_blueprint(rollout, choices_BH, SPEC.blueprint_names) == (8, "blueprint2", 6 / 8)
+    rollout.action_TNH.view(-1, len(Head))[:10, Head.BLUEPRINT] = torch.tensor([2, 2, 2, 1, 2, 2, 0, 2, 3, 3])
+    choices_BH = torch.zeros((48, len(Head)), dtype=torch.int64)
+    choices_BH[:8, Head.BLUEPRINT] = 4
+    assert top_blueprint_share(rollout, choices_BH) == 6 / 8
     choices_BH[:, Head.BLUEPRINT] = 1
-    total, name, share = top_blueprint(rollout, choices_BH, SPEC.blueprint_names)
-    assert (total, name) == (0, "")
-    assert math.isnan(share)
+    assert math.isnan(top_blueprint_share(rollout, choices_BH))
 
 
 # ---- the network
@@ -245,9 +240,8 @@ def test_a_layer_without_a_part_is_refused() -> None:
 def test_norms_of_parts_add_up_to_that_of_the_whole() -> None:
     agent = make(epochs=1, minibatches=1, max_grad_norm=1e9)
     stats = agent.update(rollout_of(agent), progress=0.0, generator=generator())
-    norms = stats.diagnostics.grad_norm
-    assert {"encoder", "core", "heads", "critic"} <= set(norms)
-    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(stats.grad_norm, rel=1e-5)
+    norms = {part: stats[f"grad_norm_{part}"] for part in PARTS}
+    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(stats["grad_norm"], rel=1e-5)
     oracle = math.sqrt(sum(float(p.grad.square().sum()) for p in agent.network.core.parameters() if p.grad is not None))
     assert norms["core"] == pytest.approx(oracle, rel=1e-5)
     agent.optimizer.zero_grad()
@@ -256,7 +250,7 @@ def test_norms_of_parts_add_up_to_that_of_the_whole() -> None:
 
 def test_norms_are_those_before_clipping() -> None:
     agent = make(epochs=1, minibatches=1, max_grad_norm=1e-6)
-    assert agent.update(rollout_of(agent), progress=0.0, generator=generator()).diagnostics.grad_norm["core"] > 1e-4
+    assert agent.update(rollout_of(agent), progress=0.0, generator=generator())["grad_norm_core"] > 1e-4
 
 
 # ---- the core
@@ -287,11 +281,11 @@ def test_core_health_is_that_of_single_steps(scale: float) -> None:
     found, expected_BR = core_health(core, outputs_of(input_TNR, output_TNR), is_init_TN), torch.cat(outputs)
     enter, forget, _, leave = torch.stack(gates).chunk(4, dim=-1)
     gate = torch.stack([enter, forget, leave])
-    assert found.h == pytest.approx(expected_BR.abs().mean().item(), abs=1e-9)
-    assert found.saturated == pytest.approx((expected_BR.abs() > 0.99).double().mean().item())
-    assert found.gates_saturated == pytest.approx(((gate < 0.01) | (gate > 0.99)).double().mean().item())
-    assert (found.gates_saturated > 0.5) == (scale > 10)
-    assert found.dead == pytest.approx((expected_BR.std(dim=0, correction=0) < 0.01).double().mean().item())
+    assert found["core_h"] == pytest.approx(expected_BR.abs().mean().item(), abs=1e-9)
+    assert found["core_saturated"] == pytest.approx((expected_BR.abs() > 0.99).double().mean().item())
+    assert found["core_gates_saturated"] == pytest.approx(((gate < 0.01) | (gate > 0.99)).double().mean().item())
+    assert (found["core_gates_saturated"] > 0.5) == (scale > 10)
+    assert found["core_dead"] == pytest.approx((expected_BR.std(dim=0, correction=0) < 0.01).double().mean().item())
 
 
 def test_units_with_constant_output_are_dead() -> None:
@@ -302,14 +296,13 @@ def test_units_with_constant_output_are_dead() -> None:
     input_TNR, is_init_TN = torch.randn(6, 3, 4, generator=generator()), torch.zeros(6, 3, dtype=torch.bool)
     with torch.no_grad():
         output_TNR, _ = core.unroll(input_TNR, core.start(3), is_init_TN)
-    assert core_health(core, outputs_of(input_TNR, output_TNR), is_init_TN).dead == 0.75
+    assert core_health(core, outputs_of(input_TNR, output_TNR), is_init_TN)["core_dead"] == 0.75
 
 
 def test_a_feed_forward_policy_has_no_core_health() -> None:
     agent = PPOMLPConfig(hidden=16, minibatches=2).build(SPEC, seed=0)
     stats = agent.update(rollout_of(agent), progress=0.0, generator=generator())
-    assert stats.diagnostics.core is None
-    assert not [name for name in stats.metrics() if name.startswith("core_")]
+    assert not any(name.startswith("core_") for name in stats)
 
 
 # ---- all of it
@@ -319,17 +312,23 @@ def test_the_joint_numbers_agree_with_the_update() -> None:
     agent = make(target_kl=0.5)
     rollout = rollout_of(agent, resets=0.2)
     stats = agent.update(rollout, progress=0.0, generator=generator())
-    found = stats.diagnostics
-    assert found.kl_of_target == pytest.approx(stats.kl / 0.5)
-    assert found.heads[Head.OP].learnable == pytest.approx(1 - stats.forced_fraction)
-    assert found.explained_variance_floored == pytest.approx(stats.explained_variance)
-    assert found.steps == 48
-    assert found.skipped_fraction == stats.minibatches_skipped / 32
+    assert stats["kl_of_target"] == pytest.approx(stats["kl"] / 0.5)
+    assert stats["learnable_op"] == pytest.approx(1 - stats["forced_fraction"])
+    assert stats["explained_variance_floored"] == pytest.approx(stats["explained_variance"])
+    assert stats["skipped_fraction"] == stats["minibatches_skipped"] / 32
     with torch.no_grad():
         after = evaluate_rollout(agent.network, rollout)
     factor_TN = (after.joint_TN - rollout.log_prob_TN).abs().exp()[~rollout.forced_TN]
-    assert found.ratio_max == pytest.approx(factor_TN.max().item(), rel=1e-6)
-    assert found.ratio_max > 1.001
+    assert stats["ratio_max"] == pytest.approx(factor_TN.max().item(), rel=1e-6)
+    assert stats["ratio_max"] > 1.001
+
+
+def test_an_update_measures_every_policy_metric_of_the_table() -> None:
+    agent, rng = make(), np.random.default_rng(0)
+    rollout = random_rollout(agent, rng, observe=lambda _: random_observation(SPEC, rng, free=True))
+    found = agent.update(rollout, progress=0.0, generator=generator())
+    tags = {tag for row in METRICS if row.tag.startswith("policy/") for tag in tags_of(row)}
+    assert {f"policy/{name}" for name in found} == tags - {"policy/return", "policy/anomalies"}
 
 
 def test_calibration_is_of_monte_carlo_returns_by_the_values_given_while_acting() -> None:
@@ -337,14 +336,14 @@ def test_calibration_is_of_monte_carlo_returns_by_the_values_given_while_acting(
     rollout = rollout_of(agent)
     returns_TN = rollout.reward_TN.flip(0).cumsum(dim=0).flip(0)
     rollout.value_TN = 2 * returns_TN + 3
-    found = agent.update(rollout, progress=0.0, generator=generator()).diagnostics
-    assert (found.value_slope, found.value_intercept) == pytest.approx((0.5, -1.5), abs=1e-4)
+    found = agent.update(rollout, progress=0.0, generator=generator())
+    assert (found["value_slope"], found["value_intercept"]) == pytest.approx((0.5, -1.5), abs=1e-4)
 
 
 def test_diagnostics_do_not_affect_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = make(), make()
     one.update(rollout_of(one), progress=0.0, generator=generator())
-    monkeypatch.setattr("esper.agent.ppo.ppo.diagnose", lambda *_, **__: None)
+    monkeypatch.setattr("esper.agent.ppo.ppo.diagnose", lambda *_, **__: {"kl": 0.0})
     two.update(rollout_of(two), progress=0.0, generator=generator())
     weights = one.network.state_dict(), two.network.state_dict()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -358,7 +357,7 @@ def test_all_metrics_are_in_their_ranges(seed: int, legal: float, resets: float)
         agent, rng, resets=resets, observe=lambda _: random_observation(SPEC, rng, free=bool(seed % 2), legal=legal)
     )
     assume(rollout.reward_TN.std() > 0)
-    found = agent.update(rollout, progress=0.0, generator=generator()).metrics()
+    found = agent.update(rollout, progress=0.0, generator=generator())
     shares = ("learnable_", "entropy_share_", "core_saturated", "core_gates_saturated", "core_dead", "top_blueprint_share")
     for name, value in found.items():
         if name.startswith(shares) and not math.isnan(value):
@@ -368,4 +367,4 @@ def test_all_metrics_are_in_their_ranges(seed: int, legal: float, resets: float)
         if name.startswith("kl_") and not math.isnan(value):
             assert value >= -1e-6, name
         if name.startswith("learnable_"):
-            assert (value == 0) == math.isnan(found[f"entropy_{name.removeprefix('learnable_')}"])
+            assert (value > 0) == (f"entropy_{name.removeprefix('learnable_')}" in found)

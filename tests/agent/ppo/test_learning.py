@@ -151,4 +151,4 @@ def test_the_critic_explains_predictable_returns() -> None:
     env = Annuity(make_spec(hosts=32, steps=5), np.random.default_rng(0))
     agent = learn(env, 40)
     stats = agent.update(play(agent, env), progress=1.0, generator=torch.Generator().manual_seed(0))
-    assert stats.explained_variance > 0.95
+    assert stats["explained_variance"] > 0.95

@@ -227,7 +227,7 @@ def test_chunks_replay_the_rollout(resets: float, begun: bool) -> None:
     for seed in range(3):
         start = random_start() if begun else None
         rollout = random_rollout(agent, np.random.default_rng(seed), resets=resets, initial_state=start)
-        assert agent.update(rollout, progress=0.0, generator=generator()).first_ratio_error < 1e-5
+        assert agent.update(rollout, progress=0.0, generator=generator())["first_ratio_error"] < 1e-5
 
 
 def test_chunks_with_a_wrong_initial_state_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ def test_the_share_of_clipped_gradients_is_recorded() -> None:
 
         agent._step = spy
         stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
-        return stats.grad_clipped, norms
+        return stats["grad_clipped"], norms
 
     none, norms = share(1e9)
     assert none == 0.0
@@ -351,7 +351,7 @@ def test_the_surrogates_differ_after_the_first_step() -> None:
         agent = make(surrogate=surrogate, clip=0.05, target_kl=1e9)
         rollout = random_rollout(agent, np.random.default_rng(0), observe=free)
         stats = agent.update(rollout, progress=0.0, generator=generator())
-        assert stats.first_ratio_error < 1e-5
+        assert stats["first_ratio_error"] < 1e-5
         weights.append(agent.network.op.weight.detach())
     assert not torch.equal(*weights)
 

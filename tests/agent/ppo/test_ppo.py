@@ -120,7 +120,7 @@ def test_a_rollout_may_start_in_the_middle_of_an_episode() -> None:
     update(agent)
     state = {name: torch.randn(8, 16, generator=generator()) for name in ("h", "c")}
     old = random_rollout(agent, np.random.default_rng(0), initial_state=state)
-    assert agent.update(old, progress=0.0, generator=generator()).first_ratio_error < 1e-5
+    assert agent.update(old, progress=0.0, generator=generator())["first_ratio_error"] < 1e-5
     old = random_rollout(agent, np.random.default_rng(0), initial_state=state)
     old.initial_state = {}
     with pytest.raises(RuntimeError, match="does not reproduce"):
@@ -221,7 +221,7 @@ def test_explained_variance_compares_acting_values_with_monte_carlo_returns() ->
     rollout.value_TN = (returns + torch.randn(6, 8, generator=generator())).float()
     expected = explained_variance(rollout.value_TN, returns)
     stats = agent.update(rollout, progress=0.0, generator=generator())
-    assert stats.explained_variance == pytest.approx(expected, abs=1e-4)
+    assert stats["explained_variance"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_values_are_in_units_of_reward() -> None:
@@ -283,13 +283,13 @@ def test_dropped_and_skipped_minibatches_are_counted_separately() -> None:
     agent = make(epochs=4, minibatches=4, target_kl=1e9)
     spoiled(agent, "value_TN", (2, 5))
     stats = agent.update(random_rollout(agent, np.random.default_rng(0)), progress=0.0, generator=generator())
-    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (4.0, 0.0)
-    assert "minibatches_nonfinite" in stats.metrics()
+    assert (stats["minibatches_nonfinite"], stats["minibatches_skipped"]) == (4.0, 0.0)
+    assert "minibatches_nonfinite" in stats
     assert agent.strikes < 2
     held = make(epochs=4, minibatches=4, target_kl=1e-9)
     stats = held.update(random_rollout(held, np.random.default_rng(0)), progress=0.0, generator=generator())
-    assert (stats.minibatches_nonfinite, stats.minibatches_skipped) == (0.0, 15.0)
-    assert stats.diagnostics.skipped_fraction == 15 / 16
+    assert (stats["minibatches_nonfinite"], stats["minibatches_skipped"]) == (0.0, 15.0)
+    assert stats["skipped_fraction"] == 15 / 16
 
 
 def test_a_healthy_minibatch_clears_the_strikes() -> None:
@@ -313,7 +313,7 @@ def test_forced_steps_give_the_policy_no_gradient() -> None:
     _, terms = agent._losses(rollout, targets, torch.arange(8))
     terms["value_loss"].backward()
     assert agent.network.core.weight_ih_l0.grad.any(), "the critic learns there all the same"
-    assert agent.update(rollout, progress=0.0, generator=generator()).forced_fraction == 1.0
+    assert agent.update(rollout, progress=0.0, generator=generator())["forced_fraction"] == 1.0
 
 
 def test_advantages_are_normalised_over_unforced_steps() -> None:
