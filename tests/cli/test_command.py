@@ -16,6 +16,7 @@ from esper.cli import command as cli
 from esper.lab.design import design
 from esper.task.data import TaskError
 from esper.train import main
+from esper.training.run_folder import LOCK
 
 ROOT = Path(__file__).parents[2]
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -133,9 +134,9 @@ def test_a_mistake_is_one_sentence_and_leaves_no_trace(ask, tmp_path: Path, over
     ],
     ids=" ".join,
 )
-def test_a_valid_command_reaches_hydra_with_nothing_written_before(ask, tmp_path: Path, overrides: list[str]) -> None:
+def test_a_valid_command_reaches_hydra_with_nothing_but_a_lock(ask, tmp_path: Path, overrides: list[str]) -> None:
     assert ask(*overrides) == (0, "", True)
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {LOCK}
 
 
 def test_config_dir_adds_experiments(ask, tmp_path: Path) -> None:

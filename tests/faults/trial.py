@@ -32,7 +32,7 @@ CASES = {
     "sandbox": f"{TINY} env=sandbox agent.baseline=critic telemetry.decisions=true",
     "window": f"{TINY} env=sandbox agent.baseline=critic buffer=window",
     "growth": f"{TINY} {SMALL_HOST} devices.auto.members_per_shard=2",
-    "diverging": f"{TINY} {SMALL_HOST} task.rate_factor=[1.0,1e6] steps=4",
+    "diverging": f"{TINY} {SMALL_HOST} task.rate_factor=[1.0,1e6] devices.auto.members_per_shard=2 steps=4",
 }
 """Name -> overrides of `esper.train`. In `diverging`, half of the hosts diverge beside healthy ones."""
 LIMIT = 120.0

@@ -105,7 +105,7 @@ def test_telemetry_does_not_change_the_weights(tmp_path):
         runs[name] = newest(tmp_path / name)["agent"], hosts
     assert (tmp_path / "loud" / "events.jsonl").exists()
     assert (tmp_path / "loud" / "tensorboard").exists()
-    assert {path.name for path in (tmp_path / "still").iterdir()} == {"checkpoints"}
+    assert {path.name for path in (tmp_path / "still").iterdir()} == {"checkpoints", "run.json", ".lock"}
     assert same(*(run[0] for run in runs.values()))
     assert same(*(run[1] for run in runs.values()))
     assert any("policy/entropy_share_op" in record for record in untimed(tmp_path / "loud"))
