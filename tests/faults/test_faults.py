@@ -9,7 +9,7 @@ import pytest
 from tests.faults.injector import FAULTS
 from tests.faults.trial import count, numbers, trial
 
-TRIALS = 2
+TRIALS = 1
 """Trials of each case and fault here; `python -m tests.faults` runs as many as asked."""
 
 

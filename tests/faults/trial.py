@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -51,10 +52,12 @@ class Outcome:
 
 @cache
 def config_of(case: str) -> Config:
-    """Return the config of a case, after loading its data and all modules, which the forks then share."""
+    """Return the config of a case, after a first run in this process: its forks share modules, data and caches."""
     importlib.import_module("torch.utils.tensorboard")
     config = check(CASES[case].split())
     load_task(config.task, config.host)
+    with tempfile.TemporaryDirectory() as folder:
+        run(deepcopy(config), Path(folder))  # so that the forks find everything warm
     return config
 
 
