@@ -9,6 +9,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
 from esper.telemetry.writers import WRITERS
 
@@ -49,11 +51,23 @@ def groups() -> dict[str, list[str]]:
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
 
 
+def defaults() -> dict[str, list[str]]:
+    """Return the default options of every group."""
+    config: Any = OmegaConf.load(CONF / "config.yaml")
+    chosen = {key: value for entry in config.defaults if isinstance(entry, DictConfig) for key, value in entry.items()}
+    return {str(key): list(map(str, value if isinstance(value, ListConfig) else [value])) for key, value in chosen.items()}
+
+
 def help_text(about: str) -> str:
     """Return the help text: usage, groups, and the keys that belong to no group."""
-    lines = [" ".join(about.split()), "", USAGE, "", "Groups (choose one; several where there are brackets):"]
+    lines = [" ".join(about.split()), "", USAGE, ""]
+    lines += ["Groups (* is the default; several options where there are brackets; docs/config.md explains each):"]
+    chosen = defaults()
     for group, options in groups().items():
-        shown = f"[{', '.join(options)}]" if group in MANY else ", ".join(options)
+        names = ", ".join(f"{name}*" if name in chosen.get(group, ()) else name for name in options)
+        if group in ALIASES:
+            names = f"the same as {ALIASES[group]}"
+        shown = f"[{names}]" if group in MANY else names
         lines += textwrap.wrap(f"{group:<12}{shown}", 118, initial_indent="  ", subsequent_indent=" " * 14)
     lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", 118, initial_indent="  ", subsequent_indent=" " * 14)
     lines += ["", "Keys of every run (--cfg job lists those of the chosen options; docs/config.md explains all):"]

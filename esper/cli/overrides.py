@@ -8,6 +8,7 @@ then keys are applied one by one, so that the first mistake is known.
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, get_type_hints
@@ -29,6 +30,9 @@ from yaml import YAMLError
 from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.training.config_io import dotted, to_plain
+
+_KEYS = {field.name for field in fields(Config)} - {*GROUPS}
+"""Root keys that are no groups: Hydra need not look for their options."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -153,7 +157,9 @@ def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         with suppress(HydraException):
             parsed += [one for one in parser.parse_overrides([override]) if one.key_or_group]
         if not parsed or parsed[-1].input_line != override:
-            raise ConfigError(f"cannot read {override!r}: write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'")
+            raise ConfigError(
+                f"cannot read {override!r}: write key=value, and quote what the shell would split: 'devices=[cuda:0,cuda:1]'"
+            )
     return parsed
 
 
@@ -178,7 +184,8 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
         if override in searched:
             continue
         group = str(override.key_or_group)
-        found = [] if "." in group else loader.get_group_options(group, config_name="config", overrides=_typed_so(searched))
+        plain = "." in group or group in _KEYS
+        found = [] if plain else loader.get_group_options(group, config_name="config", overrides=_typed_so(searched))
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
             _check_choice(override, options)
         (groups if options else keys).append(override)
@@ -258,8 +265,10 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
             if path and path[0] in MANY and part in GROUPS[path[0]]:
                 chosen = ",".join([*map(str, node), part])
                 raise ConfigError(f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'")
-            extra = [] if path else [*loader.list_groups(""), *map(str, cfg.hydra.sweeper)]
-            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name != "hydra" and name[0] != "_"]
+            sweep = [] if cfg.hydra.sweeper["_target_"].endswith("BasicSweeper") else map(str, cfg.hydra.sweeper)
+            extra = [] if path else [*loader.list_groups(""), *sweep]
+            hidden = ("hydra", "_target_", *ALIASES)
+            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name not in hidden]
             raise ConfigError(_unknown_key(".".join([*path, part]), siblings, cfg))
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]

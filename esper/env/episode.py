@@ -95,7 +95,7 @@ class Episode(EpisodeRecord):
         return [
             ("return", f"{metrics['policy/return']:.1f} points a host in the last update"),
             ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
-            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} on hosts of {self.signals.host_params}"),
+            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} in all seeds, on hosts of {self.signals.host_params}"),
         ]
 
     @property

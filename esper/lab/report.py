@@ -81,7 +81,7 @@ def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return ""
     digits = 2 if abs(mean) < 1000 else 0
-    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "unbounded"
+    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
     return f"{mean:,.{digits}f}, {ends}"
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,8 @@ class Trainer:
         if self.learner:
             self.learner.load_state_dict(state["agent"])
         self.env.prepare(state["env"])
+        if self.update >= self.config.updates:
+            warnings.warn(f"the run has finished its updates={self.config.updates}: give a larger number to go on", stacklevel=2)
 
     # ---- text for people
 
