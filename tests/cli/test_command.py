@@ -240,7 +240,7 @@ def test_cfg_job_prints_yaml_that_composes(main_here, tmp_path: Path) -> None:
 def test_help(main_here, tmp_path: Path) -> None:
     shown = main_here("--help")
     assert "\n  seed=0 " in shown
-    assert "shaped, simplified" in shown
+    assert "shaped*, simplified" in shown
     assert not list(tmp_path.iterdir())
 
 
