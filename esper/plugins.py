@@ -90,7 +90,7 @@ def _load_installed() -> None:
             point.load()
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: mend or uninstall it"
+                f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: fix or uninstall it"
             ) from error
 
 
@@ -133,7 +133,7 @@ def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     The command line is read before Hydra composes the config, since options must be registered by then.
 
     Raises:
-        ConfigError: the value is no list of names.
+        ConfigError: the value is not a list of names.
     """
     names: list[str] = []
     others: list[str] = []

@@ -65,7 +65,7 @@ class SlotsConfig:
         check_ranges("slots", self, {"[0, inf]": whole, "(-inf, inf)": ["prune_below"]})
         unknown = [name for name in self.auto_advance if name not in GATES]
         if unknown:
-            raise ValueError(f"slots.auto_advance must name stages out of {', '.join(GATES)}, got {', '.join(unknown)}")
+            raise ValueError(f"slots.auto_advance must name stages from {', '.join(GATES)}, got {', '.join(unknown)}")
         if 0 < self.prune_after < self.min_prune_age:
             raise ValueError(
                 f"slots.prune_after={self.prune_after} is below slots.min_prune_age={self.min_prune_age}, before which no seed "

@@ -16,13 +16,13 @@ fit by h and a constant, over the samples and places of each member. The **growt
 
 One projection per slot suffices, since the fit could as well be subtracted from the features that the last map sees. Valuing a
 new unit by its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125), counting only what the host
-cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). First weights are one fixed draw for each
-slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can be
-compared. Evidence: experiments/2026-11-21_growth_potential.
+cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Initial weights are one fixed draw for
+each slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can
+be compared. Evidence: experiments/2026-11-21_growth_potential.
 
 In a branch whose last map is zero at birth only that map has a gradient, so the rest of the branch is run forward only. Features
 h are those that leave the slot: for an occupied slot the potential is that of one more seed on top. It is measured for an
-additive seed with default first weights; other blends and informed weights are not accounted for.
+additive seed with default initial weights; other blends and informed weights are not accounted for.
 
 Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n, at any slot.
 

@@ -36,7 +36,7 @@ class RewardConfig:
                 f"reward.per_host must give numbers of hosts by mode, as in '{{shaped:16,sparse:16}}', got {self.per_host}"
             )
         if unknown := [name for name in self.counts if name not in MODES]:
-            raise ValueError(f"reward.per_host has an unknown mode {unknown[0]}: choose out of {', '.join(MODES)}")
+            raise ValueError(f"reward.per_host has an unknown mode {unknown[0]}: choose from {', '.join(MODES)}")
         if few := [name for name, count in self.counts.items() if count < 1]:
             raise ValueError(f"reward.per_host must give each mode at least 1 host, got {few[0]}: leave {few[0]} out")
         own = self.mode

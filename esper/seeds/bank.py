@@ -142,7 +142,7 @@ class SeedBank:
         self.optimiser = MemberSGD(self.fleet.flat, optimiser, rate_M1)
 
     def plant(self, member: int, generator: torch.Generator, gradients: SlotGradients | None = None) -> None:
-        """Write a newborn seed into a row: first weights from the generator, and a zero optimiser state.
+        """Write a newborn seed into a row: initial weights from the generator, and a zero optimiser state.
 
         Args:
             gradients: slot gradients of this member `[1, n, ...]`, for informed filters. None draws all weights.

@@ -1,4 +1,4 @@
-"""Informed first weights: filters from the gradient that a seed would receive.
+"""Informed initial weights: filters from the gradient that a seed would receive.
 
 A branch ends in W2 act(norm(W1 a)), where a is its input or the output of its earlier layers, and W2 = 0 at birth. At first
 only W2 has a gradient: the sum over samples and places of dL/dy(p) act(norm(W1 a))(p)^T. Its size depends on W1, the map that

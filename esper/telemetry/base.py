@@ -72,6 +72,6 @@ class WriterConfig:
         """Open the writer.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         raise TypeError(f"{type(self).__name__} does not say what it writes: define build(run)")

@@ -43,7 +43,7 @@ class TelemetryConfig:
         """Open all writers.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         return Telemetry(self, run)
 
@@ -88,7 +88,7 @@ class Telemetry:
         """Record the costs of hosts and seeds in this run.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         for writer in self._writers:
             writer.costs(table)
@@ -115,7 +115,7 @@ class Telemetry:
 
         Raises:
             UnknownTagError: a tag is not in the table, whichever writers there are.
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         values = measured(metrics)
         self._latest.update(values)

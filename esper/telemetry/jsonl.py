@@ -33,7 +33,7 @@ class Lines:
 
         Raises:
             ValueError: the file holds a line that is no record.
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         self.path = path
         with disk(f"write metrics to {path}"):
@@ -96,7 +96,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             except ValueError:
                 record = None
             if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
-                raise ValueError(f"line {number} of {path} is not a record of metrics: mend or move the file")
+                raise ValueError(f"line {number} of {path} is not a record of metrics: fix or move the file")
             yield line, cast(dict[str, Any], record)
 
 

@@ -33,7 +33,7 @@ class TensorBoardWriter(Writer):
             resume_update: updates behind the resumed state; TensorBoard drops later events.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         self.folder = folder
         self._open = True

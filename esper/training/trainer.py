@@ -103,7 +103,7 @@ class Trainer:
 
         Raises:
             Stopped: SIGINT or SIGTERM arrived; the newest checkpoint is that of the last update.
-            DiskError: the disk refused; the newest checkpoint is intact.
+            DiskError: writing failed; the newest checkpoint is intact.
         """
         config, (name, shared) = self.config, self._shown_as
         with stop_signals() as asked, closing(self.env):

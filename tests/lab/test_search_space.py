@@ -49,9 +49,9 @@ def test_every_arm_runs_on_every_seed() -> None:
         ([HIDDEN, "agent.hidden=3"], {}, "agent.hidden is set twice"),
         (["seed=range(1, 3)"], {}, "set root instead"),
         ([HIDDEN, "policy_seed=3"], {}, "set root instead"),
-        ([HIDDEN], {"trials": 0}, "trials must be 1 or more, got 0"),
-        ([HIDDEN], {"blocks": 0}, "blocks must be 1 or more, got 0"),
-        ([HIDDEN], {"at_once": 0}, "at_once must be 1 or more, got 0"),
+        ([HIDDEN], {"trials": 0}, "trials must be at least 1, got 0"),
+        ([HIDDEN], {"blocks": 0}, "blocks must be at least 1, got 0"),
+        ([HIDDEN], {"at_once": 0}, "at_once must be at least 1, got 0"),
         ([HIDDEN], {"score_hosts": 1}, "score_hosts must be 2 or more, got 1"),
     ],
 )
@@ -69,7 +69,7 @@ def test_every_end_is_checked_before_the_first_run() -> None:
     for override, sentence in (
         ("agent.hiden=32,64", "did you mean hidden"),
         ("agent.gamma=interval(0.5, 1.5)", "agent.gamma"),
-        ("hots=4", "there is no key hots"),
+        ("hots=4", "there is not a key hots"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             check_sweep(["sweep=tune", RATE, override])
