@@ -23,7 +23,7 @@ class RewardConfig:
     """Terms by the field of their weight, in the order of the sum."""
     ranges: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Ranges of the other fields, as for `check_ranges`."""
-    per_host: Any = None  # dict[str, int] | None: Hydra lets the command line add keys to no dict that says what it holds
+    per_host: Any = None  # dict[str, int] | None, untyped: Hydra refuses new keys in a typed dict
     """Number of training hosts per reward mode, as in '{shaped:16,sparse:16}': the first 16 hosts are paid by shaped, the next 16
     by sparse. The numbers must add up to hosts and include the mode of the run; the other modes use their defaults. Evaluation
     always uses the mode of the run. Null: one mode for all hosts."""
@@ -220,7 +220,7 @@ class SparseConfig(RewardConfig):
 
 @dataclass(kw_only=True, slots=True)
 class MinimalConfig(SparseConfig):
-    """Sparse with a small cost per pruning, a signal against planting and pruning in turn.
+    """Sparse with a small cost per pruning, a signal against alternate planting and pruning.
 
     A cost restricted to prunings before `slots.min_prune_age` would never apply, since the masks forbid them.
     """

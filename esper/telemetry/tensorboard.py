@@ -30,7 +30,7 @@ class TensorBoardWriter(Writer):
 
         Args:
             folder: folder of the event files, created if missing.
-            resume_update: updates behind the resumed state; TensorBoard drops later events.
+            resume_update: number of updates in the resumed state; TensorBoard drops later events.
 
         Raises:
             DiskError: writing failed.

@@ -20,7 +20,7 @@ class DecisionLog:
     def __init__(self, layout: EnvSpec, update: int) -> None:
         """
         Args:
-            layout: of the environment.
+            layout: sizes and names of the environment.
             update: number of the update that learns from the episode, 1 or more.
         """
         self._layout, self._update = layout, update

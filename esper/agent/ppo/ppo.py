@@ -262,7 +262,7 @@ class PPO(Learner):
         """Train on a full rollout of this policy, and return metrics by name, the tag without `policy/`.
 
         Args:
-        rollout: T steps of N hosts under the current weights.
+            rollout: T steps of N hosts under the current weights.
             progress: completed share of the run, in [0, 1].
             generator: shuffles the hosts.
             earlier: complete rollouts of earlier policies to learn from as well, with V-trace and clipping around the current

@@ -38,7 +38,7 @@ class BlueprintConfig:
         raise TypeError(f"{type(self).__name__} does not define branch(slot)")
 
     def obstacle(self, slot: SlotSpec) -> str | None:
-        """Return why the seed cannot grow in this slot, as a sentence without a full stop; None if it can."""
+        """Return the reason why the seed cannot grow in this slot, without a full stop; None if it can."""
         if slot.layout in self.layouts:
             return None
         grows = ", ".join(self.layouts) or "no layout (its class sets no `layouts`)"
