@@ -21,7 +21,7 @@ class DecisionLog:
         """
         Args:
             layout: sizes and names of the environment.
-            update: number of the update that learns from the episode, 1 or more.
+            update: number of the update that learns from the episode, at least 1.
         """
         self._layout, self._update = layout, update
         self._seeds: dict[tuple[int, int], str] = {}

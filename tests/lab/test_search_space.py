@@ -52,7 +52,7 @@ def test_every_arm_runs_on_every_seed() -> None:
         ([HIDDEN], {"trials": 0}, "trials must be at least 1, got 0"),
         ([HIDDEN], {"blocks": 0}, "blocks must be at least 1, got 0"),
         ([HIDDEN], {"at_once": 0}, "at_once must be at least 1, got 0"),
-        ([HIDDEN], {"score_hosts": 1}, "score_hosts must be 2 or more, got 1"),
+        ([HIDDEN], {"score_hosts": 1}, "score_hosts must be at least 2, got 1"),
     ],
 )
 def test_invalid_tunings_are_refused(overrides: list[str], config: dict[str, int], sentence: str) -> None:
