@@ -321,7 +321,7 @@ def renamed(key: str) -> str | None:
     """Return a sentence with the current name of a former key, or None."""
     for old, new in FORMER.items():
         if f"{key}.".startswith(f"{old}."):
-            return f"there is not a key {key} any more: write {new}{key.removeprefix(old)}"
+            return f"there is no key {key} any more: write {new}{key.removeprefix(old)}"
     return None
 
 

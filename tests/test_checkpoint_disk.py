@@ -152,7 +152,7 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(DiskError) as error:
         Checkpoints(small_disk).save({"u": 2}, 2)
-    assert_one_sentence(error, str(small_disk), "read-only file system", "choose a folder")
+    assert_one_sentence(error, str(small_disk), "read-only file system", "choose a writable folder")
     assert load(small_disk / "checkpoint_000001.pt") == {"u": 1}
 
 
@@ -186,7 +186,7 @@ def test_a_folder_without_write_permission(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert str(tmp_path) in lines[0]
-    assert "permission denied; choose a folder" in lines[0]
+    assert "permission denied; choose a writable folder" in lines[0]
     assert lines[1] == "{'u': 1}"
 
 

@@ -248,8 +248,8 @@ def test_duplicate_cells_are_refused(experiment: Path) -> None:
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be at least 1"),
         ([".", "figures=gif"], "choose from png, pdf, svg"),
-        ([".", "hostt=3"], "there is not a key hostt"),
-        ([".", "rivals=[wait]"], "there is not a key rivals any more: write baselines"),
+        ([".", "hostt=3"], "there is no key hostt"),
+        ([".", "rivals=[wait]"], "there is no key rivals any more: write baselines"),
         ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
     ],
 )

@@ -303,9 +303,9 @@ def test_a_sweep_over_tasks_gives_each_its_host() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("task.host.kernel=1", "there is not a key task.host.kernel any more: write host.kernel"),
-        ("task=python_text task.host.width=8", "there is not a key task.host.width any more: write host.width"),
-        ("+task.host.kernel=1", "there is not a key task.host.kernel any more: write host.kernel"),
+        ("task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
+        ("task=python_text task.host.width=8", "there is no key task.host.width any more: write host.width"),
+        ("+task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
     ],
 )
 def test_a_former_key_is_refused_with_its_new_name(words: str, sentence: str) -> None:

@@ -133,7 +133,7 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     ("overrides", "sentence"),
     [
         ([], "checkpoint is not set"),
-        (["checkpoint=x", "hostss=3"], "there is not a key hostss: .*did you mean hosts"),
+        (["checkpoint=x", "hostss=3"], "there is no key hostss: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),
         (["checkpoint=x", "hosts=many"], "hosts|many"),
         (["checkpoint=x", "hosts=1"], "hosts must be at least 2, got 1"),

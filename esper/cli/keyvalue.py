@@ -30,7 +30,7 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(
-                renamed(key) or f"there is not a key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}"
+                renamed(key) or f"there is no key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}"
             )
     config = OmegaConf.structured(kind)
     hints = get_type_hints(kind)

@@ -274,7 +274,7 @@ def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
         path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
     ]
     hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
-    return f"there is not a key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
+    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
 
 
 def _kind(cfg: DictConfig, key: str) -> str:

@@ -87,7 +87,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab starts several runs: put -m in front"),
         (["arms=reward: shaped,sparse"], "arms belongs to a sweep: put -m sweep=ab in front"),
         (["-m", "trials=3"], "trials belongs to a sweep: put -m sweep=tune in front"),
-        (["-m", "sweep=tune", "tune=agent.gamma: 0..1"], "there is not a key tune any more: write the keys to tune"),
+        (["-m", "sweep=tune", "tune=agent.gamma: 0..1"], "there is no key tune any more: write the keys to tune"),
         (
             ["-m", "sweep=ab", "arms=reward: shaped,sparse", "block=2"],
             "no key block: the config has .*; did you mean blocks?",

@@ -69,7 +69,7 @@ def test_every_end_is_checked_before_the_first_run() -> None:
     for override, sentence in (
         ("agent.hiden=32,64", "did you mean hidden"),
         ("agent.gamma=interval(0.5, 1.5)", "agent.gamma"),
-        ("hots=4", "there is not a key hots"),
+        ("hots=4", "there is no key hots"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             check_sweep(["sweep=tune", RATE, override])
