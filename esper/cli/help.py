@@ -45,7 +45,7 @@ def yaml_names(group: str) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the options of every group: of the table, of the aliases, and of the YAML folders."""
+    """Return the options of every group in the table, the aliases and the YAML folders."""
     tables = {group: [*options, *yaml_names(group)] for group, options in GROUPS.items()}
     aliases = {alias: list(GROUPS[group]) for alias, group in ALIASES.items()}
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
@@ -82,7 +82,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def in_words(hint: Any) -> str:
-    """Return what a field of this type may hold, in words."""
+    """Describe the values of a field of this type in plain English."""
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(in_words(part) for part in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):

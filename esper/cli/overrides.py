@@ -1,8 +1,8 @@
-"""Overrides of the command line, checked before anything is written; a mistake becomes one sentence.
+"""Validation of command-line overrides before anything is written, with one sentence per mistake.
 
-Hydra creates a run's folder before the run sees its config, and its errors are written for people who know Hydra. So every
-command is composed here first, a sweep with all its jobs, and only a valid command reaches Hydra: groups are composed by Hydra,
-then keys are applied one by one, so that the first mistake is known.
+Hydra creates the folder of a run before the config is validated, and its error messages assume knowledge of Hydra. So every
+command, including all jobs of a sweep, is composed here first, and only a valid command reaches Hydra. Hydra composes the groups;
+keys are applied one by one, to find the first mistake.
 """
 
 import re
@@ -40,7 +40,7 @@ _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Start Hydra without a command, on our YAML folder."""
+    """Initialise Hydra with the YAML folder, without running a command."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
 
@@ -56,7 +56,7 @@ def check(overrides: list[str], *, config_name: str = "config") -> Config:
     """Return the typed config of one run, after checking that its folder can be written.
 
     Raises:
-        ConfigError: the overrides give no config that can be run.
+        ConfigError: the overrides do not give a valid config.
     """
     with hydra_at_conf() as loader:
         return _job(loader, overrides, config_name, alone=True)
@@ -65,11 +65,11 @@ def check(overrides: list[str], *, config_name: str = "config") -> Config:
 def check_over(saved: Config, overrides: list[str]) -> Config:
     """Return the typed config of a saved run with overrides.
 
-    A group that is chosen comes with its defaults, as for a new run, even if the choice is the old one. A key that is set
-    replaces one value. All else is as it was saved.
+    Choosing a group resets it to its defaults, as in a new run, even if the choice is unchanged. Setting a key replaces one
+    value. Everything else keeps its saved value.
 
     Raises:
-        ConfigError: the overrides do not fit it.
+        ConfigError: the overrides do not fit the config.
     """
     plain = to_plain(saved)
     with hydra_at_conf() as loader:
@@ -85,20 +85,20 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
         anew |= {"host"} if "task" in anew else set()  # a task comes with its default host
         kept = {group: chosen for group, chosen in plain["options"].items() if group not in anew}
         chosen = [f"{group}=[{','.join(name)}]" if group in MANY else f"{group}={name}" for group, name in kept.items()]
-        cfg, choices = _composed([*chosen, *_typed_so(groups)], "config")
+        cfg, choices = _composed([*chosen, *_override_strings(groups)], "config")
         choices |= {group: plain["choices"][group] for group in kept}
         for key, value in plain["values"].items():
             if key not in anew:
                 OmegaConf.update(cfg, key, value, merge=True)
         _apply(loader, cfg, keys)
-    return _without_hydra(cfg, choices)
+    return _typed_config(cfg, choices)
 
 
 def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Config]:
     """Return the typed configs of all jobs of a sweep, in the order in which they will run.
 
     Raises:
-        ConfigError: some job of the sweep cannot be run. None has been started then.
+        ConfigError: a job of the sweep is invalid. None is started.
     """
     with hydra_at_conf() as loader:
         parsed = _parsed(loader, overrides)
@@ -117,13 +117,13 @@ def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Co
             common = [override for override in overrides if not override.startswith("hydra.")]
             return [_job(loader, job, config_name) for job in preview(asked, common)]
         if not target.endswith("BasicSweeper"):
-            return []  # another sweeper draws its values as it goes: there is nothing to look at beforehand
+            return []  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
         return [_job(loader, job, config_name) for job in _jobs([*_parsed(loader, arms), *parsed])]
 
 
 def _check_folder(cfg: DictConfig, key: str) -> None:
-    """Check that a command can write into the folder which a key of its config names, and leave the folder as it was."""
+    """Check that the folder named by a key of the config is writable, without changing it."""
     try:
         folder = Path(OmegaConf.select(cfg, key))
     except OmegaConfBaseException as error:
@@ -133,17 +133,17 @@ def _check_folder(cfg: DictConfig, key: str) -> None:
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
+        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or fix that") from error
 
 
 def _job(loader: ConfigLoader, overrides: list[str], config_name: str, *, alone: bool = False) -> Config:
-    """Return the config of one run; `alone` if it is no job of a sweep."""
+    """Return the config of one run; `alone` is true if it is not a job of a sweep."""
     groups, keys = _split(loader, _parsed(loader, overrides))
-    cfg, choices = _composed(_typed_so(groups), config_name)
+    cfg, choices = _composed(_override_strings(groups), config_name)
     _apply(loader, cfg, keys)
     if alone:
         _check_folder(cfg, "hydra.run.dir")
-    config = _without_hydra(cfg, choices)
+    config = _typed_config(cfg, choices)
     for override in overrides:
         if root_key(override) in config.env.ignores:
             raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
@@ -168,12 +168,12 @@ def _jobs(overrides: list[Override]) -> list[list[str]]:
     for override in overrides:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             key = override.get_key_element()
-            raise ConfigError(f"{override.input_line} is no list of values: write them out, as in {key}=1,2,3")
+            raise ConfigError(f"{override.input_line} is not a list of values: write them out, as in {key}=1,2,3")
     return BasicSweeper.split_arguments(overrides, None)[0]
 
 
 def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Override], list[Override]]:
-    """Return the overrides that choose from groups or say where to search for them, and those that set keys."""
+    """Split overrides into those of groups, including the search path, and those of keys."""
     searched = [override for override in overrides if override.key_or_group == "hydra.searchpath"]
     groups, keys = searched, list[Override]()
     names = {str(override.key_or_group): str(override.input_line) for override in overrides}
@@ -185,14 +185,14 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
             continue
         group = str(override.key_or_group)
         plain = "." in group or group in _KEYS
-        found = [] if plain else loader.get_group_options(group, config_name="config", overrides=_typed_so(searched))
+        found = [] if plain else loader.get_group_options(group, config_name="config", overrides=_override_strings(searched))
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
             _check_choice(override, options)
         (groups if options else keys).append(override)
     return groups, keys
 
 
-def _typed_so(overrides: list[Override]) -> list[str]:
+def _override_strings(overrides: list[Override]) -> list[str]:
     return [str(override.input_line) for override in overrides]
 
 
@@ -201,7 +201,7 @@ def _composed(groups: list[str], config_name: str) -> tuple[DictConfig, dict[str
     try:
         cfg = compose(config_name, overrides=groups, return_hydra_config=True)
     except _COMPOSING as error:
-        raise ConfigError(_one_line(error)) from error  # a YAML file is at fault
+        raise ConfigError(_one_line(error)) from error  # the error is in a YAML file
     return cfg, cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
 
 
@@ -220,7 +220,7 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
             raise ConfigError(wrong_type if error.__cause__ else _one_line(error)) from error
 
 
-def _without_hydra(cfg: DictConfig, choices: dict[str, Any]) -> Config:
+def _typed_config(cfg: DictConfig, choices: dict[str, Any]) -> Config:
     with open_dict(cfg):
         del cfg["hydra"]
     return typed(cfg, choices)
@@ -260,7 +260,7 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
         if isinstance(node, ListConfig):
             return
         if not isinstance(node, DictConfig):
-            raise ConfigError(f"{key} is no key, since {whole} is a single value: write {whole}=...")
+            raise ConfigError(f"{key} is not a key, since {whole} is a single value: write {whole}=...")
         if part not in node:
             if path and path[0] in MANY and part in GROUPS[path[0]]:
                 chosen = ",".join([*map(str, node), part])
@@ -285,7 +285,7 @@ def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
 
 
 def _kind(cfg: DictConfig, key: str) -> str:
-    """Return what a key may hold, in words."""
+    """Describe the values of a key in plain English."""
     parent, _, name = key.rpartition(".")
     holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
     hints = get_type_hints(holder) if isinstance(holder, type) else {}
