@@ -1,11 +1,11 @@
-"""Checkpoints that survive a kill at any instruction, and that are never loaded when a bit of them is wrong.
+"""Checkpoints that survive a kill at any instruction; a damaged checkpoint is never loaded.
 
-A file is what `torch.save` writes, a zip archive, with this comment at its end, so that `torch.load` opens it too:
+A file is the zip archive that `torch.save` writes, so `torch.load` can open it, with this comment appended:
 
     esper checkpoint 0003 <sha256 of all bytes before this digest, 64 hex digits>
 
-Every bit is covered by the digest, so no damage loads silently. Nothing is unpickled before the digest agrees, and then only
-tensors and primitives are.
+The digest covers every bit, so damage is always detected. Nothing is unpickled before the digest is verified, and then only
+tensors and primitives.
 """
 
 import errno
@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 
 FORMAT = 3
-"""Version of the file format. It goes up when older files can no longer be read.
+"""Version of the file format, incremented when older files can no longer be read.
 
 1: until November 2026, with configs that have no groups `env`, `buffer` and `host`. 2: with a line of text before the archive.
 """
@@ -44,7 +44,7 @@ class FormatError(CheckpointError):
 
 
 class DiskError(OSError):
-    """The disk refused. The message is one sentence: what could not be done, why, and what to do about it."""
+    """A failed disk operation. The message is one sentence: what failed, why, and the remedy."""
 
     def __init__(self, doing: str, cause: OSError, remedy: str = "") -> None:
         reason = (cause.strerror or str(cause)).lower()
@@ -56,7 +56,7 @@ def _remedy(number: int | None) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "free some space"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "choose a folder that may be written to"
+        return "choose a writable folder"
     if number in (errno.EEXIST, errno.ENOTDIR):
         return "choose a folder whose path has no file in it"
     return "check the disk"
@@ -79,8 +79,8 @@ class Checkpoints:
     def __init__(self, folder: Path | str, keep: int = 2) -> None:
         """
         Args:
-            folder: where the files are; made by the first `save`.
-            keep: how many of the newest to keep, 1 or more. More: more disk, and older states to go back to.
+            folder: folder of the files, created by the first `save`.
+            keep: number of newest checkpoints to keep, at least 1. Higher: more disk space, and older states to return to.
         """
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
@@ -88,24 +88,24 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, state: Mapping[str, Any], update: int) -> Path:
-        """Save a state as the newest checkpoint; a crash at any instruction leaves either it or the one before.
+        """Save a state as the newest checkpoint; a crash at any instruction leaves it or the previous one intact.
 
         Checkpoints of later updates belong to an abandoned run; they are renamed to `*.aside`.
 
         Args:
             state: tensors, numbers, strings, bytes and None, in dicts, lists and tuples to any depth. A view is saved
-                with all of the storage it looks at.
+                with its whole storage.
             update: number of completed updates, at least 0.
 
         Raises:
             CheckpointError: the state holds something else; nothing was written.
-            DiskError: the disk refused; the checkpoints from before are intact.
+            DiskError: writing failed; earlier checkpoints are intact.
         """
         refuse(state)
         content = encode(state)
         path = self.folder / f"checkpoint_{update:06d}.pt"
         before = self.paths()
-        intact = f"{before[-1].name} from before is intact" if before else "there was no checkpoint before it"
+        intact = f"the previous {before[-1].name} is intact" if before else "there is no earlier checkpoint"
         with disk(f"save {path.name} in {self.folder}", intact):
             self.folder.mkdir(parents=True, exist_ok=True)
             for orphan in self.folder.glob("checkpoint_*.pt.tmp"):  # half-written by a killed run
@@ -141,11 +141,11 @@ class Checkpoints:
             except FormatError:
                 raise
             except CheckpointError as error:
-                warnings.warn(f"{error}; looking at the checkpoint before it", stacklevel=2)
+                warnings.warn(f"{error}; trying the previous checkpoint", stacklevel=2)
             else:
                 return path
         if paths:
-            raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.folder} is whole: start a new run")
+            raise CheckpointError(f"all {len(paths)} checkpoints in {self.folder} are damaged: start a new run")
         return None
 
 
@@ -153,13 +153,13 @@ def load(path: Path | str) -> dict[str, Any]:
     """Return the state saved in a file, with tensors on the CPU.
 
     Raises:
-        CheckpointError: missing, unreadable, damaged, of another format, not a checkpoint, or with more in it than
-            tensors and primitives. Nothing of it was executed.
+        CheckpointError: the file is missing, unreadable, damaged, of another format, not a checkpoint, or holds more than
+            tensors and primitives. No code in it is executed.
     """
     content = _verified(Path(path))
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the bytes are as they were written, so whatever fails, fails because of what they are
+    except Exception as error:  # the digest is right, so the content is the cause
         raise CheckpointError(
             f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
             f"use a checkpoint that this program wrote"
@@ -187,12 +187,12 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def refuse(value: Any, where: str = "state") -> None:
-    """Check a state for values that need pickle to be loaded.
+    """Check that a state can be loaded without pickle.
 
     Raises:
-        CheckpointError: there is one; the message names the path of keys to it.
+        CheckpointError: a value needs pickle; the message gives its path of keys.
     """
-    # Exact types: np.float64 is a float and an IntEnum an int by inheritance, and both need foreign code to come back.
+    # Exact types: np.float64 is a float and an IntEnum an int by inheritance, and both need other code to load.
     kind = type(value)
     if kind in (dict, OrderedDict):
         for key, child in value.items():
@@ -212,7 +212,7 @@ def refuse(value: Any, where: str = "state") -> None:
 
 
 def _verified(path: Path) -> bytes:
-    """Return the bytes of a file, once they agree with the digest in its comment."""
+    """Return the bytes of a file after verifying the digest in its comment."""
     try:
         with path.open("rb") as file:
             former = _COMMENT.match(file.read(_COMMENT_BYTES))  # until format 2, this was a header
@@ -223,9 +223,9 @@ def _verified(path: Path) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}: name one that exists") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): mend that") from error
+        raise CheckpointError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): fix that") from error
     if match and hashlib.sha256(content[:-64]).hexdigest() != match[2].decode():
-        raise CheckpointError(f"{path} is damaged (its checksum differs): use the checkpoint before it")
+        raise CheckpointError(f"{path} is damaged (its checksum differs): use the previous checkpoint")
     if (version := match or former) and int(version[1]) != FORMAT:
         raise FormatError(
             f"{path} has format {int(version[1])} and this Esper reads format {FORMAT}: use the version that wrote it"
@@ -258,10 +258,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file atomically: a kill leaves the old one, or none.
+    """Write a small file atomically: a kill leaves the old file, or none.
 
     Raises:
-        DiskError: the disk refused.
+        DiskError: writing failed.
     """
     with disk(f"write {path}"):
         _replace(path, content if isinstance(content, bytes) else content.encode())

@@ -1,11 +1,12 @@
 """Compare the arms of an experiment by outcomes that do not depend on the reward: python -m esper.compare FOLDER...
 
 FOLDER is the folder of an experiment (sweep=ab), or of runs; runs that differ in anything but their seed are then
-different arms, and runs with the same seed form a block. Every policy grows held-out hosts once, and its scores are kept beside
-the run. Prints the verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first folder.
+different arms, and runs with the same seed form a block. Every policy grows held-out hosts once, and its scores are stored in the
+folder of the run. Prints the verdicts, and writes report.html, comparison.json, comparison.csv and differences.csv into the first
+folder.
 
-Append overrides of esper.train, as task=mnist5k, to evaluate all policies on another task or with other settings; the names of
-the files then contain them.
+Append overrides of esper.train, such as task=mnist5k, to evaluate all policies on another task or with other settings; the names
+of the files then contain them.
 """
 
 import sys
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> None:
         folders, config, overrides = parse(load_parts(arguments))
         try:
             from esper.lab.comparison import compare
-            from esper.lab.report import show, write  # late: --help and mistakes should not wait for it
+            from esper.lab.report import show, write  # late, to keep --help and error messages fast
         except ImportError as error:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error

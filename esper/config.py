@@ -61,7 +61,7 @@ from esper.telemetry.config import QuietConfig, TelemetryConfig
 
 
 class Chosen:
-    """Base of the root config: the names by which options were chosen, which are no key of the config."""
+    """Base of the root config: the names of the chosen options, which are not a key of the config."""
 
     __slots__ = ("choices",)
     choices: dict[str, str]
@@ -69,19 +69,21 @@ class Chosen:
 
 @dataclass(kw_only=True, slots=True)
 class Config(Chosen):
-    """One run: everything that a training depends on and that does not change while it runs."""
+    """The root config: all settings of a run, constant during the run."""
 
     seed: int = 0
-    """Root of every random stream, 0 or more. Runs with the same seed share all that their configs do not change."""
+    """Root seed of all random streams, at least 0. Runs with the same seed share all random numbers that their configs do not
+    affect."""
     updates: int = 50
-    """Number of learning steps of the controller, 1 or more [updates]. More: longer training."""
+    """Number of learning steps of the controller, at least 1 [updates]. Higher: longer training."""
     hosts: int = 32
-    """N, host networks that train side by side, 1 or more. More: a less noisy gradient, costlier updates."""
+    """N, number of host networks trained in parallel, at least 1. Higher: a less noisy gradient, costlier updates."""
     steps: int = 20
-    """T, length of an episode, which is one host's training run, 1 or more [host epochs]. Longer: more time for growth to pay."""
+    """T, length of an episode, which is one training run of a host, at least 1 [host epochs]. Higher: more time for growth to pay
+    off."""
     policy_seed: int | None = None
-    """Seed of the policy's initial weights and of its minibatches, 0 or more; null takes seed. Runs that differ only in it meet
-    the same hosts."""
+    """Seed of the policy's initial weights and minibatches, at least 0; null: same as seed. Runs that differ only in policy_seed
+    train the same hosts."""
     resume: str | None = None
     """Folder of a run to resume, or null for a new run."""
     plugins: list[str] = field(default_factory=lambda: list[str]())
@@ -92,7 +94,7 @@ class Config(Chosen):
     env: EnvConfig = MISSING
     """Environment of the controller; chosen by the `env` group."""
     buffer: BufferConfig = MISSING
-    """Rollouts that a learner learns from; chosen by the `buffer` group."""
+    """Storage of rollouts for a learner; chosen by the `buffer` group."""
     task: TaskConfig = MISSING
     """Data and objective of the hosts; chosen by the `task` group."""
     host: HostConfig = MISSING
@@ -118,7 +120,7 @@ class Config(Chosen):
         """Return the name of the chosen option of a group: as it was typed, else that of its class in the table."""
         kind = type(getattr(self, group))
         name = self.choices.get(group)
-        # A part that was replaced after the choice, by one of another class, goes by the name of that class.
+        # If a part was replaced after the choice by one of another class, use the name of that class.
         return name if name is not None and GROUPS[group].get(name, kind) is kind else table_name(group, kind)
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class BlocksConfig:
     arms: Any = None
     """Arms to compare: values of one key, as in 'reward: shaped,sparse', or overrides by the name of the arm."""
     blocks: int = 12
-    """Runs per arm, at least 1. Higher: smaller differences are detected. A verdict takes 10."""
+    """Runs per arm, at least 1. Higher: smaller differences are detected. A verdict requires at least 10."""
     root: int = 0
     """Root seed of the blocks and of the order of runs, at least 0."""
     aa_control: bool = True
@@ -188,12 +190,12 @@ class TuneConfig:
     root: int = 0
     """Root seed of the blocks and of the proposed values, at least 0."""
     outcome: str = "validation"
-    """Outcome to optimise, one of those of esper.compare. What is chosen by test accuracy can no longer be tested by it."""
+    """Outcome to optimise, one of those of esper.compare. Values chosen by test accuracy can no longer be evaluated by it."""
     score_hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     at_once: int = 1
-    """Trials that start together, at least 1, for launchers that run more than blocks runs at a time. Higher: each proposal knows
-    fewer of the others."""
+    """Number of trials that start together, at least 1, for launchers that run more than `blocks` runs at a time. Higher: each
+    proposal is based on fewer results."""
 
 
 SWEEPS: dict[str, type] = {"ab": BlocksConfig, "tune": TuneConfig}
@@ -316,7 +318,7 @@ def root_key(override: str) -> str:
 
 
 def renamed(key: str) -> str | None:
-    """Return a sentence with the present name of a former key, or None."""
+    """Return a sentence with the current name of a former key, or None."""
     for old, new in FORMER.items():
         if f"{key}.".startswith(f"{old}."):
             return f"there is no key {key} any more: write {new}{key.removeprefix(old)}"
@@ -327,7 +329,7 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
     """Convert Hydra's config into dataclasses, so that every __post_init__ runs.
 
     Args:
-        choices: chosen option by group, `hydra.runtime.choices`; by default options go by the names of the table.
+        choices: chosen option by group, `hydra.runtime.choices`; by default, the names in the table.
 
     Raises:
         ConfigError: a value is missing, or a rule of a config is broken.
@@ -338,7 +340,7 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
         key = str(getattr(error, "full_key", None) or error.key)
         options = f": choose one of {', '.join(GROUPS[key])}" if key in GROUPS else ""
         raise ConfigError(f"{key} is not set{options}") from error
-    except (OmegaConfBaseException, ValueError) as error:  # by house rule a ValueError of a __post_init__ is for the user
+    except (OmegaConfBaseException, ValueError) as error:  # a ValueError of a __post_init__ is always for the user
         raise ConfigError(" ".join(str(error).split())) from error
     config = cast(Config, config)
     config.choices = {group: name for group, name in (choices or {}).items() if group in GROUPS and isinstance(name, str)}
@@ -346,7 +348,7 @@ def typed(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> Config:
 
 
 def table_name(group: str, kind: type) -> str:
-    """Return the first name of a class in its group; the name of the class where the table lacks it."""
+    """Return the first name of a class in its group, or the class name if the table lacks it."""
     return next((name for name, other in GROUPS[group].items() if other is kind), kind.__name__)
 
 

@@ -4,7 +4,7 @@ Every controller grows the same hosts with the same data orders; their random st
 that of the committed network, host and fossils, on the test split of the data, which nothing else uses.
 
 Append overrides of esper.train to evaluate the policy on another task or with other settings: task=mnist5k slots=every_block
-steps=40. A group that is named starts from its defaults, everything else stays as in training, and the table says that it shows a
+steps=40. A chosen group starts from its defaults, everything else stays as in training, and the title of the table marks it as a
 transfer.
 """
 
@@ -40,9 +40,9 @@ class EvaluateConfig:
     episode: int = 0
     """Index of the set of held-out hosts, at least 0."""
     controllers: list[str] = field(default_factory=lambda: list[str]())
-    """Controllers to compare: policy, the controller of the run with its actions drawn as in training; policy_greedy, the same
-    with its most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by host; and
-    the names of agents that need no training. Empty: all but replay. `wait` is always included."""
+    """Controllers to compare: policy, the controller of the run with sampled actions, as in training; policy_greedy, the
+    same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
+    host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
     """If true, also search the best fixed schedule of one seed, and an oracle that picks the best schedule for each kind of host.
     Both are chosen on other hosts."""
@@ -60,10 +60,10 @@ class EvaluateConfig:
 
 
 def parse(arguments: list[str]) -> EvaluateConfig:
-    """Return the config of an evaluation from its key=value arguments, without the overrides of the run.
+    """Parse the key=value arguments of an evaluation, leaving out the overrides of the run.
 
     Raises:
-        ConfigError: an argument does not fit.
+        ConfigError: an argument is invalid.
     """
     return read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
 
@@ -98,7 +98,7 @@ FLOPS = ("FLOPs", "to train")
 
 
 def _short(value: float) -> str:
-    """Return three digits and a letter: 7.07k; a dash for what was not measured."""
+    """Format a value as three digits and a letter, such as 7.07k, or as a dash if it was not measured."""
     if not math.isfinite(value):
         return "-"
     power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)

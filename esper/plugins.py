@@ -1,4 +1,4 @@
-"""Parts from outside the package: `esper.register` adds an option to a group, and plugins are the modules that call it.
+"""External parts: `esper.register` adds an option to a group, and plugins are the modules that call it.
 
 A plugin is named on the command line, as in plugins=[my_parts] or plugins=[path/to/my_parts.py], or installed with an entry point
 of the group `esper.parts`. Its options are then options like any other, and the run records the plugins that it needs.
@@ -22,9 +22,9 @@ from esper.config import GROUPS, MANY, Config, ConfigError, did_you_mean, root_k
 from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
-"""Group of the entry points that are plugins."""
+"""Entry point group of plugins."""
 CLOSED = ("devices", "telemetry")
-"""Groups that take no parts from outside."""
+"""Groups that accept no external parts."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -33,11 +33,11 @@ def register(group: str, name: str, config: Any) -> None:
 
     Args:
         group: agent, blueprint, reward, task, ... or writer, for an entry of telemetry.writers.
-        name: as it will be typed.
+        name: name of the option, as typed on the command line.
         config: dataclass of the part, derived from the base config of its group. Registering the same class again does nothing.
 
     Raises:
-        ConfigError: there is no such group, the name is taken, or the class is no config of the group.
+        ConfigError: there is no such group, the name is taken, or the class is not a config of the group.
     """
     tables: dict[str, dict[str, Any]] = {key: table for key, table in GROUPS.items() if key not in CLOSED}
     tables["writer"] = WRITERS
@@ -90,17 +90,17 @@ def _load_installed() -> None:
             point.load()
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: mend or uninstall it"
+                f"the installed plugin {point.name} ({point.value}) cannot be imported: {_why(error)}: fix or uninstall it"
             ) from error
 
 
 def _import(name: str) -> None:
-    """Import one plugin. A recorded file that has moved is looked for by its module's name."""
+    """Import one plugin. If a recorded file has moved, search for it by its module name."""
     module = Path(name).stem if name.endswith(".py") else name
     path = Path(name).absolute()
     is_file = name.endswith(".py") and path.is_file()
     if is_file and str(path.parent) not in sys.path:
-        # Last, to hide no other module; also in the environment, for the processes of launchers.
+        # Append, so that no other module is hidden; also set the environment, for the processes of launchers.
         sys.path.append(str(path.parent))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path.parent)]))
     try:
@@ -133,7 +133,7 @@ def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     The command line is read before Hydra composes the config, since options must be registered by then.
 
     Raises:
-        ConfigError: the value is no list of names.
+        ConfigError: the value is not a list of names.
     """
     names: list[str] = []
     others: list[str] = []

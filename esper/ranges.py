@@ -1,4 +1,4 @@
-"""Ranges of config values: one line per range, and one sentence about a value outside of it."""
+"""Range checks of config values, with one error message for all of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError for the first field of a config dataclass that is outside its range; None is in every range.
+    """Raise ValueError for the first field of a config dataclass that is outside its range; None is always valid.
 
     Args:
         prefix: the config's key, such as agent; empty for the keys of a command.

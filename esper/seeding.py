@@ -1,8 +1,8 @@
 """Named random streams: every random number comes from a stream keyed by the root seed, a purpose and its place of use.
 
 Streams with different names are independent, and none depends on how many others exist. Hence adding hosts, shards or devices
-changes no host's numbers, arms of a comparison share all that they do not compare, and a resumed run continues exactly without
-saved generator states.
+changes no host's numbers, arms of a comparison share all numbers that they do not affect, and a resumed run continues exactly
+without saved generator states.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ def main(cfg: DictConfig) -> None:
     from esper.lab.tuning import score_tuned
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
-    from esper.training.trainer import Trainer  # late: --help and mistakes should not wait for it
+    from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     context = run_context(HydraConfig.get())
@@ -38,16 +38,16 @@ def main(cfg: DictConfig) -> None:
             Trainer(config, folder, name=context.name, shared=context.shared).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
-            remedy = f"go on with: python -m esper.train resume={folder}"
+            remedy = f"resume with: python -m esper.train resume={folder}"
             if context.name:
                 remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
             sys.exit(130)
-        except SeedError as error:  # what is wrong stands in somebody's blueprint, and the traceback says where
+        except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)
             print(
-                f"esper: {error}; all updates before it are saved, and once the blueprint is mended the run goes on as "
-                f"if nothing had been, with: python -m esper.train resume={folder}",
+                f"esper: {error}; all earlier updates are saved: fix the blueprint, and resume with: "
+                f"python -m esper.train resume={folder}",
                 file=sys.stderr,
             )
             sys.exit(1)

@@ -17,6 +17,8 @@ from tests.env_fixtures import gamma, make_env, one_core, plan_actions, random_a
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)
+# Hydra copies the store of all groups several times a composition, a third of its time, and each node again as it reads it.
+ConfigStore.__deepcopy__ = lambda store, _: store  # pyright: ignore[reportAttributeAccessIssue]
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, mistakes show their traceback instead of one sentence
 
 

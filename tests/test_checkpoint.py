@@ -262,7 +262,7 @@ def test_all_damaged_is_an_error(folder: Path) -> None:
     damage(checkpoints.save({}, 2))
     with (
         pytest.warns(UserWarning, match="cut short"),
-        pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* is whole"),
+        pytest.raises(CheckpointError, match=r"all 2 checkpoints in .* are damaged"),
     ):
         checkpoints.latest()
 

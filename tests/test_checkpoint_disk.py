@@ -63,7 +63,7 @@ def test_a_failure_of_any_call_leaves_the_checkpoint_before(
         str(folder),
         os.strerror(number).lower(),
         "checkpoint_000002.pt",
-        "checkpoint_000001.pt from before is intact",
+        "the previous checkpoint_000001.pt is intact",
     )
     assert error.value.errno == number
     assert names(folder) == ["checkpoint_000001.pt"]
@@ -141,7 +141,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     checkpoints.save({"w": torch.ones(10_000)}, 1)
     with pytest.raises(DiskError) as error:
         checkpoints.save({"w": torch.ones(60_000)}, 2)
-    assert_one_sentence(error, str(small_disk), "no space left", "free some space", "checkpoint_000001.pt from before is intact")
+    assert_one_sentence(error, str(small_disk), "no space left", "free some space", "the previous checkpoint_000001.pt is intact")
     assert names(small_disk) == ["checkpoint_000001.pt"]
     assert load(small_disk / "checkpoint_000001.pt")["w"].sum() == 10_000
     checkpoints.save({"w": torch.ones(10_000)}, 2)
@@ -152,7 +152,7 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(DiskError) as error:
         Checkpoints(small_disk).save({"u": 2}, 2)
-    assert_one_sentence(error, str(small_disk), "read-only file system", "choose a folder")
+    assert_one_sentence(error, str(small_disk), "read-only file system", "choose a writable folder")
     assert load(small_disk / "checkpoint_000001.pt") == {"u": 1}
 
 
@@ -186,7 +186,7 @@ def test_a_folder_without_write_permission(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert str(tmp_path) in lines[0]
-    assert "permission denied; choose a folder" in lines[0]
+    assert "permission denied; choose a writable folder" in lines[0]
     assert lines[1] == "{'u': 1}"
 
 

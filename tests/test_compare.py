@@ -21,7 +21,16 @@ from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 
-TINY = ["updates=1", "hosts=4", "steps=2", "task.batch_size=1000", "telemetry=quiet", "agent.minibatches=1", "agent.epochs=1"]
+TINY = [
+    "updates=1",
+    "hosts=4",
+    "steps=2",
+    "task.batch_size=1000",
+    "blueprint=[norm,conv_light]",
+    "telemetry=quiet",
+    "agent.minibatches=1",
+    "agent.epochs=1",
+]
 
 
 @pytest.fixture(scope="module")

@@ -86,18 +86,18 @@ class Learner(Controller, Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class AgentConfig:
-    """A controller."""
+    """Base of controller configs."""
 
     greedy: ClassVar[bool] = False
     """True if the most probable actions differ from sampled ones, so that an evaluation can ask for either."""
     standalone: ClassVar[bool] = False
     """True if the controller acts without training and without further keys: a baseline for every evaluation."""
     buffered: ClassVar[bool] = False
-    """True if it learns from a buffer."""
+    """True if the controller learns from a buffer."""
     one_episode: ClassVar[bool] = False
-    """True if every update replays the same episode, so that returns of different updates compare."""
+    """True if every update replays the same episode, so that returns of different updates can be compared."""
     gamma: float = 1.0
-    """Discount per step, in [0, 1]. Higher: looks further ahead, noisier returns. The reward's shaping uses it too."""
+    """Discount per step, in [0, 1]. Higher: looks further ahead, noisier returns. Also used by potential-based shaping."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     """Parameters of actions: fixed at a named value, or free for the controller, as in agent.heads.alpha_target=free."""
 
@@ -122,7 +122,7 @@ class AgentConfig:
         raise TypeError(f"{type(self).__name__} does not define build(spec, *, seed, buffer)")
 
     def acting(self) -> "AgentConfig":
-        """Return the config of the same controller without the requirements of learning."""
+        """Return the config of the same controller for acting only, without the requirements of training."""
         return self
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
@@ -143,7 +143,9 @@ class AgentConfig:
             name: its option, as typed.
         """
         if not self.buffered and (buffer.reuses or buffer.forfeit is not Forfeit.none):
-            raise ValueError(f"buffer={name} has no effect, since this agent learns from no buffer: leave the buffer's keys out")
+            raise ValueError(
+                f"buffer={name} has no effect, since this agent does not learn from a buffer: leave out the buffer's keys"
+            )
 
     def check_evaluation(self, *, seed: int, episode: int) -> None:
         """Raise ValueError if the controller cannot act on the held-out hosts of this seed and episode."""
@@ -161,7 +163,8 @@ class AgentConfig:
 
 
 def feature_scale(name: str) -> float:
-    """Return the value that an observation shows as 1, in the feature's unit, if it is the same in every run."""
+    """Return the scale of a feature, in its unit: the quantity that an observation encodes as 1. It must not depend on the
+    run."""
     (scale,) = (feature.scale for feature in (*HOST_FEATURES, *SLOT_FEATURES) if feature.name == name)
     assert not isinstance(scale, RunScale), f"the scale of {name} differs from run to run"
     return scale
@@ -178,7 +181,7 @@ def check_offered(setting: str, blueprint: str, offered: Sequence[str]) -> None:
 
 
 def check_time(setting: str, at: int, steps: int) -> None:
-    """Raise ValueError if an episode of this many steps ends before a time."""
+    """Raise ValueError if a time is after the end of an episode of this many steps."""
     if at >= steps:
         raise ValueError(f"{setting} is after the end of the episode, steps={steps}: choose an earlier time, or raise steps")
 

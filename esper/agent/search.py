@@ -18,13 +18,14 @@ from esper.ranges import check_ranges
 from esper.seeding import stream
 
 BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
-"""Parameters that are drawn for a seed where the config leaves them free."""
+"""Parameters that are drawn at random for a seed if the config leaves them free."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BestOfRandomConfig(AgentConfig):
-    """Tries one random schedule per update on the same hosts, and plays the best one so far by mean return. The first schedule is
-    to wait; the others germinate seeds at random times in random slots, which advance and are kept as soon as that is legal."""
+    """A random search that tries one schedule per update on the same hosts, and plays the best one so far by mean return. The
+    first schedule only waits; the others germinate seeds at random times in random slots, which advance and are kept as soon as
+    possible."""
 
     one_episode: ClassVar[bool] = True
     most: int = 0
@@ -92,7 +93,7 @@ class BestOfRandom(Learner):
         self._return_N, self._undrawn = np.zeros(self.spec.num_hosts, np.float32), True
 
     def observe(self, transition: Transition) -> None:
-        """Add up returns."""
+        """Add the rewards of a step to the returns."""
         assert self._return_N is not None, "call begin() first"
         self._return_N += transition.reward_N
 

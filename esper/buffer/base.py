@@ -11,12 +11,12 @@ from esper.env.actions import EnvSpec
 
 
 class Forfeit(StrEnum):
-    """Rewards that a host forfeits by a rollback, besides the penalty."""
+    """Rewards that a host forfeits after a rollback, in addition to the penalty."""
 
     none = "none"
-    """None: rewards before the fault were measured before it."""
+    """No rewards: earlier rewards were measured before the fault and remain valid."""
     prefix = "prefix"
-    """All earlier rewards of its sub-episode, whose seeds the rollback may have removed."""
+    """All earlier rewards of the sub-episode, since the rollback may have removed the seeds that earned them."""
 
 
 class Buffer(Protocol):
@@ -42,7 +42,7 @@ class Buffer(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs between two updates."""
+        """Return the state for a checkpoint between two updates."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -52,12 +52,12 @@ class Buffer(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class BufferConfig:
-    """A buffer."""
+    """Base of buffer configs."""
 
     reuses: ClassVar[bool] = False
     """True if `Buffer.rollouts` also returns rollouts of earlier policies, which a learner must correct for."""
     forfeit: Forfeit = Forfeit.none
-    """Rewards that a host forfeits by a rollback, besides the penalty: none, or prefix (the earlier ones of its sub-episode)."""
+    """Rewards that a host forfeits after a rollback, in addition to the penalty: none, or prefix (all earlier ones)."""
 
     def build(self) -> Buffer:
         """Return the buffer."""

@@ -12,7 +12,7 @@ from esper.env.actions import EnvSpec
 
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig(BufferConfig):
-    """Keeps the newest rollout only: the policy learns from each rollout in one update."""
+    """A buffer for the newest rollout only: the policy learns from each rollout in one update."""
 
     def build(self) -> "RolloutBuffer":
         return RolloutBuffer(self)
@@ -52,8 +52,8 @@ class RolloutBuffer:
         return [self.current]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: a rollout does not outlive its update."""
+        """Return an empty state: a rollout is discarded after its update."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore nothing."""
+        """Do nothing, since the state is empty."""

@@ -68,12 +68,12 @@ def folded(values_TN: Tensor, chunk: int) -> Tensor:
 class Rollout:
     """T steps of N hosts.
 
-    Rows are hosts. The policy is recurrent, so minibatches take whole rows, in the order of time. A row may hold several
+    Rows are hosts. The policy is recurrent, so minibatches contain whole rows, in chronological order. A row may hold several
     sub-episodes; `is_init_TN` marks their starts.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        """Make an empty rollout of an environment."""
+        """Create an empty rollout for an environment."""
         self.num_steps, self.num_hosts = shape = (spec.num_steps, spec.num_hosts)
         self.seen = Seen.blank(spec, *shape)
         self.action_TNH = torch.zeros(*shape, len(Head), dtype=torch.int64)
@@ -89,7 +89,7 @@ class Rollout:
         """Recurrent state `[N, R]` before the first step, by name; empty if every row starts an episode."""
         self.length = 0
         self.chunks = 1
-        """Rows that each host was cut into."""
+        """Number of rows per host."""
 
     @property
     def full(self) -> bool:
@@ -129,7 +129,7 @@ class Rollout:
         self.length += 1
 
     def forfeit(self, hosts_N: Array) -> None:
-        """Zero the rewards of some hosts in their present sub-episode, except that of the last step."""
+        """Zero the rewards of some hosts in their current sub-episode, except that of the last step."""
         last = self.length - 1
         for host in np.flatnonzero(hosts_N):
             begun = torch.nonzero(self.is_init_TN[: last + 1, host])
@@ -162,7 +162,7 @@ class Rollout:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "Rollout":
-        """Return the rollout that `state_dict` described."""
+        """Return the rollout that `state_dict` was called on."""
         rollout = Rollout.__new__(Rollout)
         for name, value in state.items():
             setattr(rollout, name, Seen(**value) if name == "seen" else value)

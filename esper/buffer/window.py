@@ -12,7 +12,7 @@ from esper.env.actions import EnvSpec
 
 @dataclass(kw_only=True, slots=True)
 class WindowConfig(BufferConfig):
-    """Keeps the last few rollouts. Training hosts takes most of a run's time, so learning from each rollout again is cheap."""
+    """A buffer for the last few rollouts. Training hosts takes most of a run's time, so reusing rollouts is cheap."""
 
     reuses: ClassVar[bool] = True
     rollouts: int = 4

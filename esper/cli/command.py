@@ -1,4 +1,4 @@
-"""Start of a command: plugins, help, checks, and only then Hydra."""
+"""Entry point of the commands: import plugins, print help, check the overrides, then start Hydra."""
 
 import os
 import sys
@@ -47,16 +47,17 @@ def in_one_sentence() -> Generator[None]:
         sys.exit(1)
 
 
-def _say(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """Format a warning. Those of configs come from code that `dataclass` generated, are for the user and have no line to show."""
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """Format a warning. Warnings of configs are for the user: they come from code that `dataclass` generated, with no source
+    line."""
     if filename == "<string>":
         return f"esper: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def warn_plainly() -> None:
-    """Show warnings for the user as one sentence from now on."""
-    warnings.formatwarning = _say
+    """Install a format that shows warnings for the user as one sentence."""
+    warnings.formatwarning = _format_warning
 
 
 def sweep_keys(kind: type) -> list[str]:
@@ -65,7 +66,7 @@ def sweep_keys(kind: type) -> list[str]:
 
 
 def spelled_out(overrides: list[str]) -> list[str]:
-    """Return overrides in full for Hydra: in a sweep of ours, arms=... is short for hydra.sweeper.arms=..., quoted."""
+    """Expand overrides for Hydra: in Esper's sweeps, arms=... is short for hydra.sweeper.arms=..., quoted."""
     kinds = [kind for name, kind in SWEEPS.items() for override in overrides if override.startswith(f"sweep={name}")]
     short = tuple(f"{key}=" for kind in kinds for key in sweep_keys(kind))
 
@@ -82,11 +83,11 @@ def _check_sweep(overrides: list[str], *, many: bool) -> None:
     """Check that a command asks for several runs if and only if it names a sweep.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: -m or the sweep is missing.
     """
     chosen = next((override.partition("=")[2] for override in overrides if override.startswith("sweep=")), None)
     if chosen is not None and not many:
-        raise ConfigError(f"sweep={chosen} is several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
+        raise ConfigError(f"sweep={chosen} starts several runs: put -m in front, as in python -m esper.train -m sweep={chosen}")
     for key in (override.partition("=")[0] for override in overrides):
         owner = next((name for name, kind in SWEEPS.items() if key in sweep_keys(kind)), None)
         if owner and chosen is None:
@@ -127,11 +128,11 @@ def run(main: Callable[[], None]) -> None:
     elsewhere = args.config_path is not None or args.experimental_rerun is not None
     if not (args.hydra_help or args.shell_completion or args.info is not None or elsewhere):
         overrides = list(args.overrides)
-        if args.config_dir is not None:  # a folder of the user's own options and experiments, searched besides ours
+        if args.config_dir is not None:  # a folder with options and experiments of the user
             overrides.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
         many = args.multirun or "hydra.mode=MULTIRUN" in overrides
         with in_one_sentence(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a doubtful value warns once, when the run itself reads its config
+            warnings.simplefilter("ignore")  # warnings are shown once, when the run reads its config
             folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
         if args.cfg is None:
             with in_one_sentence(), only_writer(folder):
@@ -143,11 +144,11 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:
-    """Compose what is about to run, check that this machine can run it, and return its folder, which is created if it is new."""
+    """Compose the configs of all runs, check that this machine can run them, and return the folder, created if it is new."""
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
-    # A config that is only shown, or that a launcher takes to other machines, need not fit this one.
+    # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:
         if config.resume is not None:

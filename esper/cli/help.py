@@ -9,6 +9,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config
 from esper.telemetry.writers import WRITERS
 
@@ -43,17 +45,29 @@ def yaml_names(group: str) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the options of every group: of the table, of the aliases, and of the YAML folders."""
+    """Return the options of every group in the table, the aliases and the YAML folders."""
     tables = {group: [*options, *yaml_names(group)] for group, options in GROUPS.items()}
     aliases = {alias: list(GROUPS[group]) for alias, group in ALIASES.items()}
     return {**tables, **aliases, "experiment": yaml_names("experiment"), "sweep": yaml_names("sweep")}
 
 
+def defaults() -> dict[str, list[str]]:
+    """Return the default options of every group."""
+    config: Any = OmegaConf.load(CONF / "config.yaml")
+    chosen = {key: value for entry in config.defaults if isinstance(entry, DictConfig) for key, value in entry.items()}
+    return {str(key): list(map(str, value if isinstance(value, ListConfig) else [value])) for key, value in chosen.items()}
+
+
 def help_text(about: str) -> str:
     """Return the help text: usage, groups, and the keys that belong to no group."""
-    lines = [" ".join(about.split()), "", USAGE, "", "Groups (choose one; several where there are brackets):"]
+    lines = [" ".join(about.split()), "", USAGE, ""]
+    lines += ["Groups (* is the default; several options where there are brackets; docs/config.md explains each):"]
+    chosen = defaults()
     for group, options in groups().items():
-        shown = f"[{', '.join(options)}]" if group in MANY else ", ".join(options)
+        names = ", ".join(f"{name}*" if name in chosen.get(group, ()) else name for name in options)
+        if group in ALIASES:
+            names = f"the same as {ALIASES[group]}"
+        shown = f"[{names}]" if group in MANY else names
         lines += textwrap.wrap(f"{group:<12}{shown}", 118, initial_indent="  ", subsequent_indent=" " * 14)
     lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", 118, initial_indent="  ", subsequent_indent=" " * 14)
     lines += ["", "Keys of every run (--cfg job lists those of the chosen options; docs/config.md explains all):"]
@@ -68,7 +82,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def in_words(hint: Any) -> str:
-    """Return what a field of this type may hold, in words."""
+    """Describe the values of a field of this type in plain English."""
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(in_words(part) for part in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):

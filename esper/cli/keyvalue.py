@@ -1,4 +1,4 @@
-"""Command lines of one flat config dataclass, as those of esper.evaluate and esper.compare: parsing and help text."""
+"""Command lines of a flat config dataclass, for esper.evaluate and esper.compare: parsing and help text."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ C = TypeVar("C")
 
 
 def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = ()) -> C:
-    """Return the config that overrides of the form key=value make.
+    """Parse overrides of the form key=value into a config.
 
     Args:
-        also: other keys of the command line, which are read elsewhere; the message on an unknown key lists them.
+        also: other keys of the command line, which are parsed elsewhere and listed in the message on an unknown key.
 
     Raises:
-        ConfigError: an override does not fit.
+        ConfigError: an override is invalid.
     """
     names = [*field_docs(kind), *also]
     for override in overrides:
@@ -29,9 +29,7 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
         if not equals:
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
-            raise ConfigError(
-                renamed(key) or f"there is no key {key}: choose out of {', '.join(names)}{did_you_mean(key, names)}"
-            )
+            raise ConfigError(renamed(key) or f"there is no key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}")
     config = OmegaConf.structured(kind)
     hints = get_type_hints(kind)
     for override in overrides:
@@ -40,7 +38,7 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             config = _with(config, key, value, hints[key])
     try:
         whole = OmegaConf.to_object(config)
-    except (OmegaConfBaseException, ValueError) as error:  # the config's own rules
+    except (OmegaConfBaseException, ValueError) as error:  # from the validation of the config
         raise ConfigError(str(error).split("\n")[0]) from error
     assert isinstance(whole, kind)
     return whole

@@ -1,13 +1,14 @@
-"""Overrides of the command line, checked before anything is written; a mistake becomes one sentence.
+"""Validation of command-line overrides before anything is written, with one sentence per mistake.
 
-Hydra creates a run's folder before the run sees its config, and its errors are written for people who know Hydra. So every
-command is composed here first, a sweep with all its jobs, and only a valid command reaches Hydra: groups are composed by Hydra,
-then keys are applied one by one, so that the first mistake is known.
+Hydra creates the folder of a run before the config is validated, and its error messages assume knowledge of Hydra. So every
+command, including all jobs of a sweep, is composed here first, and only a valid command reaches Hydra. Hydra composes the groups;
+keys are applied one by one, to find the first mistake.
 """
 
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, get_type_hints
@@ -30,13 +31,16 @@ from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.training.config_io import dotted, to_plain
 
+_KEYS = {field.name for field in fields(Config)} - {*GROUPS}
+"""Root keys that are no groups: Hydra need not look for their options."""
+
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Start Hydra without a command, on our YAML folder."""
+    """Initialise Hydra with the YAML folder, without running a command."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
 
@@ -57,7 +61,7 @@ def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list
     """Return the typed config of one run, and its folder, after checking that it can be written into.
 
     Raises:
-        ConfigError: the overrides give no config that can be run.
+        ConfigError: the overrides do not give a valid config.
     """
     with hydra_at_conf() as loader:
         config, cfg = _job(loader, overrides, config_name)
@@ -67,11 +71,11 @@ def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list
 def check_over(saved: Config, overrides: list[str]) -> Config:
     """Return the typed config of a saved run with overrides.
 
-    A group that is chosen comes with its defaults, as for a new run, even if the choice is the old one. A key that is set
-    replaces one value. All else is as it was saved.
+    Choosing a group resets it to its defaults, as in a new run, even if the choice is unchanged. Setting a key replaces one
+    value. Everything else keeps its saved value.
 
     Raises:
-        ConfigError: the overrides do not fit it.
+        ConfigError: the overrides do not fit the config.
     """
     plain = to_plain(saved)
     with hydra_at_conf() as loader:
@@ -87,13 +91,13 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
         anew |= {"host"} if "task" in anew else set()  # a task comes with its default host
         kept = {group: chosen for group, chosen in plain["options"].items() if group not in anew}
         chosen = [f"{group}=[{','.join(name)}]" if group in MANY else f"{group}={name}" for group, name in kept.items()]
-        cfg, choices = _composed([*chosen, *_typed_so(groups)], "config")
+        cfg, choices = _composed([*chosen, *_override_strings(groups)], "config")
         choices |= {group: plain["choices"][group] for group in kept}
         for key, value in plain["values"].items():
             if key not in anew:
                 OmegaConf.update(cfg, key, value, merge=True)
         _apply(loader, cfg, keys)
-    return _without_hydra(cfg, choices)
+    return _typed_config(cfg, choices)
 
 
 def check_sweep(overrides: list[str], *, config_name: str = "config") -> list[Config]:
@@ -107,7 +111,7 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
     The configs are empty for a sweeper that draws values as it goes.
 
     Raises:
-        ConfigError: some job of the sweep cannot be run. None has been started then.
+        ConfigError: a job of the sweep is invalid. None is started.
     """
     with hydra_at_conf() as loader:
         parsed = _parsed(loader, overrides)
@@ -126,7 +130,7 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             common = [override for override in overrides if not override.startswith("hydra.")]
             return [_job(loader, job, config_name)[0] for job in preview(asked, common)], folder
         if not target.endswith("BasicSweeper"):
-            return [], folder
+            return [], folder  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
         return [_job(loader, job, config_name)[0] for job in _jobs([*_parsed(loader, arms), *parsed])], folder
 
@@ -145,16 +149,16 @@ def _check_folder(cfg: DictConfig, key: str) -> Path:
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or mend that") from error
+        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or fix that") from error
     return folder
 
 
 def _job(loader: ConfigLoader, overrides: list[str], config_name: str) -> tuple[Config, DictConfig]:
     """Return the config of one run, typed and as Hydra composes it."""
     groups, keys = _split(loader, _parsed(loader, overrides))
-    cfg, choices = _composed(_typed_so(groups), config_name)
+    cfg, choices = _composed(_override_strings(groups), config_name)
     _apply(loader, cfg, keys)
-    config = _without_hydra(cfg, choices)
+    config = _typed_config(cfg, choices)
     for override in overrides:
         if root_key(override) in config.env.ignores:
             raise ConfigError(f"{override} has no effect with env={config.choice('env')}: leave it out")
@@ -168,7 +172,9 @@ def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         with suppress(HydraException):
             parsed += [one for one in parser.parse_overrides([override]) if one.key_or_group]
         if not parsed or parsed[-1].input_line != override:
-            raise ConfigError(f"cannot read {override!r}: write key=value, as in seed=1 or 'devices=[cuda:0,cuda:1]'")
+            raise ConfigError(
+                f"cannot read {override!r}: write key=value, and quote what the shell would split: 'devices=[cuda:0,cuda:1]'"
+            )
     return parsed
 
 
@@ -177,12 +183,12 @@ def _jobs(overrides: list[Override]) -> list[list[str]]:
     for override in overrides:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             key = override.get_key_element()
-            raise ConfigError(f"{override.input_line} is no list of values: write them out, as in {key}=1,2,3")
+            raise ConfigError(f"{override.input_line} is not a list of values: write them out, as in {key}=1,2,3")
     return BasicSweeper.split_arguments(overrides, None)[0]
 
 
 def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Override], list[Override]]:
-    """Return the overrides that choose from groups or say where to search for them, and those that set keys."""
+    """Split overrides into those of groups, including the search path, and those of keys."""
     searched = [override for override in overrides if override.key_or_group == "hydra.searchpath"]
     groups, keys = searched, list[Override]()
     names = {str(override.key_or_group): str(override.input_line) for override in overrides}
@@ -193,14 +199,15 @@ def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Overri
         if override in searched:
             continue
         group = str(override.key_or_group)
-        found = [] if "." in group else loader.get_group_options(group, config_name="config", overrides=_typed_so(searched))
+        plain = "." in group or group in _KEYS
+        found = [] if plain else loader.get_group_options(group, config_name="config", overrides=_override_strings(searched))
         if options := list(dict.fromkeys([*GROUPS.get(group, ()), *found])):
             _check_choice(override, options)
         (groups if options else keys).append(override)
     return groups, keys
 
 
-def _typed_so(overrides: list[Override]) -> list[str]:
+def _override_strings(overrides: list[Override]) -> list[str]:
     return [str(override.input_line) for override in overrides]
 
 
@@ -209,7 +216,7 @@ def _composed(groups: list[str], config_name: str) -> tuple[DictConfig, dict[str
     try:
         cfg = compose(config_name, overrides=groups, return_hydra_config=True)
     except _COMPOSING as error:
-        raise ConfigError(_one_line(error)) from error  # a YAML file is at fault
+        raise ConfigError(_one_line(error)) from error  # the error is in a YAML file
     return cfg, cast(dict[str, Any], OmegaConf.to_container(cfg.hydra.runtime.choices))
 
 
@@ -228,7 +235,7 @@ def _apply(loader: ConfigLoader, cfg: DictConfig, overrides: list[Override]) -> 
             raise ConfigError(wrong_type if error.__cause__ else _one_line(error)) from error
 
 
-def _without_hydra(cfg: DictConfig, choices: dict[str, Any]) -> Config:
+def _typed_config(cfg: DictConfig, choices: dict[str, Any]) -> Config:
     own = cfg.copy()
     with open_dict(own):
         del own["hydra"]
@@ -269,13 +276,15 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
         if isinstance(node, ListConfig):
             return
         if not isinstance(node, DictConfig):
-            raise ConfigError(f"{key} is no key, since {whole} is a single value: write {whole}=...")
+            raise ConfigError(f"{key} is not a key, since {whole} is a single value: write {whole}=...")
         if part not in node:
             if path and path[0] in MANY and part in GROUPS[path[0]]:
                 chosen = ",".join([*map(str, node), part])
                 raise ConfigError(f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'")
-            extra = [] if path else [*loader.list_groups(""), *map(str, cfg.hydra.sweeper)]
-            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name != "hydra" and name[0] != "_"]
+            sweep = [] if cfg.hydra.sweeper["_target_"].endswith("BasicSweeper") else map(str, cfg.hydra.sweeper)
+            extra = [] if path else [*loader.list_groups(""), *sweep]
+            hidden = ("hydra", "_target_", *ALIASES)
+            siblings = [name for name in dict.fromkeys([*map(str, node), *extra]) if name not in hidden]
             raise ConfigError(_unknown_key(".".join([*path, part]), siblings, cfg))
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part) else node[part]
@@ -292,7 +301,7 @@ def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
 
 
 def _kind(cfg: DictConfig, key: str) -> str:
-    """Return what a key may hold, in words."""
+    """Describe the values of a key in plain English."""
     parent, _, name = key.rpartition(".")
     holder = OmegaConf.get_type(OmegaConf.select(cfg, parent) if parent else cfg)
     hints = get_type_hints(holder) if isinstance(holder, type) else {}

@@ -1,4 +1,4 @@
-"""Checks of a config that only this machine can answer."""
+"""Checks of a config against this machine."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def ready(config: Config) -> None:
     """Check that this machine can run a config: the run to resume, the devices, the data, and slots and seeds of the host.
 
     Raises:
-        ConfigError: it cannot. Only errors that parts raise for the user are converted; a bug keeps its traceback.
+        ConfigError: this machine cannot run it. Only errors meant for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
         raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")

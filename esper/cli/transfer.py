@@ -1,7 +1,7 @@
-"""Transfer of a run's config to an evaluation: which overrides may change it, and what they changed.
+"""Transfer of a run's config to an evaluation: permitted overrides, and the changes that they make.
 
-Overrides are those of `esper.train`: groups, as in task=mnist5k, which come with their defaults, and keys, as in steps=40. All
-else stays as it was in training: rent, gates, blueprints.
+Overrides have the syntax of `esper.train`: groups, as in task=mnist5k, which come with their defaults, and keys, as in steps=40.
+Everything else stays as in training, such as rent, gates and blueprints.
 """
 
 import re
@@ -19,7 +19,7 @@ from esper.training.config_io import flat, to_plain
 TRANSFERABLE = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
 """Root keys that an evaluation may change."""
 DRAWS_AND_DEVICES = ("seed", "devices")
-"""Root keys of these that do not change the kind of hosts."""
+"""Root keys among `TRANSFERABLE` that do not change the kind of hosts."""
 _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
@@ -27,7 +27,7 @@ _REFUSED = {
         ("updates", "resume", "telemetry", "policy_seed", "counterfactuals"), "it has no effect on an evaluation: leave it out"
     ),
 }
-"""Root keys that it may not change, and why."""
+"""Root key that an evaluation may not change -> reason and remedy."""
 
 
 def slug(overrides: Iterable[str]) -> str:
@@ -38,26 +38,26 @@ def slug(overrides: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """The changed settings of an evaluation: overrides that give those of the training, and those of the evaluation."""
+    """The settings that an evaluation changes, as overrides: their values in training and in the evaluation."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
 
     @property
     def title(self) -> str:
-        """Such as "transfer from task=digits to task=mnist5k"; empty if the kind of hosts is unchanged."""
+        """Title such as "transfer from task=digits to task=mnist5k"; empty if the kind of hosts is unchanged."""
         if not any(root_key(override) not in DRAWS_AND_DEVICES for override in self.target):
             return ""
         return f"transfer from {' '.join(self.source)} to {' '.join(self.target)}"
 
     @property
     def slug(self) -> str:
-        """The same as part of a file name; empty if nothing changed."""
+        """The settings of the evaluation as part of a file name; empty if nothing changed."""
         return slug(self.target)
 
 
 def is_run_override(override: str) -> bool:
-    """Return whether an override changes the config of the run; else it belongs to the evaluation."""
+    """Return whether an override changes the config of the run, rather than a key of the evaluation."""
     return root_key(override) in {*(entry.name for entry in fields(Config)), *ALIASES, *_REFUSED, "hydra"} - {"hosts"}
 
 

@@ -5,7 +5,7 @@ An action is one integer per head. The head `op` selects the operation; the othe
 the rules of the lifecycle; `execute` applies any legal action.
 """
 
-# N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads laid end to end
+# N hosts, S slots, O operations, H heads, K blueprints, V values of all parameter heads, concatenated
 
 import warnings
 from collections.abc import Callable
@@ -85,9 +85,10 @@ class HeadsConfig:
     style: str = "linear_add"
     """Blend of new seeds: linear_add, linear_multiply, sigmoid_add, gated, or free."""
     tempo: str = "fast"
-    """Length of their first ramp: fast (3 host epochs), standard (5), slow (8), or free. No effect with slots.incubation=none."""
+    """Length of the first ramp of alpha: fast (3 host epochs), standard (5), slow (8), or free. No effect with
+    slots.incubation=none."""
     alpha_target: str = "full"
-    """Alpha that they are blended to: half (0.5), seventy (0.7), full (1), or free. Only if free can it change later."""
+    """Alpha at the end of that ramp: half (0.5), seventy (0.7), full (1), or free. It can change later only if free."""
     alpha_speed: str = "instant"
     """Length of later ramps, to another target or removal: instant (0 host epochs), fast (3), medium (5), slow (8), or free."""
     alpha_curve: str = "linear"
@@ -113,7 +114,7 @@ class HeadsConfig:
 
     @property
     def pinned(self) -> dict[Head, int]:
-        """Fixed heads, with the number of their value."""
+        """Index of the value of each fixed head."""
         chosen = {head: getattr(self, head.name.lower()) for head in VALUES}
         return {head: list(VALUES[head]).index(name) for head, name in chosen.items() if name != FREE}
 
@@ -165,7 +166,7 @@ class Observation:
     legal_slots: BoolArray
     """[N, O, S]: True where the op is legal on the slot now. The row of WAIT is all True."""
     legal_values: BoolArray
-    """[N, V]: legality of the values of the parameter heads, laid end to end in the order of `PARAMETER_HEADS`."""
+    """[N, V]: legality of the values of the parameter heads, concatenated in the order of `PARAMETER_HEADS`."""
 
     @property
     def legal_ops(self) -> BoolArray:
@@ -178,7 +179,7 @@ def legal_values(
 ) -> BoolArray:
     """Return the legality of parameter values `[N, V]`: every blueprint, one value of each fixed head, all of the free ones.
 
-    Without incubation a seed has no first ramp, so that its tempo is no choice.
+    Without incubation a seed has no first ramp, so its tempo is held.
 
     Args:
         heads: which heads are free; by default none.
@@ -253,7 +254,7 @@ def _meant(action_NH: IntArray, head: Head, read: Callable[[Any], float]) -> npt
 
 
 def segments(head_sizes: tuple[int, ...]) -> dict[Head, slice]:
-    """Return the place of each parameter head's values on the axis V."""
+    """Return the slice of the axis V that holds the values of each parameter head."""
     places: dict[Head, slice] = {}
     start = 0
     for head in PARAMETER_HEADS:

@@ -1,4 +1,4 @@
-"""The base of environments: Gymnasium's `VectorEnv`, and what the trainer also needs."""
+"""The base of environments: Gymnasium's `VectorEnv`, with additional methods for the trainer."""
 
 # N hosts, S slots, H heads, O operations, V values of all parameter heads
 
@@ -50,7 +50,7 @@ class EpisodeRecord:
     """Time of the whole episode [s]."""
 
     def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
-        """Add one step, with the operation carried out, `info["op"]`, and the number of seeds fossilized, of each host."""
+        """Add one step; `info` holds the operation carried out and the number of seeds fossilized, for each host."""
         self.return_N += reward_N
         self.ops += np.bincount(info["op"], minlength=len(Op))
         self.fossilized += int(info["fossilized"].sum())
@@ -117,14 +117,14 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         raise NotImplementedError
 
     def prepare(self, state: dict[str, Any] | None = None) -> None:
-        """Measure what a run measures once, or restore what `state_dict` returned."""
+        """Take the measurements that a run takes once, or restore them from a state that `state_dict` returned."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs of the environment between two episodes."""
+        """Return the state for a checkpoint between two episodes."""
         return {}
 
     def hparams(self) -> dict[str, Hparam]:
-        """Return what distinguishes the data from that of other runs."""
+        """Return hyperparameters that identify the data."""
         return {}
 
     def costs_table(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class EnvParts:
     devices: Mapping[str, DeviceConfig]
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     gamma: float
-    """Discount, which potential-based shaping needs."""
+    """Discount per step, for potential-based shaping."""
     num_hosts: int
     num_steps: int
     seed: int = 0
@@ -176,14 +176,14 @@ class EnvParts:
     num_twins: int = 1
     """Consecutive hosts with the same name, a divisor of N; see `HostSampler`."""
     trains: bool = True
-    """True for the hosts of a training run; false where controllers are compared, all paid by one mode."""
+    """True for the hosts of a training run; false for the comparison of controllers, where one mode pays all hosts."""
     test_at_end: bool = False
-    """Measure the test part at the end of each episode."""
+    """If true, measure accuracy on the test split at the end of each episode."""
 
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
-    """An environment."""
+    """Base of environment configs."""
 
     ignores: ClassVar[tuple[str, ...]] = ()
     """Root keys without effect in this environment, refused on the command line."""
@@ -193,7 +193,7 @@ class EnvConfig:
         raise TypeError(f"{type(self).__name__} does not define build(parts)")
 
     def check_run(self, *, slots: SlotsConfig, gates: GatesConfig, heads: HeadsConfig, steps: int) -> None:
-        """Raise ValueError if the environment cannot run with these."""
+        """Raise ValueError if the environment cannot run with these settings."""
 
 
 def observation_space(spec: EnvSpec) -> spaces.Dict:

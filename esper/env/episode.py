@@ -34,7 +34,7 @@ class Episode(EpisodeRecord):
     signals: StepSignals | None = None
     """Signals of the last step."""
     tally: Counter[str] = field(default_factory=Counter[str])
-    """Number of pruned seeds, excluding rollbacks; of rollbacks by cause; and of host epochs that are suspect or have a veto."""
+    """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, and of suspect or vetoed host epochs."""
     samples: int = 0
     """Number of training samples per host epoch."""
     blueprints: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Episode(EpisodeRecord):
     measuring_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """FLOPs of validating each host, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
-    """Committed accuracy on the test part [pp]; None if not measured."""
+    """Committed accuracy on the test split [pp]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
         """Add one step. The return leaves out the shaping potential that a rollback deducts a second time."""
@@ -93,9 +93,9 @@ class Episode(EpisodeRecord):
         metrics = self.metrics()
         assert self.signals is not None
         return [
-            ("return", f"{metrics['policy/return']:.1f} points a host in the last update"),
+            ("return", f"{metrics['policy/return']:.1f} points per host in the last update"),
             ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
-            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} on hosts of {self.signals.host_params}"),
+            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} in all seeds, on hosts of {self.signals.host_params}"),
         ]
 
     @property
@@ -137,7 +137,7 @@ class Episode(EpisodeRecord):
         return {tag: float(value) for tag, value in values.items()}
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:
-        """Return the counterfactual metrics at the end, NaN if not measured, without hosts rolled back in the last step."""
+        """Return the counterfactual metrics of the last step, NaN if not measured; hosts rolled back in it are left out."""
         seen, healthy_N, after = signals.worth, ~signals.rolled_back_N, signals.after
         pair_SS = np.triu(np.ones(seen.interaction_NSS.shape[1:], np.bool_), 1)
         values = {

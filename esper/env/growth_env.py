@@ -40,7 +40,7 @@ PROBE_EVERY = 2
 
 @dataclass(kw_only=True, slots=True)
 class GrowthConfig(EnvConfig):
-    """Host networks that train, watched and grown by the controller."""
+    """Host networks that train in parallel, observed and grown by the controller."""
 
     def build(self, parts: EnvParts) -> "GrowthEnv":
         return GrowthEnv(load_task(parts.task, parts.host), parts)
@@ -126,7 +126,7 @@ class GrowthEnv(Environment):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
-        """Act, train, validate, judge, reward, observe."""
+        """Run one step: act, train, validate, judge, reward, observe."""
         action_NH, self.refused_N = self.permitted(actions)
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
@@ -192,12 +192,12 @@ class GrowthEnv(Environment):
         )
 
     def prepare(self, state: dict[str, Any] | None = None) -> None:
-        """Measure latency where the reward needs it, or restore the measurement: no two measurements agree."""
+        """Measure latency if the reward needs it, or restore the earlier measurement, since measurements differ."""
         latency = (state or {}).get("latency")
         self.time_inference(Price.from_state(latency) if latency else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the measured latency. Hosts and random streams are known by their names."""
+        """Return the measured latency; hosts and random streams are determined by their names."""
         latency = self.costs.latency
         return {"latency": None if math.isnan(latency.host) else latency.state_dict()}
 
@@ -304,7 +304,7 @@ class GrowthEnv(Environment):
         }
 
     def _test_accuracy(self) -> npt.NDArray[np.float32]:
-        """Return the committed accuracy of each host, with fossils alone, on the test part `[N]` [pp]."""
+        """Return the committed accuracy of each host, with fossils alone, on the test split `[N]` [pp]."""
         fossil = self.state.within(Stage.FOSSILIZED)
         return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
 

@@ -1,12 +1,12 @@
 """Snapshots and rollbacks: how the environment acts on the governor's verdicts.
 
 A snapshot is the whole state of a host: parameters, momentum and batch statistics of the host and of its seeds, the lifecycle
-with its clocks, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
+with its ages, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
 
-A snapshot is saved after every healthy epoch. That costs less than a thousandth of training (64 hosts of digits: 1 ms of
-seconds), and saving less often would lose more of what the host learnt. So while a host is healthy, its snapshot is the state
-before any action, fossilisation included. While it is suspect it keeps the snapshot from before, so that it is not restored to a
-state that is about to diverge.
+A snapshot is saved after every healthy epoch. That costs less than a thousandth of training (64 hosts of digits: 1 ms, an
+epoch takes seconds), and saving less often would lose more progress. So while a host is healthy, its snapshot is the state before
+any action, fossilisation included. A suspect host keeps its earlier snapshot, so that it is not restored to a state that is about
+to diverge.
 """
 
 # N hosts, S slots
@@ -79,7 +79,8 @@ class Guard:
         self._measure_again(env, np.asarray(live_NS.any(axis=1)))
 
     def _measure_again(self, env: Guarded, pruned_N: BoolArray) -> None:
-        """Measure hosts that lost seeds in a rollback: judged by a loss with them, they would be rolled back for ever."""
+        """Measure hosts that lost seeds in a rollback: compared with a loss that includes them, they would be rolled back
+        forever."""
         if not pruned_N.any():
             return
         env.pool.arrange(lifecycle.roles(env.state, env.slots))

@@ -23,14 +23,14 @@ class EpochOrder(NamedTuple):
     samples_NI: npt.NDArray[np.int64]
     """Indices of the samples, in their order."""
     draws_NI3: npt.NDArray[np.uint8] | None = None
-    """How each image is moved, see `Augmentation`; None moves none."""
+    """Shift and flip of each image, see `Augmentation`; None for no augmentation."""
 
     def of(self, rows: slice) -> "EpochOrder":
         """Return the order of some of the hosts."""
         return EpochOrder(self.samples_NI[rows], None if self.draws_NI3 is None else self.draws_NI3[rows])
 
     def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the samples and draws of each whole batch, on a device; one smaller batch where there are fewer samples."""
+        """Return the samples and draws of each whole batch, on a device; one smaller batch if there are fewer samples."""
         size = min(size, self.samples_NI.shape[1])
         count = self.samples_NI.shape[1] // size
         samples, draws = (None if part is None else torch.from_numpy(part).to(device).split(size, 1) for part in self)
@@ -42,8 +42,8 @@ class EpochOrder(NamedTuple):
 class HostSampler:
     """The hosts of one episode.
 
-    Twins have the same name: instance, first weights, data order, and the first weights of a seed planted in the same slot at the
-    same time. They differ only in the actions.
+    Twins have the same name: instance, initial weights, data order, and the initial weights of a seed planted in the same slot at
+    the same time. They differ only in the actions.
     """
 
     task: Task

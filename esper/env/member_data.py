@@ -1,7 +1,7 @@
 """Each member's view of the data: inputs, labels, and the samples it is measured on.
 
-What all members share takes no memory: where no host has wrong labels there is no table of labels, and where all have all
-classes there are no weights.
+Shared data takes no extra memory: if no host has wrong labels there is no table of labels, and if all hosts have all classes
+there are no weights.
 """
 
 # M members, B batch, T targets of a sample (positions of a sequence, 1 of an image), K classes
@@ -44,7 +44,7 @@ class MemberData:
 
         Args:
             index_MB: samples of each member.
-            draws_MB3: how each image is moved; None moves none.
+            draws_MB3: shift and flip of each image; None for no augmentation.
         """
         x = self.data.train_x[index_MB]
         if draws_MB3 is not None and self.augmentation is not None:
@@ -66,5 +66,5 @@ class MemberData:
         return x, y_BT, None if weight is None else weight.double().expand(members, *y_BT.shape)
 
     def num_measured(self, *, test: bool) -> int:
-        """Return the number of samples of the part that is measured."""
+        """Return the number of samples in the validation or test split."""
         return len(self.data.test_y if test else self.data.valid_y)

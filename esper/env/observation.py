@@ -31,7 +31,7 @@ LOG_UNIT = 10.0
 
 
 class HostView(Protocol):
-    """What the features of N hosts are computed from: the part of an environment that they read."""
+    """The part of an environment from which the features of N hosts are computed."""
 
     time: int
     """Host epochs so far."""
@@ -47,7 +47,7 @@ class HostView(Protocol):
     """Growth potential of each blueprint, NaN where unknown [nats per unit of learning rate]."""
     host_params: int
     max_seeds: int
-    """Seeds a host may hold: the number of slots where there is no cap."""
+    """Maximum number of seeds per host; the number of slots in use if there is no cap."""
     op_N: npt.NDArray[np.int64]
     """Operation carried out in the last step; WAIT at the start."""
     refused_N: npt.NDArray[np.bool_]
@@ -58,7 +58,7 @@ class HostView(Protocol):
 
 
 class RunScale(StrEnum):
-    """A scale that differs from run to run: an attribute of `HostView`."""
+    """A scale that depends on the run: an attribute of `HostView`."""
 
     num_steps = "an episode"
     chance_loss = "a random guess, ln(number of classes)"
@@ -126,17 +126,17 @@ def _past(ago: int) -> list[Feature]:
             scale=100.0,
             indicators=(known,),
         ),
-        Feature(known, "it exists", lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
+        Feature(known, "that accuracy was measured", lambda v: ~np.isnan(v.accuracy_NH[:, ago])),
     ]
 
 
 def _last_op(op: Op) -> Feature:
-    meaning = "it was carried out in the last step"
+    meaning = f"{op.name} was carried out in the last step"
     return Feature(f"last_op_{op.name.lower()}", meaning, lambda v: v.op_N == op)
 
 
 def _stage(stage: Stage) -> Feature:
-    meaning = "the slot is in this stage"
+    meaning = f"the slot is in stage {stage.name.lower()}"
     return Feature(f"stage_{stage.name.lower()}", meaning, lambda v: v.state.stage == stage)
 
 
@@ -249,14 +249,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "contribution_error",
-        "its standard error",
+        "standard error of the contribution",
         lambda v: np.where(v.state.measured, v.state.contribution_error, np.nan),
         unit="pp",
         scale=5.0,
         high=4.0,
         indicators=("contribution_measured",),
     ),
-    Feature("contribution_measured", "it was measured", lambda v: v.state.measured),
+    Feature("contribution_measured", "the contribution was measured", lambda v: v.state.measured),
     Feature(
         "improvement",
         "validation accuracy gained by the host while the seed is in the stage",
@@ -275,7 +275,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         scale=10.0,
         indicators=("gradient_measured",),
     ),
-    Feature("gradient_measured", "it was measured", lambda v: ~np.isnan(v.state.gradient_ratio)),
+    Feature("gradient_measured", "the gradient ratio was measured", lambda v: ~np.isnan(v.state.gradient_ratio)),
     Feature(
         "potential",
         "growth potential x of the best blueprint",
@@ -287,7 +287,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "potential_relative",
-        "the same logarithm, minus its mean over the host's slots",
+        "`potential` minus its mean over the host's slots",
         _relative_log,
         unit="1",
         low=-10.0,

@@ -131,7 +131,7 @@ class SandboxEnv(Environment):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Array], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
-        """Act, grow, pay, observe. An illegal action has no effect."""
+        """Run one step; an illegal action has no effect."""
         action_NH, _ = self.permitted(actions)
         before, rules, host_N = self.state, self.rules, np.arange(self.num_envs)
         self.op_N, self.state = action_NH[:, Head.OP], rules.grow(before, action_NH)

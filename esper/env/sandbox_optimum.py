@@ -31,7 +31,7 @@ def every_action(rules: SandboxRules) -> Ints:
 
 
 def distinct(state: SlotState) -> tuple[SlotState, Ints]:
-    """Return the distinct configurations, and the index of each row's."""
+    """Return the distinct configurations, and the index of the configuration of each row."""
     read = state.arrays()
     read["stage_age"] = np.where(state.within(Stage.DORMANT, Stage.FOSSILIZED), 0, state.stage_age)  # no rule reads it there
     rows = np.nan_to_num(np.concatenate(list(read.values()), axis=1))
@@ -97,7 +97,7 @@ class Optimum:
         to_come_CML = following[:, :, np.array(lit_LS)].sum(axis=3)
         remaining_CMQ = self._remaining(state)
         for config in range(len(state.stage)):
-            for left_M in np.unique(remaining_CMQ[config], axis=1).T:  # one kind's contributions
+            for left_M in np.unique(remaining_CMQ[config], axis=1).T:  # the contributions of one kind
                 gain_CML[config] += to_come_CML[config, left_M] * (left_M > 0)[:, None]
         return gain_CML
 

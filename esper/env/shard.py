@@ -1,7 +1,7 @@
 """A shard trains and measures its members: hosts on one device, as one fused program.
 
-A shard is the only door to its network: what goes in and comes out are arrays and plain data, so that a shard could as well run
-in another process. All of its tensors are on its device; results are copied once per call.
+A shard is the only interface to its network. Its methods take and return arrays and plain data, so a shard could also run in
+another process. All of its tensors are on its device; results are copied once per call.
 """
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
@@ -34,15 +34,15 @@ from esper.task.instances import DataView
 
 CPU_MEMBERS = 16
 """Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
-many times as fast under foreign load, since they synchronise once per epoch and not in every operation."""
+many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
 CAPTURED_BATCHES = 2
-"""Batches from which informed seeds get their first weights. More: less noise, and slower germination."""
+"""Batches from which informed seeds get their initial weights. More: less noise, and slower germination."""
 CHECK_EVERY = 4
 """Check for non-finite losses every N batches. Higher: fewer GPU syncs, more wasted work."""
 VALIDATION_BATCH = 512
 """Samples measured at once: bounds memory, without effect on the result."""
 CPU_FEATURES = 2_000_000
-"""Most numbers in the features measured at once on a CPU. Higher: features above 32 MB, which the C library maps and unmaps on
+"""Maximum number of feature values per measurement on a CPU. Higher: features above 32 MB, which the C library maps and unmaps on
 every use, at twice the cost of computing with them."""
 
 
@@ -85,7 +85,7 @@ class TrainReport:
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
     seed_norm_MS: npt.NDArray[np.float32]
-    """The same for each seed; NaN where none learns, infinite where its gradient is not finite."""
+    """Norm of each seed's gradient; NaN where no seed learns, infinite where the gradient is not finite."""
     finite_M: npt.NDArray[np.bool_]
     """Hosts whose buffers (batch statistics) are finite; an infinite variance does not show in any loss."""
 
@@ -127,7 +127,7 @@ class Shard:
     # ---- seeds
 
     def arrange(self, roles: Roles) -> None:
-        """Set which seeds take part until the next call, and drop captured gradients; see `GrowingNetwork.arrange`."""
+        """Set the roles of all seeds until the next call, and drop captured gradients; see `GrowingNetwork.arrange`."""
         self._gradients = None
         self.network.arrange(roles)
 
@@ -135,7 +135,7 @@ class Shard:
         """Plant a newborn seed.
 
         Args:
-            stream: name of the random stream of its first weights: root, purpose, keys.
+            stream: name of the random stream of its initial weights: root, purpose, keys.
 
         Raises:
             ValueError: the blueprint is informed by slot gradients, and none were captured since the last `arrange`.
@@ -218,7 +218,7 @@ class Shard:
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.
-            test: measure on the test part instead of the validation part.
+            test: measure on the test split instead of the validation split.
         """
         network, views = self.network, self.views
         network.train(False)
@@ -284,7 +284,7 @@ def _measurement(batches: Sequence[Sums]) -> Measurement:
     """Return means over targets, their covariance, and the error of the difference to variant 0.
 
     With R correct predictions of n targets in a sample, a = sum R / sum n is an accuracy, and the covariance of two accuracies is
-    sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; the difference G = R - R' likewise.
+    sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; for a difference, G = R - R' takes the place of R.
     """
     targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))
     share = right / targets

@@ -1,4 +1,4 @@
-"""All hosts of an environment, dealt to shards that run in parallel."""
+"""All hosts of an environment, distributed over shards that run in parallel."""
 
 # N hosts, M members of a shard, S slots, V variants, K blueprints, I samples of an epoch
 
@@ -66,8 +66,8 @@ class ShardPool:
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
-        # One thread per shard: kernels this small gain nothing from more, and their threads spin while they wait for each other,
-        # which beside a busy neighbour has taken a hundred times as long.
+        # One thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each other:
+        # next to a busy process this took a hundred times as long.
         workers = min(len(self.places), max(available_cores(), len(devices)))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
@@ -159,7 +159,7 @@ class ShardPool:
         self._each(lambda shard, rows: shard.capture(order.of(rows)))
 
     def arrange(self, roles: Roles) -> None:
-        """Set which seeds take part; see `Shard.arrange`."""
+        """Set the roles of all seeds; see `Shard.arrange`."""
         self._roles = roles
         for shard, (_, rows) in zip(self.shards, self.places, strict=True):
             shard.arrange(roles.of(rows))
@@ -217,9 +217,9 @@ def _joined(parts: Sequence[Report], axis: int) -> Report:
 
 
 def return_memory() -> None:
-    """Return freed memory to the system, where the C library can (glibc).
+    """Return freed memory to the system, if the C library supports it (glibc).
 
-    glibc keeps freed memory for reuse; features of ever different sizes fragment it to twice what is in use.
+    glibc keeps freed memory for reuse; features of varying sizes fragment it until it takes twice the memory in use.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:

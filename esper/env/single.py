@@ -15,7 +15,7 @@ PRIVATE = ("signals", "final_obs", "_final_obs")
 
 
 class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
-    """The only host of a `GrowthEnv`, without autoreset: the end of an episode returns its last observation.
+    """The single host of a `GrowthEnv`, without autoreset: the end of an episode returns its last observation.
 
     A `reset` without arguments continues with what follows in the vector environment: the next episode, or, after a rollback, the
     same host from its snapshot as a new sub-episode. So the numbers are the same in both interfaces.
@@ -81,7 +81,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
 
 
 def _only(value: Any) -> Any:
-    """Return the part of the only host: the first entry of every array and list, in dicts of any depth."""
+    """Return the values of the single host: the first entry of every array and list, in dicts of any depth."""
     if isinstance(value, dict):
         return {name: _only(part) for name, part in value.items()}
     if isinstance(value, np.ndarray):

@@ -3,7 +3,7 @@
 Hosts and seeds are plain modules of ordinary layers. `fuse` replaces each leaf layer of M modules by its stacked form: the same
 layer for M members at once, with parameters and buffers that have a leading member axis. See `layout` for the members' place in
 the features. Operations between the leaf layers (activations, pooling, means over space) do not mix members and need no stacked
-form. A module with a layer that has none can still be a fleet of one, with `members_per_shard=1`.
+form. A module with other layers can still be a fleet of one, with `members_per_shard=1`.
 
 The mathematics of each member is unchanged; only the order of sums inside a kernel may differ.
 """
@@ -41,7 +41,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
 
     Args:
         modules: M modules; they are not changed.
-        tied: whether the caller ties parameters that are used in two places; otherwise they raise an error.
+        tied: if true, the caller ties parameters that are used in two places; if false, they raise an error.
 
     Returns:
         A module of the same structure with stacked leaf layers, for features in the form of `layout`.
@@ -52,7 +52,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     """
     first = modules[0]
     if not path:
-        _refuse_chance(first)
+        _refuse_randomness(first)
     name = path or type(first).__name__
     if not path and not tied and len(list(first.parameters())) < len(list(first.named_parameters(remove_duplicate=False))):
         raise FusionError(f"{name} uses a parameter in two places: a Fleet ties them, a fused module alone cannot")
@@ -77,7 +77,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     return fused
 
 
-def _refuse_chance(module: nn.Module) -> None:
+def _refuse_randomness(module: nn.Module) -> None:
     """Raise FusionError if a layer draws random numbers: torch has one stream for all, so a run would not be reproducible."""
     for path, layer in module.named_modules():
         rate = getattr(layer, "dropout", 0.0)  # of recurrent layers and of attention
@@ -92,14 +92,15 @@ class Fleet:
     """M fused modules whose parameters are the rows of one flat tensor `[M, P]`.
 
     Copying, resetting or saving a member is copying a row, and an optimiser step for all members is a handful of operations
-    for any number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than leaves.
+    for any number of layers. `split` has one backward (a concatenation), so the flat tensor costs no more than separate leaf
+    tensors.
 
     A fleet of one takes any module: if a layer has no stacked form the module stays plain, its parameters are views of row 0, and
     its buffers are exposed with a leading axis of 1. It must read its parameters by name when it computes, as modules do, and
     change its buffers in place.
 
     Raises:
-        FusionError: more than one module cannot be fused, or even one draws random numbers.
+        FusionError: several modules cannot be fused, or a module draws random numbers.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
@@ -107,7 +108,7 @@ class Fleet:
         try:
             self.module, self.stacked = fuse(modules, tied=True).to(device), True
         except FusionError:
-            _refuse_chance(modules[0])
+            _refuse_randomness(modules[0])
             if len(modules) > 1:
                 raise
             self.module, self.stacked = copy.deepcopy(modules[0]).to(device), False
@@ -143,7 +144,7 @@ class Fleet:
             members: L, if it differs from the rows of `flat`.
         """
         flat = self.flat if flat is None else flat
-        return self._lay(flat, flat.shape[0] if members is None else members)
+        return self._bind_views(flat, flat.shape[0] if members is None else members)
 
     def bind_some(self, chosen_L: Tensor, part: nn.Module | None = None) -> nn.Module:
         """Bind copies of the current parameters, without gradient, and buffers of some members.
@@ -153,9 +154,11 @@ class Fleet:
             part: part of the module to bind; None binds all of it.
         """
         inside = None if part is None else set(part.modules())
-        return self._lay(self.flat.detach(), len(chosen_L), chosen_L, inside)
+        return self._bind_views(self.flat.detach(), len(chosen_L), chosen_L, inside)
 
-    def _lay(self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None) -> nn.Module:
+    def _bind_views(
+        self, flat: Tensor, rows: int, chosen_L: Tensor | None = None, inside: set[nn.Module] | None = None
+    ) -> nn.Module:
         """Bind `[L, P]` to the layers, with copies of the chosen members' buffers, or the buffers of all members."""
         if not self.stacked and rows != 1:
             raise FusionError(

@@ -1,1 +1,1 @@
-"""Judges the health of every host."""
+"""Governors: health checks and rollback of hosts."""

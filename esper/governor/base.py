@@ -12,7 +12,7 @@ from esper.governor.health import BoolArray, FloatArray, Health, newborn
 
 
 class Cause(IntEnum):
-    """Why a host is rolled back."""
+    """Cause of a rollback."""
 
     HEALTHY = 0
     NONFINITE = 1
@@ -20,7 +20,7 @@ class Cause(IntEnum):
     DIVERGENCE = 2
     """The validation loss is far above chance and far above the best that this host has shown."""
     LOBOTOMY = 3
-    """The validation loss is that of a random guess, and the host has been good before."""
+    """The validation loss is at chance level, although the host was good before."""
     DECLINE = 4
     """The validation loss has been suspect, above what is usual for this host, for too many epochs in a row."""
 
@@ -32,9 +32,9 @@ class Verdict:
     cause_N: npt.NDArray[np.int64]
     """`Cause` of each host."""
     suspect_N: BoolArray
-    """Hosts with a suspicious loss that is no reason for a rollback yet; no snapshot of them is saved."""
+    """Hosts with a suspicious loss that does not justify a rollback yet; their snapshots are not updated."""
     penalty: float
-    """Points taken for a rollback, on the transition that caused it [pp]."""
+    """Points deducted for a rollback, on the transition that caused it [pp]."""
 
     @property
     def rollback_N(self) -> BoolArray:
@@ -52,7 +52,7 @@ class GovernorConfig:
 
 
 class Governor:
-    """A judge of hosts after every epoch, by their `Health`, which the environment keeps."""
+    """A monitor that judges hosts after every epoch by their `Health`, which the environment stores."""
 
     window: int = 1
     """Number of healthy losses kept per host."""
@@ -74,7 +74,7 @@ class Governor:
         """Judge N hosts.
 
         Args:
-            health: health of the hosts up to the epoch before.
+            health: health of the hosts before the epoch.
             train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient or the batch statistics of the
                 host are non-finite, undefined where a host is retired.
             loss_N: validation loss after it [nats].

@@ -46,7 +46,7 @@ class Health:
         return veto
 
     def rebased(self, where_N: BoolArray, loss_N: FloatArray) -> "Health":
-        """Return the health with this loss alone for the marked hosts, whose earlier losses were with seeds that are gone."""
+        """Return the health with only this loss for the marked hosts, whose earlier losses include removed seeds."""
         first_NW = np.full_like(self.loss_NW, np.nan)
         first_NW[:, 0] = loss_N
         return replace(

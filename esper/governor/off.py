@@ -12,7 +12,7 @@ from esper.governor.health import FloatArray, Health
 
 @dataclass(kw_only=True, slots=True)
 class NoGovernorConfig(GovernorConfig):
-    """No rollbacks: a non-finite host ends the run with an error."""
+    """A governor without rollbacks: a non-finite host ends the run with an error."""
 
     def build(self, *, num_classes: int) -> "NoGovernor":
         return NoGovernor()

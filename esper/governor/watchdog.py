@@ -1,4 +1,4 @@
-"""The watchdog: rollbacks of losses that are non-finite, divergent, back at chance, or persistently above the usual level."""
+"""The watchdog: rollback of hosts whose loss is non-finite, divergent, back at chance, or persistently above its usual level."""
 
 # N hosts, W window of losses
 
@@ -13,12 +13,12 @@ from esper.governor.health import FloatArray, Health, usual
 from esper.ranges import check_ranges
 
 FEWEST = 3
-"""Minimum number of healthy losses to judge a loss by."""
+"""Minimum number of healthy losses for the suspect check."""
 
 
 @dataclass(kw_only=True, slots=True)
 class WatchdogConfig(GovernorConfig):
-    """Rollback of hosts whose loss is non-finite, divergent, back at chance, or suspect for too long.
+    """A governor that rolls back hosts whose loss is non-finite, divergent, back at chance, or suspect for too long.
 
     The chance loss is the loss of a random guess, log(classes).
     """
@@ -37,7 +37,7 @@ class WatchdogConfig(GovernorConfig):
     patience: int = 3
     """Consecutive suspect epochs before a rollback, at least 1 [host epochs]. Higher: more time to recover."""
     good_share: float = 0.6
-    """Share of the chance loss below which a best loss counts as good, in (0, 1). Higher: earlier protection."""
+    """Share of the chance loss below which a host's best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.065
     """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
     penalty: float = 10.0
@@ -85,7 +85,7 @@ class StrictWatchdogConfig(WatchdogConfig):
     patience: int = 2
     """Consecutive suspect epochs before a rollback, at least 1 [host epochs]. Higher: more time to recover."""
     good_share: float = 0.75
-    """Share of the chance loss below which a best loss counts as good, in (0, 1). Higher: earlier protection."""
+    """Share of the chance loss below which a host's best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.1
     """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
     max_falls: int = 2

@@ -1,4 +1,4 @@
-"""The active seeds of one slot in one pass: their banks, their rows, and how each is blended in."""
+"""The active seeds of one slot in one pass: their banks, rows and blend weights."""
 
 # M members, L live members
 
@@ -18,7 +18,7 @@ from esper.seeds.bank import SeedBank
 
 BoolArray = npt.NDArray[np.bool_]
 FindBank = Callable[[int, bool], SeedBank]
-"""Function from blueprint index and gatedness to the bank in one slot."""
+"""Function from a blueprint index, and whether seeds have gates, to the bank in one slot."""
 
 
 class Group(NamedTuple):

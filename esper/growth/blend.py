@@ -1,4 +1,4 @@
-"""How a seed is blended into its host; `ramps` defines how alpha moves.
+"""Blending of a seed into its host; `ramps` defines the course of alpha.
 
 Residual-delta blend. A seed is a branch delta(x), and its slot computes
 

@@ -43,7 +43,7 @@ def check_output(host: nn.Module, x: Tensor, wanted: tuple[int, ...], name: str)
             axes, axis = AXES[slot.layout]
             if x.dim() != axes or x.shape[axis] != slot.channels:
                 raise ValueError(
-                    f"{name}: slot {slot.name} promises {slot.layout} with {slot.channels} channels, and its features have the "
+                    f"{name}: slot {slot.name} declares {slot.layout} with {slot.channels} channels, but its features have the "
                     f"shape {tuple(x.shape)}: correct its SlotSpec"
                 )
     if tuple(x.shape) != wanted:

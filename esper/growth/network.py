@@ -1,6 +1,6 @@
 """Hosts with slots and seeds, as one program: forward, backward, counterfactual forward, optimiser step, snapshots.
 
-Which member holds which seed at which alpha is data (`Roles`), set anew each epoch; the parameters live in the host's fleet and
+Which member holds which seed at which alpha is data (`Roles`), set again each epoch; the parameters live in the host's fleet and
 in the banks. Seeds in training are behind the host: it computes the same as without them. `incubation` says how they learn:
 
     straight_through   y = h + (d - sg(d)),  d = delta(sg(h)): the output is h, and the seed gets the gradient dL/dy of a host
@@ -50,7 +50,7 @@ class Learners:
     banks: tuple[tuple[SeedBank, Tensor], ...]
     """Banks, each with the members that learn in it."""
     learns_M1: Tensor
-    """All of these members, bool `[M, 1]`; other rows keep their bits."""
+    """All of these members, bool `[M, 1]`; other rows do not change."""
     settings: RowSettings | None
     """Settings of each row, where they differ from the seeds' optimiser."""
 
@@ -120,7 +120,7 @@ class GrowingNetwork:
         """Plant a newborn seed, with a gate if it blends by one.
 
         Args:
-            gradients: those of each slot, for blueprints with informed first weights.
+            gradients: slot gradients of each slot, for blueprints with informed initial weights.
 
         Raises:
             ValueError: the blueprint is informed, and there are no gradients.
@@ -141,7 +141,7 @@ class GrowingNetwork:
                 self.banks[slot, blueprint, gated].clear([member])
 
     def arrange(self, roles: Roles) -> None:
-        """Set which seeds take part until the next call; `roles` has a row for each member."""
+        """Set the roles of all seeds until the next call; `roles` has a row for each member."""
         closed = self.incubation is Incubation.closed_loop
         learns_MS = roles.learns & (roles.blueprint >= 0)
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
@@ -152,7 +152,7 @@ class GrowingNetwork:
         self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
-        """Return how the marked seeds of a slot are updated."""
+        """Return the banks and optimiser settings for the marked seeds of a slot."""
         (host, seed), settings = self._optimisers, None
         if host != seed and (roles.fossil[:, slot] & learns_M).any():
             settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
@@ -252,7 +252,7 @@ class GrowingNetwork:
         return norms
 
     def finite_buffers(self) -> Tensor:
-        """Return which members have finite buffers alone `[M]`; every member where there are none."""
+        """Return which members have only finite buffers `[M]`; all of them if there are no buffers."""
         finite_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
         for buffer in self.host.buffers.values():
             finite_M &= buffer.isfinite().reshape(self.members, -1).all(1)
@@ -269,7 +269,7 @@ class GrowingNetwork:
         return rows
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
-        """Save the rows of the marked members as their snapshots; a new bank's snapshot is zero before its first."""
+        """Save the rows of the marked members as their snapshots; the snapshot of a new bank is zero at first."""
         whole, mask = bool(healthy_M.all()), self._tensor(healthy_M)
         for name, row in self.rows().items():
             kept = self._kept.get(name)
@@ -278,7 +278,7 @@ class GrowingNetwork:
             kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
 
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
-        """Restore the marked members from their snapshots, exactly; other members keep their bits."""
+        """Restore the marked members from their snapshots, exactly; other members do not change."""
         if not failed_M.any():
             return
         mask = self._tensor(failed_M)

@@ -38,7 +38,7 @@ class Unforked(NamedTuple):
     seeds: ActiveSeeds
     alpha_L: Tensor
     whole: bool
-    """True if every member has a seed there, in order, so that no selection is needed."""
+    """True if every member has a seed there, in order, so no selection is needed."""
     full: bool
     """True if all alphas are 1."""
 
@@ -202,7 +202,7 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
 
 
 def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
-    """Return the deltas of seeds, rows may repeat; a single row of several is computed twice, as in a bank."""
+    """Return the deltas of seeds. Rows may repeat; a single row of several is computed twice, as in a bank."""
     with seed_errors(bank.blueprint, bank.slot):
         if len(rows) == 1 < bank.fleet.members:
             return split_members(_computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x])), [1, 1])[0]
@@ -222,7 +222,7 @@ def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tenso
 
 
 def _take(x: Tensor, chosen: IntArray, members: int) -> Tensor:
-    """Return the features of the chosen ones of `members` members, which may repeat; a view where they are contiguous."""
+    """Return the features of the chosen members, which may repeat; a view if they are contiguous."""
     first, count = int(chosen[0]), len(chosen)
     if not np.array_equal(chosen, np.arange(first, first + count)):
         return take_members(x, _tensor(chosen, x), members)

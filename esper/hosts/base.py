@@ -2,7 +2,7 @@
 
     x -> segment 0 -> slot 0 -> segment 1 -> slot 1 -> ... -> segment S -> logits
 
-A host knows nothing of seeds.
+A host has no knowledge of seeds.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class HostConfig:
     samples: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES,)
     """Samples that the host reads: images `[B, C, H, W]`, sequences of tokens `[B, T]`, or both."""
     part: ClassVar[str] = "part"
-    """Name of a part that can be lesioned, with the key that sets their number."""
+    """Name of a part that can be lesioned, with the key of the number of parts."""
 
     def num_parts(self) -> int:
         """Return the number of blocks or layers that can be lesioned."""

@@ -26,17 +26,17 @@ class CNNConfig(HostConfig):
     blocks: int = 3
     """Number of blocks, at least 1."""
     base_channels: int = 2
-    """Channels of the first block, at least 1. More make a stronger host, which gains less from growth."""
+    """Channels of the first block, at least 1. Higher: a stronger host, which gains less from growth."""
     pools: int = 2
     """Number of blocks, counted from the first, that end in 2x2 max pooling, from 0 to `blocks`."""
     kernel: int = 3
-    """Height and width of the kernels [pixels], odd. 1 makes a host without spatial context."""
+    """Height and width of the kernels [pixels], odd; 1: no spatial context. Higher: more context, more parameters."""
     surfaces: list[str] = field(default_factory=lambda: ["pre"])
     """Places of the slots in a block: before its pooling (`pre`, row 0 in slot names; every block has one), after it (`post`,
     row 1; pooled blocks only), or both."""
     norm_momentum: float = 0.8
-    """Weight of the newest batch in the running statistics of batch norm, above 0 and at most 1. Low values lag behind weights
-    that change fast, so that validation is low and noisy: 0.1 costs 5 pp on `digits` and doubles the noise."""
+    """Weight of the newest batch in the running statistics of batch norm, above 0 and at most 1. Lower: the statistics lag behind
+    fast-changing weights, and validation accuracy is low and noisy; 0.1 costs 5 pp on `digits` and doubles the noise."""
 
     def __post_init__(self) -> None:
         check_ranges("host", self, {"[1, inf]": ["blocks", "base_channels"], "(0, 1]": ["norm_momentum"]})
@@ -89,7 +89,7 @@ class CNNHost(Host):
 
 
 def _mask(kernel: int, lesioned: bool) -> Tensor:
-    """Return a `[k, k]` mask of ones, or of the centre alone."""
+    """Return a `[k, k]` mask of ones, or with a one in the centre only."""
     if not lesioned:
         return torch.ones(kernel, kernel)
     mask = torch.zeros(kernel, kernel)

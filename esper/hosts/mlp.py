@@ -17,8 +17,8 @@ from esper.ranges import check_ranges
 class MLPConfig(HostConfig):
     """An MLP host for images as vectors: hidden layers of equal width with ReLU, each followed by a slot, and a linear head.
 
-    A lesioned layer sees a fixed part of its inputs. What the first layer misses is lost; what a later layer misses, a seed
-    before it can move to where the layer looks.
+    A lesioned layer sees a fixed subset of its inputs. Inputs that the first layer does not see are lost; a seed before a later
+    layer can move information to the inputs that the layer sees.
     """
 
     part = "layer (host.layers)"
@@ -26,9 +26,9 @@ class MLPConfig(HostConfig):
     layers: int = 2
     """Number of hidden layers, and so of slots, at least 1."""
     width: int = 16
-    """Units of each hidden layer, at least 1. More make a stronger host, which gains less from growth."""
+    """Units of each hidden layer, at least 1. Higher: a stronger host, which gains less from growth."""
     lesion_keeps: float = 0.25
-    """Share of its inputs that a lesioned layer sees, in (0, 1). Lower hurts more."""
+    """Share of its inputs that a lesioned layer sees, in (0, 1). Lower: a more severe lesion."""
 
     def __post_init__(self) -> None:
         check_ranges("host", self, {"[1, inf]": ["layers", "width"], "(0, 1)": ["lesion_keeps"]})

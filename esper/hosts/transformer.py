@@ -28,9 +28,10 @@ class TransformerConfig(HostConfig):
     part = "layer (host.layers)"
 
     layers: int = 2
-    """Number of layers, at least 1. More: stronger, at proportional cost."""
+    """Number of layers, at least 1. Higher: a stronger host, at proportional cost."""
     width: int = 32
-    """D, length of the vector at each position, at least 1 and a multiple of `heads`. Larger: stronger, at quadratic cost."""
+    """D, length of the vector at each position, at least 1 and a multiple of `heads`. Higher: a stronger host, at quadratic
+    cost."""
     heads: int = 2
     """Attention heads of each layer, at least 1."""
     context: int = 32

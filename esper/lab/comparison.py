@@ -31,7 +31,7 @@ class Comparison:
     faults: list[str]
     """Reasons why the experiment is void."""
     preregistration: str | None = None
-    """Text that was written before the first run."""
+    """Text written before the first run."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
 
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def outcome(self) -> OutcomeSpec:
-        """The outcome that decides."""
+        """The primary outcome."""
         return OUTCOMES[self.config.outcome]
 
     def values(self, outcome: str) -> pd.DataFrame:
@@ -50,7 +50,7 @@ class Comparison:
         return wide(self.outcomes, outcome)
 
     def sentences(self) -> list[str]:
-        """Return the verdicts and what limits them, most important first."""
+        """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]
         lines = [f"void: {fault}" for fault in self.faults] + [str(result) for result in results]
         missing = [run for run in self.runs if not run.finished]
@@ -64,7 +64,7 @@ class Comparison:
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
 
     def _without_outcome(self) -> list[str]:
-        """Name the arms whose runs are finished but lack the outcome that decides."""
+        """Name the arms whose runs are finished but lack the primary outcome."""
         finished = {(run.arm, run.block) for run in self.runs if run.finished}
         lines: list[str] = []
         cells: Any = self.outcomes[self.outcomes["outcome"] == self.config.outcome]
@@ -89,8 +89,8 @@ def compare(
 
     Args:
         folders: folders of experiments, or of runs.
-        config: how they are compared.
-        overrides: evaluation overrides for all policies, as task=mnist5k.
+        config: settings of the comparison.
+        overrides: evaluation overrides for all policies, such as task=mnist5k.
         log: receives a line per scored run.
     """
     if overrides and config.outcome in TRAINING:
@@ -136,7 +136,7 @@ def compare(
 def _outcomes(
     runs: Sequence[Run], config: CompareConfig, overrides: Sequence[str], folder: Path, log: Callable[[str], None]
 ) -> pd.DataFrame:
-    """Return the table of outcomes of all arms, with the baselines on the hosts of the first one; the A/A control comes last."""
+    """Return the table of outcomes of all arms, with the baselines on the hosts of the first arm; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
     paid_alike = _paid_alike(finished)
@@ -178,13 +178,13 @@ def _preregistration(folders: Sequence[Path]) -> str | None:
 
 
 def _paid_alike(runs: Sequence[Run]) -> bool:
-    """Return whether all runs that have a key of their reward have the same value of it."""
+    """Return whether every key of the reward has the same value in all runs that have it."""
     keys = {key for run in runs for key in run.config if defines_return(key)}
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
 def _control_fault(control: Difference | None) -> list[str]:
-    """Return why the A/A control makes the experiment void, if it does."""
+    """Return the reason why the A/A control makes the experiment void, if any."""
     if control is None or control.blocks < MIN_BLOCKS or control.mean.low <= 0 <= control.mean.high:
         return []
     return [f"{control.first} differs from its A/A control by {control.mean.low:.2g} to {control.mean.high:.2g}"]

@@ -1,4 +1,4 @@
-"""Design of an experiment: arms times blocks, in an order that drift of the machine cannot bias.
+"""Design of an experiment: arms times blocks, in an order that avoids bias from drift of the machine.
 
 A block is one run of every arm from one seed, drawn from the root seed. Its runs share every random stream that their configs do
 not change. Blocks run one after another, with the arms of each in random order. By default, the first arm is run a second time
@@ -84,7 +84,7 @@ class Design:
     common: list[str]
     """Overrides of all cells."""
     preregistration: str | None = None
-    """Question, outcome and decision rule, written before the first run; None without."""
+    """Question, outcome and decision rule, written before the first run; None if there is none."""
 
     @property
     def cells(self) -> list[Cell]:
@@ -157,18 +157,20 @@ def design(
         common: overrides of all cells, including the choice of the sweep.
 
     Raises:
-        ConfigError: the arguments describe no experiment.
+        ConfigError: the arguments do not describe an experiment.
     """
     table = _arms(arms)
     if blocks < 1:
-        raise ConfigError(f"blocks must be 1 or more, got {blocks}: a verdict takes at least 10")
+        raise ConfigError(f"blocks must be at least 1, got {blocks}: a verdict takes at least 10")
     refuse_seeds([*common, *(override for overrides in table.values() for override in overrides)])
     if aa_control:
         if AA_CONTROL in table:
             raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
         table[AA_CONTROL] = list(next(iter(table.values())))
     if len(table) < 2:
-        raise ConfigError("one arm is no comparison: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true")
+        raise ConfigError(
+            "a comparison needs at least two arms: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true"
+        )
     drawn = draw_seeds(root, 2 * blocks)
     names = list(table)
     return Design(
@@ -237,5 +239,5 @@ def _read_arms(text: str, usage: str) -> dict[str, Any] | None:
         names = [name for value in values.split(",") if (name := value.strip())]
         read = {name: f"{key}={name}" for name in names}
     if twice := next((name for name in names if names.count(name) > 1), None):  # a dict keeps only the last one
-        raise ConfigError(f"arms has two arms called {twice}: remove one, an A/A control is added anyway")
+        raise ConfigError(f"arms has two arms called {twice}: remove one; an A/A control is added by default")
     return read

@@ -30,7 +30,7 @@ from esper.training.resume import find_checkpoint
 from esper.training.trainer import build_env
 
 POLICIES = ("policy", "policy_greedy")
-"""The controller of the run, with drawn and with most probable actions."""
+"""The controller of the run, with sampled and with most probable actions."""
 REPLAY = "replay"
 """The topologies that `policy` kept at the end, grown from the start on the same hosts."""
 
@@ -103,7 +103,7 @@ class Evaluation:
             hosts: number of held-out hosts, at least 2.
             episode: index of the set of held-out hosts, at least 0.
             overrides: overrides of `config`, as for esper.train, that evaluate on another task or with other settings.
-            env_state: state of the training environment, such as its measured latency; with any override it is measured anew.
+            env_state: state of the training environment, such as its measured latency; with any override it is measured again.
             updates: updates of the agent, for titles.
 
         Raises:
@@ -153,7 +153,7 @@ class Evaluation:
             built = agent.build(self.env.layout, seed=seed)
             if isinstance(built, Learner):
                 built.load_state_dict(self.agent_state)
-        except ValueError as error:  # house rule: its message is one sentence for the user
+        except ValueError as error:  # its message is always one sentence for the user
             raise ConfigError(str(error)) from error
         return built
 
@@ -183,7 +183,7 @@ class Evaluation:
         return HostOutcomes.of(play(env, controller, greedy=greedy), env.layout)
 
     def search(self) -> dict[str, HostOutcomes]:
-        """Return the outcomes of the best fixed schedule of one seed, or of none, and of the oracle, chosen on other hosts."""
+        """Return the outcomes of the best fixed schedule of at most one seed, and of the oracle, both chosen on other hosts."""
         choice = self.choose()
         best, oracle = self.grow_schedules(choice)
         return {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}

@@ -21,7 +21,7 @@ from esper.stats.intervals import mean_interval
 
 CURVE = "host/committed_accuracy"
 FEW = 5
-"""Largest number of arms with bands and horizontal labels; more would hide each other."""
+"""Largest number of arms with bands and horizontal labels; more would overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
     Args:
         runs: its runs.
         outcomes: the table of `Comparison.outcomes`.
-        spec: the outcome that decides.
+        spec: the primary outcome.
     """
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
@@ -110,7 +110,7 @@ def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, co
 
 
 def pareto(points_B2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the points that no other beats in cost (first column, lower is better) and gain (second), sorted by cost."""
+    """Return the Pareto-optimal points in cost (first column, lower is better) and gain (second column), sorted by cost."""
     finite = points_B2[np.isfinite(points_B2).all(axis=1)]
     ordered = finite[np.lexsort((-finite[:, 1], finite[:, 0]))]
     reached = np.maximum.accumulate(np.concatenate([[-np.inf], ordered[:-1, 1]])) if len(ordered) else np.zeros(0)

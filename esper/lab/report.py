@@ -42,7 +42,7 @@ def differences(found: Comparison) -> pd.DataFrame:
 def tables(found: Comparison) -> list[dict[str, Any]]:
     """Return the means of all arms, and the differences in each outcome, as rows of text with `caption` and `head`.
 
-    The outcome that decides comes first; outcomes that were not measured are left out.
+    The primary outcome comes first; outcomes that were not measured are left out.
     """
     decisive = found.outcome.name
     counts = found.values(decisive).count()
@@ -81,12 +81,12 @@ def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return ""
     digits = 2 if abs(mean) < 1000 else 0
-    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "unbounded"
+    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
     return f"{mean:,.{digits}f}, {ends}"
 
 
 def show(found: Comparison, console: Console) -> None:
-    """Print the means, the differences in the outcome that decides, and the sentences."""
+    """Print the means, the differences in the primary outcome, and the sentences."""
     for one in tables(found)[:2]:
         table = Table(title=escape(one["caption"]), title_justify="left")
         for index, heading in enumerate(one["head"]):  # fold numbers rather than names

@@ -1,4 +1,4 @@
-"""Runs of an experiment: the arm and block of each, the outcomes they are compared by, and what makes an experiment void."""
+"""Runs of an experiment: arm and block of each, outcomes for the comparison, and checks that make an experiment void."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,13 +33,13 @@ class OutcomeSpec:
 OUTCOMES = {
     spec.name: spec
     for spec in (
-        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, actions drawn", 1.0),
+        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, sampled actions", 1.0),
         OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0),
         OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0),
         OutcomeSpec("parameters", "1", "parameters of the seeds kept", 20.0, higher_is_better=False),
         OutcomeSpec("flops", "1", "FLOPs per sample of committed networks", 1000.0, higher_is_better=False),
         OutcomeSpec("training_flops", "1", "FLOPs of training a held-out host", 1e8, higher_is_better=False),
-        OutcomeSpec("return", "points", "return of drawn actions, if all arms are paid alike", 1.0),
+        OutcomeSpec("return", "points", "return of sampled actions, if all arms have the same reward", 1.0),
         OutcomeSpec("learning", "pp", "committed accuracy in training, mean over updates", 1.0),
         OutcomeSpec("rollbacks", "1", "rollbacks per host and episode in training", 0.05, higher_is_better=False),
     )
@@ -57,7 +57,7 @@ FIGURES = ("png", "pdf", "svg")
 
 
 def defines_return(key: str) -> bool:
-    """Return whether a key of the config is part of what defines a return."""
+    """Return whether a key of the config affects the definition of the return."""
     return key in REWARD_KEYS or _group(key) in REWARD_KEYS
 
 
@@ -66,14 +66,14 @@ class CompareConfig:
     """One comparison of the arms of an experiment."""
 
     outcome: str = "accuracy"
-    """Outcome that decides, chosen before the experiment is run. The others are reported beside it."""
+    """Primary outcome, chosen before the experiment is run. The other outcomes are also reported."""
     margin: float | None = None
-    """Smallest difference that matters, > 0, in the unit of the outcome; null takes the outcome's own. Higher: arms are found
-    equivalent sooner."""
+    """Smallest difference that matters, > 0, in the unit of the outcome; null: the default of the outcome. Higher: fewer
+    blocks show equivalence."""
     hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     alpha: float = 0.05
-    """Family-wise error rate over all pairs of arms, in (0, 0.5)."""
+    """Family-wise error rate over all pairs of arms, in (0, 0.5). Higher: more verdicts, and more false ones."""
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Controllers that also grow the held-out hosts of the first arm and are compared like arms: static, the topologies that its
     policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of
@@ -103,7 +103,7 @@ class CompareConfig:
 
 
 def unknown_outcome(name: str) -> str:
-    """Return the sentence that refuses an outcome."""
+    """Return the error message for an unknown outcome."""
     if FORMER.get(name) in OUTCOMES:
         return f"outcome {name} is now called {FORMER[name]}"
     return f"there is no outcome {name}: choose from {', '.join(OUTCOMES)}{did_you_mean(name, list(OUTCOMES))}"
@@ -165,7 +165,9 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
             loose += [replace(run, seed=int(run.config["seed"]), stratum=_setting(run.config, strata)) for run in begun]
     _name_arms(loose, strata)
     if not any(run.finished for run in found + loose):
-        raise ConfigError(f"{', '.join(map(str, folders))}: no finished run in there, so there is nothing to compare")
+        raise ConfigError(
+            f"{', '.join(map(str, folders))}: there is no finished run in these folders, so there is nothing to compare"
+        )
     if strata:
         settings = sorted({(run.stratum, run.seed) for run in found + loose})
         numbers = {setting: number for number, setting in enumerate(settings)}

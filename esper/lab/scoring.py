@@ -1,6 +1,6 @@
 """Scores of finished runs: outcomes of their policies, and of baselines, on held-out hosts.
 
-The hosts of a run are grown once; the outcomes are kept beside the run in `scored_*.json`.
+The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`.
 """
 
 import json
@@ -32,7 +32,7 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """How the runs of an experiment are scored."""
+    """Settings for scoring the runs of an experiment."""
 
     hosts: int
     """Number of held-out hosts per run."""
@@ -43,7 +43,7 @@ class Scoring:
     folder: Path
     """Folder of the file with the chosen schedules, which are the same for all runs of an experiment."""
     overrides: Sequence[str] = ()
-    """Evaluation overrides, as task=mnist5k, for all policies."""
+    """Evaluation overrides for all policies, such as task=mnist5k."""
 
     def scores(self, run: Run) -> Scores:
         """Return the scores of a finished run, and of the baselines if they grow its hosts."""
@@ -64,7 +64,7 @@ def score_all(
 
     Args:
         runs: finished runs.
-        scoring: how they are scored.
+        scoring: settings.
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
@@ -103,7 +103,7 @@ def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
 
 
 def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
-    """Return the outcomes of a finished run by name; those of training only without evaluation overrides."""
+    """Return the outcomes of a finished run by name; outcomes of training are left out with evaluation overrides."""
     greedy = from_plain(load(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
     rows = _grown(run, hosts, POLICIES if greedy else POLICIES[:1], overrides)
     scores = {name: float(np.mean(rows["policy"][name])) for name in HELD_OUT}
@@ -131,7 +131,7 @@ def _grown(
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
-    controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs what the policy kept
+    controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
     controllers += [name for name in missing if name not in BASELINES]
     evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
     outcomes = evaluation.run(controllers or ["wait"])

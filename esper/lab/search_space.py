@@ -57,11 +57,11 @@ def search_space(config: TuneConfig, overrides: Sequence[str]) -> SearchSpace:
             runs.
 
     Raises:
-        ConfigError: the arguments describe no tuning.
+        ConfigError: the arguments do not describe a tuning.
     """
     for name, least in (("trials", 1), ("blocks", 1), ("at_once", 1), ("score_hosts", 2)):
         if (value := getattr(config, name)) < least:
-            raise ConfigError(f"{name} must be {least} or more, got {value}")
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
     refuse_seeds(overrides)
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     swept = [override for override in parsed if override.is_sweep_override()]

@@ -1,8 +1,8 @@
 """Hydra sweepers of experiments: `sweep=ab` runs arms times blocks, `sweep=tune` proposes trials against a baseline.
 
 Hydra finds them through `hydra_plugins/esper_sweeps`. Its own sweepers do not fit: the basic one has no blocks, and
-hydra-optuna-sweeper, whose grammar `sweep=tune` shares, maximises the return value of one run, where ours is a paired difference
-over several seeds; it also requires Optuna below 3.
+hydra-optuna-sweeper, whose grammar `sweep=tune` shares, maximises the return value of one run instead of a paired difference over
+several seeds, and requires Optuna below 3.
 """
 
 import warnings
@@ -63,7 +63,7 @@ class TuneSweeper(CellSweeper):
         return results
 
     def _fault(self, overrides: list[str]) -> str | None:
-        """Return why these overrides, each of which is valid, do not fit together; None if they do."""
+        """Return the reason why these overrides, valid one by one, do not fit together; None if they do."""
         assert self.hydra_context is not None
         assert self.config is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)

@@ -7,7 +7,7 @@ docs/lifecycle.md lists every transition with its cause. A test reads that table
 requires exactly these transitions.
 
 An environment step applies the controller's action, calls `tick` (automatic transitions), and trains for a host epoch. Only
-`tick` increases ages. A stage's age counts the host epochs trained in it, the coming one included.
+`tick` increases ages. A stage's age counts the host epochs trained in it, including the next one.
 """
 
 # N hosts, S slots
@@ -167,7 +167,7 @@ def tick(state: SlotState, slots: SlotsConfig, gates: GatesConfig) -> SlotState:
 def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
     """Return the steps from germination to fossilisation, both included, if every gate is passed as soon as it opens.
 
-    A gate that opens by itself (`slots.auto_advance`) is passed within the step; one by hand takes the action of a later step.
+    A gate that is passed automatically (`slots.auto_advance`) takes no extra step; any other takes the action of a later step.
 
     Args:
         ticks: length of the seed's first ramp [host epochs].
@@ -180,7 +180,7 @@ def shortest_life(slots: SlotsConfig, gates: GatesConfig, ticks: int) -> int:
 
 
 def _recycle(state: SlotState, slots: SlotsConfig) -> SlotState:
-    """Return emptied slots to use."""
+    """Make emptied slots available again."""
     state = _enter(state, state.within(Stage.EMBARGOED) & (state.stage_age >= slots.embargo), Stage.DORMANT)
     over = state.within(Stage.PRUNED) & (state.stage_age >= 1)
     return _enter(state, over, Stage.EMBARGOED if slots.embargo else Stage.DORMANT)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Blend(IntEnum):
-    """How a seed's delta enters the host's features."""
+    """Operation that adds a seed's delta to the host's features."""
 
     ADD = 0
     """y = h + alpha * delta"""
@@ -21,7 +21,7 @@ class Blend(IntEnum):
 
 
 class Incubation(StrEnum):
-    """How a seed learns before it is blended into the host's output."""
+    """Training of a seed before it is blended into the host's output."""
 
     straight_through = "straight_through"
     """Behind the host, with the gradient of its output at alpha 1."""
@@ -32,7 +32,7 @@ class Incubation(StrEnum):
 
 
 class Fossils(StrEnum):
-    """Whether fossils learn."""
+    """Training of fossils."""
 
     frozen = "frozen"
     """Their parameters stay constant."""

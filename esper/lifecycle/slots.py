@@ -52,11 +52,11 @@ class SlotsConfig:
     """Contribution below which a seed with alpha at its target is removed, from `min_prune_age` on [pp]; null: never. Higher:
     stricter."""
     incubation: Incubation = Incubation.closed_loop
-    """How a seed learns in training, before it is blended in: straight_through, closed_loop or none."""
+    """Training of a seed before it is blended in: straight_through, closed_loop or none."""
     isolation: Isolation = Isolation.training
     """Duration of a seed's isolation, in which its gradient does not reach the host: training or until_kept."""
     fossils: Fossils = Fossils.learning
-    """Whether fossils learn: learning or frozen."""
+    """Training of fossils: learning (they learn with the host) or frozen (their parameters stay constant)."""
 
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):
@@ -65,11 +65,11 @@ class SlotsConfig:
         check_ranges("slots", self, {"[0, inf]": whole, "(-inf, inf)": ["prune_below"]})
         unknown = [name for name in self.auto_advance if name not in GATES]
         if unknown:
-            raise ValueError(f"slots.auto_advance must name stages out of {', '.join(GATES)}, got {', '.join(unknown)}")
+            raise ValueError(f"slots.auto_advance must name stages from {', '.join(GATES)}, got {', '.join(unknown)}")
         if 0 < self.prune_after < self.min_prune_age:
             raise ValueError(
                 f"slots.prune_after={self.prune_after} is below slots.min_prune_age={self.min_prune_age}, before which no seed "
-                "is removed: raise the one or lower the other"
+                "is removed: raise slots.prune_after or lower slots.min_prune_age"
             )
 
     def chosen(self, names: tuple[str, ...], option: str | None = None) -> BoolArray:

@@ -70,7 +70,7 @@ BLENDED = (Stage.BLENDING, Stage.HOLDING)
 
 @dataclass(slots=True)
 class SlotState:
-    """State of all slots, one array `[N, S]` per field. Values not measured are NaN, contributions excepted."""
+    """State of all slots, one array `[N, S]` per field. Unmeasured values are NaN, except contributions, which are 0."""
 
     stage: IntArray
     blueprint: IntArray
@@ -82,7 +82,7 @@ class SlotState:
     ramp_start: FloatArray
     """Alpha at the start of the ramp; before blending, of the coming ramp."""
     ramp_target: FloatArray
-    """Alpha at its end."""
+    """Alpha at the end of the ramp."""
     ramp_done: IntArray
     """Completed ticks of the ramp [host epochs]."""
     ramp_total: IntArray
@@ -106,7 +106,7 @@ class SlotState:
     measured: BoolArray
     """True if the contribution of this seed was ever measured."""
     fresh: BoolArray
-    """True if it was measured in the last host epoch; false behind the host and at alpha 0."""
+    """True if the contribution was measured in the last host epoch; false behind the host and at alpha 0."""
     velocity: FloatArray
     """Rate of change of the contribution [pp / host epoch], NaN before two consecutive measurements; see
     `attribution.velocity`."""

@@ -3,7 +3,7 @@
 A setting is a coalition: the set of seeds that are on, each at the alpha it has, written as bits (bit s is slot s). f is the
 accuracy under it. Every effect here is a contrast: a weighted sum of the accuracies of coalitions. So its error follows from the
 covariance of the accuracies, which are all measured on the same samples: they are strongly correlated, and adding their variances
-as if they were independent would be wrong by a factor of several in most contrasts.
+as if they were independent would be wrong by a large factor in most contrasts.
 
     contribution  c_i  = f(all) - f(all but i)
     interaction   I_ij = f(ij) - f(i) - f(j) + f(none)         effect of two together beyond the sum of both alone
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 FULL = 4
-"""Most seeds for which Shapley values are exact."""
+"""Maximum number of seeds for exact Shapley values."""
 
 Contrast = dict[int, float]
 """Weight of each coalition."""
@@ -152,7 +152,7 @@ def sampled_shapley(
 def velocity(
     velocity: npt.NDArray[np.float32], before: npt.NDArray[np.float32], now: npt.NDArray[np.float32], keep: float = 0.7
 ) -> npt.NDArray[np.float32]:
-    """Return how fast contributions change [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
+    """Return the rate of change of contributions [pp / host epoch]: v' = keep * v + (1 - keep) * (now - before).
 
     It starts at the first difference, and is NaN before.
 

@@ -1,12 +1,12 @@
 """Costs of hosts and seeds: parameters, and FLOPs of inference, training and measuring.
 
 Parameters and FLOPs are counted on the plain modules and one sample (`torch.utils.flop_counter`), so that a host or a seed from
-outside the package needs no formula. Counted are convolutions, matrix products and attention, each multiply-add as two
-operations; norms, activations, pooling, masks and blending are left out, and so are layers that the counter does not know
-(recurrent ones). Attention counts every pair of positions, masked ones included.
+outside the package needs no formula. Convolutions, matrix products and attention are counted, each multiply-add as two
+operations. Norms, activations, pooling, masks, blending, and layers that the counter does not know (recurrent ones) are not
+counted. Attention counts every pair of positions, masked ones included.
 
-Training counts by the usual rule: the gradient with respect to a layer's weights costs as much as its forward, and that with
-respect to its input costs the same.
+Training is counted by the usual rule: the gradients with respect to a layer's weights and to its input each cost as much as its
+forward pass.
 """
 
 # N hosts, S slots, R = S + 1 segments, K blueprints, V counterfactual variants
@@ -56,7 +56,7 @@ class Price:
 
     @classmethod
     def unknown(cls, blueprints: int, slots: int) -> "Price":
-        """Return the cost before it is measured: NaN everywhere."""
+        """Return a price that is not measured yet: NaN everywhere."""
         return cls(host=math.nan, seed_KS=np.full((blueprints, slots), math.nan), gate_S=np.full(slots, math.nan))
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Price:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Price":
-        """Return the price that `state_dict` came from."""
+        """Return the price that `state_dict` was called on."""
         return cls(host=state["host"], seed_KS=np.array(state["seed_KS"]), gate_S=np.array(state["gate_S"]))
 
 
@@ -76,7 +76,7 @@ class Flops:
     forward: Price
     """One forward pass."""
     segment_R: npt.NDArray[np.int64]
-    """Each segment of the host; they add up to `forward.host`."""
+    """Forward pass of each segment of the host; the sum is `forward.host`."""
 
     def training(self, roles: Roles, incubation: Incubation) -> npt.NDArray[np.float64]:
         """Return the FLOPs of training on one sample for each host `[N]`.
@@ -89,8 +89,8 @@ class Flops:
             a seed behind in a closed loop
                                           3, all of them in the closed-loop pass
 
-        Each host counts what it would need alone: fused hosts share kernels, and compute a few zeros besides. The optimiser and
-        validation are left out.
+        Each host counts what it would need alone, although fused hosts share kernels and compute a few additional zeros. The
+        optimiser and validation are left out.
         """
         seed_NS = self.forward.at(roles.blueprint, roles.blend)
         closed_NS = roles.behind & (roles.blueprint >= 0) & (incubation is Incubation.closed_loop)

@@ -1,4 +1,4 @@
-"""Counterfactuals: the settings of the alphas that a validation measures, and the effects of seeds that follow."""
+"""Counterfactuals: the settings of the alphas that a validation measures, and the effects of seeds computed from them."""
 
 # N hosts, S slots, V variants
 
@@ -20,17 +20,18 @@ FloatArray = npt.NDArray[np.float32]
 
 
 MOST_SUBSETS = 8
-"""Most seeds for the plan `factorial`: 256 settings, some tens of times the cost of a plain validation."""
+"""Maximum number of seeds for the plan `factorial`: 256 settings, tens of times the cost of a plain validation."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CounterfactualsConfig:
-    """Measurements besides each host as it is and with each seed off; docs/counterfactuals.md lists plans and costs."""
+    """Measurements beyond each host as it is and with each seed off; docs/counterfactuals.md lists plans and costs."""
 
     each_step: list[Plan] = field(default_factory=lambda: list[Plan]())
-    """Plans measured after every host epoch, such as [pairs], besides those that the reward needs. More: slower validation."""
+    """Plans measured after every host epoch, such as [pairs], in addition to those that the reward needs. More: slower
+    validation."""
     at_end: list[Plan] = field(default_factory=lambda: list[Plan]())
-    """Plans measured at the end of an episode too, such as [shapley]; `committed` always is."""
+    """Plans measured at the end of an episode, such as [shapley], in addition to `committed`, which is always measured."""
     orders: int = 8
     """Pairs of random orders for the Shapley values of a host with more than four seeds, >= 2. More: smaller errors, and
     proportionally more settings."""
@@ -40,7 +41,7 @@ class CounterfactualsConfig:
             raise ValueError(f"counterfactuals.orders must be at least 2, got {self.orders}: one pair gives no error")
 
     def check_hosts(self, seeds: int) -> None:
-        """Raise ValueError where hosts with this many seeds would be measured in too many settings."""
+        """Raise ValueError if hosts with this many seeds would be measured in too many settings."""
         for name in ("each_step", "at_end"):
             if Plan.factorial in getattr(self, name) and seeds > MOST_SUBSETS:
                 raise ValueError(
@@ -81,7 +82,7 @@ class Measurement:
     loss_VM: npt.NDArray[np.float32]
     """[nats]"""
     error_VM: npt.NDArray[np.float32]
-    """Standard error of the accuracy difference to variant 0, from samples paired with themselves [pp]."""
+    """Standard error of the accuracy difference to variant 0, paired by sample [pp]."""
     covariance_VVM: npt.NDArray[np.float64]
     """Covariance of the accuracies on the same samples [pp^2], from which the error of any contrast follows."""
 
@@ -95,9 +96,9 @@ class Worth:
     contribution_error_NS: FloatArray
     """Standard error, here and below: from the validation samples, and from random orders where there are any [pp]."""
     all_off_accuracy_N: FloatArray
-    """Accuracy with all live seeds off; where no live seed is in, that of the host as it is [pp]."""
+    """Accuracy with all live seeds off; without an active live seed, the accuracy of the host as it is [pp]."""
     committed_accuracy_N: FloatArray
-    """The same number; NaN in steps without the plan `committed`, which every last step has."""
+    """The same, but NaN in steps without the plan `committed`; the last step always has it [pp]."""
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray
@@ -110,7 +111,7 @@ class Worth:
 
     @classmethod
     def unknown(cls, hosts: int, slots: int) -> "Worth":
-        """Return what is known before anything was measured: NaN everywhere."""
+        """Return values that are not measured yet: NaN everywhere."""
         shapes = {entry.name: (hosts, *[slots] * entry.name.rpartition("_")[2].count("S")) for entry in fields(cls)}
         return cls(**{name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
 

@@ -25,7 +25,7 @@ BATCH = 64
 PAIRS = 25
 """Number of paired timings with and without a seed. More: less noise, longer start."""
 WARM_UP = 3
-"""Number of discarded pairs before them."""
+"""Number of warm-up pairs, which are discarded."""
 
 
 def measure_latency(

@@ -8,26 +8,26 @@ before, and the gradient of its loss L with respect to the branch's weights w is
 which needs only h and dL/dy. Training computes both: nothing is inserted, and the host is not touched. A step of plain gradient
 descent at rate r would lower the loss by r |dL/dw|^2 + O(r^2).
 
-The host can do much of that without a seed: its own next layer applies a linear map of h at the same place, and early in
+The host can achieve much of that without a seed: its own next layer applies a linear map of h at the same place, and early in
 training a host gains more from its own weights than from any seed. So only the residual counts: dL/dy minus its least squares
 fit by h and a constant, over the samples and places of each member. The **growth potential** is
 
     the squared norm of dL/dw with dL/dy - fit in the place of dL/dy     [nats per unit of the seed's learning rate]
 
-One projection per slot suffices, since the fit could as well be subtracted from the features that the last map sees. Valuing a
-new unit by its first gradient is from GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125), counting only what the host
-cannot do itself from TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). First weights are one fixed draw for each
-slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can be
-compared. Evidence: experiments/2026-11-21_growth_potential.
+One projection per slot suffices, since the fit could equally be subtracted from the features that the last map sees. Scoring a
+new unit by its first gradient follows GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125); counting only what the host
+cannot do itself follows TINY (Verbockhaven et al. 2024, https://arxiv.org/abs/2405.19816). Initial weights are one fixed draw for
+each slot and blueprint, the same for all hosts, at all times and in all runs, so that the numbers of two hosts or two epochs can
+be compared. Evidence: experiments/2026-11-21_growth_potential.
 
 In a branch whose last map is zero at birth only that map has a gradient, so the rest of the branch is run forward only. Features
 h are those that leave the slot: for an occupied slot the potential is that of one more seed on top. It is measured for an
-additive seed with default first weights; other blends and informed weights are not accounted for.
+additive seed with default initial weights; other blends and informed weights are not accounted for.
 
 Noise adds to a squared norm: for n samples whose gradients have covariance V it is too high by trace(V) / n, at any slot.
 
-All members of a slot are measured at once, and blueprints share what they can: for tiny hosts a handful of samples costs next to
-nothing, and the cost is the number of kernels.
+All members of a slot are measured at once, and blueprints share what they can: for tiny hosts a few samples cost next to
+nothing, and the number of kernels dominates.
 """
 
 # M members, n samples per member, X samples and places, C channels, D channels and a constant, S slots, K blueprints,

@@ -1,1 +1,1 @@
-"""What a controller is paid for."""
+"""Rewards: modes, terms and reward-hacking checks."""

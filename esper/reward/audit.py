@@ -1,4 +1,4 @@
-"""Reward-hacking checks: seeds that a host depends on without gaining from them, and rewards that part from the outcome."""
+"""Reward-hacking checks: seeds that a host depends on without gaining from them, and rewards that diverge from the outcome."""
 
 # N hosts, S slots
 
@@ -18,11 +18,11 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 RATIO = 5.0
-"""A seed whose contribution exceeds the gain since its birth by this factor is suspect: the host has come to depend on it."""
+"""Ratio of a seed's contribution to the gain since its birth above which it is suspect: the host merely depends on it."""
 HARM = 0.2
-"""A host that lost more than this since the birth of a seed that contributes is held to ransom [pp]."""
+"""Loss of accuracy since the birth of a contributing seed above which the seed is suspect [pp]."""
 ERRORS = 2.0
-"""Contributions and losses count above this many standard errors."""
+"""Number of standard errors that a contribution or loss must exceed to count."""
 
 
 def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, BoolArray, BoolArray]:
@@ -53,7 +53,7 @@ def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[
 
 
 class Auditor:
-    """Collects the checks of one episode, step by step; changes nothing."""
+    """The checks of one episode, collected step by step. They do not affect the run."""
 
     def __init__(self) -> None:
         self._births = Births()
@@ -61,7 +61,7 @@ class Auditor:
         self._shaped = self._paid = 0.0
 
     def see(self, signals: StepSignals, components: Mapping[str, FloatArray]) -> None:
-        """Take in a step, with its reward by term."""
+        """Add a step, with its reward by term."""
         found = suspects(signals, self._births.gain(signals))
         self._counts += [int(which_NS.sum()) for which_NS in found]
         self._shaped += float(np.abs(components.get(SHAPING, np.zeros(1))).sum())

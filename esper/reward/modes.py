@@ -23,7 +23,7 @@ class RewardConfig:
     """Terms by the field of their weight, in the order of the sum."""
     ranges: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Ranges of the other fields, as for `check_ranges`."""
-    per_host: Any = None  # dict[str, int] | None: Hydra lets the command line add keys to no dict that says what it holds
+    per_host: Any = None  # dict[str, int] | None, untyped: Hydra refuses new keys in a typed dict
     """Number of training hosts per reward mode, as in '{shaped:16,sparse:16}': the first 16 hosts are paid by shaped, the next 16
     by sparse. The numbers must add up to hosts and include the mode of the run; the other modes use their defaults. Evaluation
     always uses the mode of the run. Null: one mode for all hosts."""
@@ -36,7 +36,7 @@ class RewardConfig:
                 f"reward.per_host must give numbers of hosts by mode, as in '{{shaped:16,sparse:16}}', got {self.per_host}"
             )
         if unknown := [name for name in self.counts if name not in MODES]:
-            raise ValueError(f"reward.per_host has an unknown mode {unknown[0]}: choose out of {', '.join(MODES)}")
+            raise ValueError(f"reward.per_host has an unknown mode {unknown[0]}: choose from {', '.join(MODES)}")
         if few := [name for name, count in self.counts.items() if count < 1]:
             raise ValueError(f"reward.per_host must give each mode at least 1 host, got {few[0]}: leave {few[0]} out")
         own = self.mode
@@ -220,7 +220,7 @@ class SparseConfig(RewardConfig):
 
 @dataclass(kw_only=True, slots=True)
 class MinimalConfig(SparseConfig):
-    """Sparse with a small cost per pruning, a signal against planting and pruning in turn.
+    """Sparse with a small cost per pruning, a signal against alternate planting and pruning.
 
     A cost restricted to prunings before `slots.min_prune_age` would never apply, since the masks forbid them.
     """

@@ -41,14 +41,14 @@ class Reward:
         raise TypeError(f"{type(self).__name__} does not define components(signals)")
 
     def __call__(self, signals: StepSignals) -> tuple[FloatArray, dict[str, FloatArray]]:
-        """Return the reward `[N]` [pp], and the terms that it is the sum of."""
+        """Return the reward `[N]` [pp], and its terms by name."""
         components = self.components(signals)
         if not components:
             return np.zeros(len(signals.op_N), dtype=np.float32), {}
         return np.stack(list(components.values())).sum(axis=0), components
 
     def initial_potential(self, accuracy_N: FloatArray, state: SlotState) -> FloatArray:
-        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp]: deducted there by shaping; 0 by default.
+        """Return gamma * Phi of the states that sub-episodes start from `[N]` [pp], which shaping deducts there; 0 by default.
 
         A sub-episode after a rollback pays for the potential of the snapshot although the host lost nothing: reported returns add
         this back.
@@ -56,14 +56,14 @@ class Reward:
         return np.zeros(len(accuracy_N), dtype=np.float32)
 
     def reset(self) -> None:
-        """Start a new episode, without memory of hosts."""
+        """Start a new episode and clear the memory of hosts."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of hosts within an episode; empty at its start."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
 
 
 class WeightedReward(Reward):

@@ -31,7 +31,7 @@ class Term:
     unit: str
     """Unit before the weight, which converts it into points; 1 for a pure number."""
     formula: str
-    """In symbols, for docs/rewards.md."""
+    """Formula in symbols, for docs/rewards.md."""
     make: Callable[[Any, float], Pay] | None = None
     """Function from the config of a mode and the agent's discount to the term; None for a potential."""
     sign: int = 1

@@ -5,7 +5,7 @@ slots, so the pay does not depend on the slot of an action.
 
 Most terms are pure functions of a step. Those that need the episode so far are a `Memory`: arrays over hosts that last from
 step to step. A rollback leaves a host with only the fossils of its snapshot, which may be older than the last step; so memories
-compare what they hold with the state before the next step. What a term has paid for a seed that a rollback removes is taken back:
+compare their content with the state before the next step. What a term has paid for a seed that a rollback removes is taken back:
 for live seeds with the rollback itself, for fossils younger than the snapshot with the step after it.
 """
 
@@ -160,7 +160,7 @@ class Memory:
         return {name: torch.tensor(array) for name, array in self.kept.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         self.kept = {name: tensor.numpy().copy() for name, tensor in state.items()}
 
     def recall(self, name: str, shape: tuple[int, ...], value: float = 0.0) -> FloatArray:
@@ -171,13 +171,13 @@ class Memory:
 class Births(Memory):
     """The accuracy of a host when each of its seeds was planted.
 
-    A contribution is what would be lost without a seed now. It can be large although the host never gained by the seed, since a
-    host learns to lean on its seeds. The accuracy gained since a seed's birth, minus what its neighbours came to contribute in
+    A contribution is what would be lost without a seed now. It can be large although the host never gained from the seed, since a
+    host learns to depend on its seeds. The accuracy gained since a seed's birth, minus what its neighbours came to contribute in
     that time, shows the difference: it works for a single seed too, and helpful neighbours do not hide a harmful seed.
     """
 
     def gain(self, signals: StepSignals) -> FloatArray:
-        """Take in a step; call once per step.
+        """Process a step and return the gain since birth; call once per step.
 
         Returns:
             `[N, S]` [pp], accuracy gained since a seed's birth minus its neighbours' contributions: by the seed and by what the
@@ -215,9 +215,9 @@ class Gain(Memory):
 
 
 class LossFall(Memory):
-    """The fall of the validation loss [nats]; over an episode, from its first to its last healthy measurement.
+    """The decrease of the validation loss [nats]; over an episode, from its first to its last healthy measurement.
 
-    What a host loses by a rollback is charged with the next step, so that nothing is paid twice.
+    A loss caused by a rollback is charged in the next step, so that nothing is paid twice.
     """
 
     def __call__(self, signals: StepSignals) -> FloatArray:

@@ -1,1 +1,1 @@
-"""Seeds: blueprints, banks of parameters, and first weights."""
+"""Seeds: blueprints, banks of parameters, and initial weights."""

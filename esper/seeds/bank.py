@@ -1,7 +1,7 @@
 """Banks of seeds: one bank per (slot, blueprint), with a row for each member; some rows hold a live seed.
 
 Germination in member i writes row i, parameters and optimiser state together; clearing zeroes it. Which rows are live is data, so
-the program keeps its shape, and only live rows are computed.
+the shape of the program is constant, and only live rows are computed.
 """
 
 # M members, L live members, P parameters of one member
@@ -33,7 +33,7 @@ class SGDConfig:
     momentum: float = 0.9
     """Share of the last step that is kept, in [0, 1). Higher: smoother."""
     weight_decay: float = 0.0
-    """Decay of every parameter towards 0 [1 / step], >= 0."""
+    """Decay of every parameter towards 0 [1 / step], >= 0. Higher: smaller weights."""
     max_norm: float = 1.0
     """Maximum gradient norm of a member, > 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
 
@@ -142,7 +142,7 @@ class SeedBank:
         self.optimiser = MemberSGD(self.fleet.flat, optimiser, rate_M1)
 
     def plant(self, member: int, generator: torch.Generator, gradients: SlotGradients | None = None) -> None:
-        """Write a newborn seed into a row: first weights from the generator, and a zero optimiser state.
+        """Write a newborn seed into a row: initial weights from the generator, and a zero optimiser state.
 
         Args:
             gradients: slot gradients of this member `[1, n, ...]`, for informed filters. None draws all weights.

@@ -11,7 +11,7 @@ class SeedError(RuntimeError):
     """An error in a blueprint's branch, which stops the run.
 
     No host is rolled back for it: all seeds of a bank are one call, so the error belongs to no single host, other hosts of the
-    program are left in the middle of a batch, and the error would happen again.
+    program are left in the middle of a batch, and the error would recur.
     """
 
 

@@ -10,7 +10,7 @@ from esper.fusion.layout import members_first
 class Gate(nn.Module):
     """g(x) = sigmoid(w2 . relu(W1 m + b1) + b2) of the mean m of x over space or time: a number in (0, 1) for each sample.
 
-    W1 has H = max(8, C // 4) rows. With PyTorch's first weights g is near 0.5.
+    W1 has H = max(8, C // 4) rows. With PyTorch's initial weights g is near 0.5.
     """
 
     def __init__(self, channels: int) -> None:

@@ -1,4 +1,4 @@
-"""Informed first weights: filters from the gradient that a seed would receive.
+"""Informed initial weights: filters from the gradient that a seed would receive.
 
 A branch ends in W2 act(norm(W1 a)), where a is its input or the output of its earlier layers, and W2 = 0 at birth. At first
 only W2 has a gradient: the sum over samples and places of dL/dy(p) act(norm(W1 a))(p)^T. Its size depends on W1, the map that
@@ -7,25 +7,25 @@ feeds the last one. Without norm and activation it is G W1^T with
     G = sum over samples and places of dL/dy(p) a(p + d)^T      a row for each output channel, a column for each input channel and
                                                                 offset d within the kernel
 
-Among orthogonal filters of one norm c, its squared norm is largest, c^2 times the sum of the largest squared singular values of
+Among orthogonal filters of equal norm c, its squared norm is largest, c^2 times the sum of the largest squared singular values of
 G, where the filters are the corresponding right singular vectors of G (Ky Fan 1949). These become the filters of W1:
 
 * They have the norm of those they replace, so that W1 keeps the norm of its default draw.
 * A singular vector has no sign. Of v and -v, the one with the larger gradient behind a ReLU is taken; for images the response's
   mean over places is subtracted first, as a norm would.
 * G has no more directions than output channels. Further filters repeat the first ones with the other sign (what a ReLU cuts off
-  on one side it shows on the other), and those left after that keep their default draw. With that many filters all directions
-  are covered anyhow, and little is gained.
-* A convolution in groups (depthwise: each channel alone) has a G for each group, of the group's inputs.
+  on one side it shows on the other), and those left after that keep their default draw. With that many filters the default draw
+  covers all directions, and little is gained.
+* A grouped convolution (depthwise: each channel alone) has a G for each group, of the group's inputs.
 * Where the gradient is zero or not finite, the default draw is kept.
 
 The seed is exactly the identity at birth, since the last map is zero. All other layers keep their default draw.
 
 GradMax (Evci et al. 2022, https://arxiv.org/abs/2201.05125) solves the same problem for new neurons between two layers of a
-network, where the fan-in is zero and the fan-out is given by singular vectors. In our branches the last map is zero and the
+network, where the fan-in is zero and the fan-out is set to singular vectors. In our branches the last map is zero and the
 fan-in is given, so that the branch as a whole can be inserted, moved and removed. TINY (Verbockhaven et al. 2024,
-https://arxiv.org/abs/2405.19816) sets both ends, and whitens G by the covariance of the inputs; we change nothing of the
-function, and do not whiten.
+https://arxiv.org/abs/2405.19816) sets both ends, and whitens G by the covariance of the inputs; we keep the function
+unchanged and do not whiten.
 """
 
 # n samples, X samples and places, O outputs, G groups of inputs, R directions, F filters of a group, D numbers of a filter
@@ -45,7 +45,7 @@ def inform(branch: nn.Module, gradients: SlotGradients) -> None:
 
     Args:
         branch: the newborn branch of one member.
-        gradients: those of that member `[1, n, ...]`.
+        gradients: slot gradients of that member `[1, n, ...]`.
     """
     feeding = feeding_map(branch)
     h, grad = (

@@ -1,6 +1,6 @@
 """Slot gradients: the features h of each slot, and the gradient dL/dh of the host's loss, for some samples.
 
-They are captured during training for growth potential (`measure.potential`) and informed first weights (`seeds.informed`).
+They are captured during training for growth potential (`measure.potential`) and informed initial weights (`seeds.informed`).
 """
 
 # M members, n samples a member

@@ -23,9 +23,10 @@ Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
 """Number of bootstrap or permutation samples. The relative error of a tail probability of 2.5 % is about 6 %."""
 MIN_BLOCKS = 10
-"""Fewest blocks that allow a verdict: with five, a nominal 95 % bootstrap interval covers the truth in 85 of 100 experiments."""
+"""Minimum number of blocks for a verdict: with five, a nominal 95 % bootstrap interval covers the truth in 85 of 100
+experiments."""
 TRIM: Any = 0.25
-"""Share that an interquartile mean leaves out at each end."""
+"""Share that an interquartile mean trims at each end."""
 
 
 def iqm_interval(values: npt.ArrayLike) -> Interval:
@@ -103,7 +104,9 @@ def improvement_interval(
     def probability(*index: npt.NDArray[np.intp], axis: int = -1) -> Any:
         return np.mean([ahead[i[..., :, None], i[..., None, :]].mean(axis=(axis - 1, axis)) for i in index], axis=0)
 
-    samples = [np.resize(group, max(2, len(group))) for group in groups]  # scipy wants two values; a copy changes no mean
+    samples = [
+        np.resize(group, max(2, len(group))) for group in groups
+    ]  # scipy requires two values; a copy does not change the mean
     resampled: Any = stats.bootstrap(
         samples, probability, n_resamples=RESAMPLES, batch=1000, vectorized=True, method="percentile", rng=generator
     )
@@ -122,7 +125,7 @@ def equivalence(differences: npt.ArrayLike, margin: float) -> float:
 def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
     """Return the number of blocks at which a paired t test detects a true difference of `effect` with this power.
 
-    Never fewer than a verdict takes.
+    The result is at least the number of blocks that a verdict requires.
 
     Args:
         spread: standard deviation of the differences.
@@ -142,7 +145,7 @@ def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: fl
 
 
 def likely_spread(values: npt.ArrayLike) -> float:
-    """Return an upper 60 % confidence bound of the standard deviation: few blocks tend to show too little of it.
+    """Return an upper 60 % confidence bound of the standard deviation, since few blocks tend to underestimate it.
 
     s * sqrt((n - 1) / q), where q is the 40 % quantile of chi squared with n - 1 degrees of freedom.
     """

@@ -37,7 +37,7 @@ class PairResult:
     p_holm: float
     """p value of the difference, corrected for the number of pairs (Holm 1979)."""
     p_equivalence_holm: float
-    """p value of equivalence, corrected likewise."""
+    """p value of equivalence, corrected in the same way."""
     verdict: Conclusion
     higher_is_better: bool
     margin: float

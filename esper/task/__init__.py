@@ -1,1 +1,1 @@
-"""Data sets, objectives, and the hosts that learn them."""
+"""Data sets, objectives, and the hosts that are trained on them."""

@@ -1,4 +1,4 @@
-"""The task interface: a data set, host instances that differ, and how hosts are made and trained."""
+"""The task interface: a data set, host instances, and the creation and training of hosts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +19,10 @@ from esper.task.instances import DataView, Instance, Instances, Name, Split, dat
 
 @dataclass(kw_only=True, slots=True)
 class TaskConfig:
-    """Fields that all tasks share. Where a field is a list, each host draws one of its values uniformly."""
+    """Base of task configs. If a field is a list, each host draws one of its values uniformly."""
 
     samples: ClassVar[Layout] = Layout.IMAGES
-    """What a sample is: an image, or a sequence of tokens. The task takes every host that reads such samples."""
+    """Layout of a sample: an image, or a sequence of tokens. The task accepts every host that reads such samples."""
     default_host: ClassVar[str] = "cnn"
     """Option of the group `host` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
@@ -30,9 +30,9 @@ class TaskConfig:
 
     instances: Instances = Instances.healthy
     """Condition of the hosts: `lesioned` hosts lack spatial context in some blocks (cnn), most inputs of some
-    layers (mlp), or attention to earlier tokens in some layers (transformer); `healthy` hosts are whole."""
+    layers (mlp), or attention to earlier tokens in some layers (transformer); `healthy` hosts are intact."""
     kinds: list[str] = field(default_factory=lambda: list[str]())
-    """Kinds of lesion, drawn uniformly: one letter per block or layer in forward order, x lesioned, o whole. Empty: the task's
+    """Kinds of lesion, drawn uniformly: one letter per block or layer in forward order, x lesioned, o intact. Empty: the task's
     standard kinds for a host of this many parts, as its description lists them."""
     batch_size: int = 128
     """Samples per optimiser step of a host, at least 1. The remainder of an epoch that fills no batch is dropped."""
@@ -114,7 +114,7 @@ class TaskConfig:
 
 
 class Task:
-    """A data set and the hosts that learn it."""
+    """A data set and the hosts that are trained on it."""
 
     def __init__(self, config: TaskConfig, host: HostConfig, data: Data) -> None:
         self.optimisers = (config.host_optimiser, config.seed_optimiser)
@@ -140,7 +140,7 @@ class Task:
         )
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
-        """Return the training data as the host of this name sees it."""
+        """Return the view of the training data for the host of this name."""
         name = Name(root=root, split=split, episode=episode, index=index)
         return data_view(self.instance(root, split, episode, index), self.data, name)
 

@@ -31,7 +31,7 @@ def reading(path: Path, remedy: str) -> Generator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise TaskError(f"the task needs {path}, which is not there: {remedy}") from error
+        raise TaskError(f"the task needs {path}, which does not exist: {remedy}") from error
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise TaskError(f"{path} is damaged ({error}): {remedy}") from error
 

@@ -29,14 +29,14 @@ from esper.task.images import ImagesConfig, divide
 from esper.task.instances import Instances
 
 NUM_TRAIN, NUM_VALID = 1078, 359
-"""Sizes of the training and validation sets; the other 360 images are for the test."""
+"""Sizes of the training and validation sets; the other 360 images are the test set."""
 
 
 @dataclass(kw_only=True, slots=True)
 class DigitsConfig(ImagesConfig):
     """scikit-learn's digits, split 1,078 / 359 / 360. Standard kinds: [ooo,xoo,oxx,oxx] or [oo,xo,ox].
 
-    With three parts one kind comes twice as often, so that it matters more where a host grows.
+    With three parts, kind oxx is drawn twice as often, so that the place of growth matters more.
     """
 
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox"), 3: ("ooo", "xoo", "oxx", "oxx")}

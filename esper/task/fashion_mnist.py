@@ -1,7 +1,7 @@
 """Fashion-MNIST: 70,000 images of clothes, 28x28 pixels in ten classes, from the four IDX files of the data set.
 
 An IDX file has a header of big-endian words (a magic number, then the length of each axis) followed by the bytes; it may be
-gzipped. Of the 60,000 training images 6,000 are held out for validation; the other 10,000 images are for the test.
+gzipped. Of the 60,000 training images 6,000 are held out for validation; the other 10,000 images are the test set.
 
 Results for 32 hosts and 20 epochs: test accuracy [%] / return of reward=shaped; standard error of the accuracy 1 to 2:
 

@@ -59,7 +59,7 @@ class Instance:
     """The properties of a host."""
 
     lesion: str = ""
-    """One letter per block or layer, x lesioned, o whole; empty if the host has no parts to lesion."""
+    """One letter per block or layer, x lesioned, o intact; empty if the host has no parts to lesion."""
     label_noise: float = 0.0
     """Share of wrong training labels."""
     data_share: float = 1.0

@@ -26,7 +26,7 @@ from esper.task.text import TextConfig, blocks, text_data
 
 VOCABULARY = 256
 SHARE = 0.1
-"""Share of the bytes held out for validation, and for the test."""
+"""Share of the bytes held out for validation, and again for testing."""
 LEAST = 100_000
 """Minimum size of the texts [bytes]."""
 

@@ -34,7 +34,7 @@ class TinyStoriesConfig(TextConfig):
     stories: int = 20_000
     """Number of training stories, counted from the first, at least 1. More: more data, more memory."""
     valid_stories: int = 2_000
-    """Number of stories from the validation file, at least 2; half of them are for the test."""
+    """Number of stories from the validation file, at least 2; half of them are for testing."""
     batch_size: int = 32
     epoch_samples: int = 2048
     valid_samples: int = 256

@@ -1,4 +1,4 @@
-"""Anomalies in learning: a table of rules on the metrics of an update, and a watch that remembers what they found."""
+"""Anomalies in learning: a table of rules on the metrics of an update, and a monitor that keeps track of anomalies."""
 
 import math
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ class AnomaliesConfig:
     nonfinite: float = 0.0
     """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later; inf: never."""
     explained_variance: float = -0.1
-    """Share of the returns' variance below which a critic is useless, at most 1. A constant explains 0, as does an untrained
-    critic. Lower: later; -inf: never."""
+    """Share of the returns' variance below which a critic is useless, at most 1. A constant or untrained critic explains 0.
+    Lower: later; -inf: never."""
     gradient_above: float = 100.0
     """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.
     Higher: later; inf: never."""
@@ -52,7 +52,7 @@ class AnomaliesConfig:
     """Share of seeds that contribute many times what the host gained, above which hosts merely depend on them, in [0, 1]. Higher:
     later; 1: never."""
     ransomware: float = 0.25
-    """Share of indispensable seeds whose host is worse than before they came, above which it is ransomware, in [0, 1]. Higher:
+    """Share of indispensable seeds whose host is worse than before planting, above which they are ransomware, in [0, 1]. Higher:
     later; 1: never."""
     goodhart: float = 0.0
     """Rank correlation over hosts between return and committed accuracy below which rewards miss the goal, in [-1, 1]. Lower:
@@ -80,7 +80,7 @@ class AnomaliesConfig:
 
 
 AT_ONCE = frozenset({"ratio_explosion", "kl_spike", "nonfinite", "exploding_gradient"})
-"""Kinds that one update suffices to report; the others must last."""
+"""Kinds that are reported after one update; the others must persist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Rule:
     below: bool = False
     """If true, the anomaly is below the threshold, else above."""
     samples: str = ""
-    """Metric with the number of samples, or under `policy/` with their share of all decisions. Not checked if there is none."""
+    """Metric with the number of samples, or under `policy/` with their share of all decisions. If empty, there is no minimum."""
     least: str = "min_steps"
     """Name of the smallest number of samples in the config."""
 
@@ -136,7 +136,7 @@ REMEDIES = {
     "ransomware": "set reward.attribution to 0, and check slots.incubation and the seeds' learning rate",
     "goodhart": "see which reward/ term is largest, and lower its weight",
 }
-"""What to try, by kind."""
+"""Remedy by kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,11 +153,11 @@ class Anomaly:
     meaning: str
     """Value and threshold, as one clause."""
     remedy: str
-    """What to try, as one clause."""
+    """Remedy, as one clause."""
 
     @property
     def key(self) -> str:
-        """Identity over time: anomalies with the same key are one that continues."""
+        """Identity over time: an anomaly continues in the next anomaly with the same key."""
         return f"{self.kind}_{self.tag.partition('/')[2]}"
 
     def sentence(self) -> str:
@@ -182,7 +182,7 @@ def find(metrics: Mapping[str, float], config: AnomaliesConfig, decisions: int) 
             value, count = metrics.get(tag, threshold), metrics.get(samples, math.inf)
             if samples.startswith("policy/"):
                 count *= decisions
-            # Shares are rounded: half a sample less is as many.
+            # Shares are rounded: tolerate half a sample.
             if (value < threshold if rule.below else value > threshold) and count > least - 0.5:
                 side = "below" if rule.below else "above"
                 meaning = f"{tag} is {value:.3g}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
@@ -196,22 +196,22 @@ class Findings:
     """Anomalies after an update."""
 
     present: tuple[Anomaly, ...] = ()
-    """All that are present."""
+    """All anomalies in this update."""
     new: tuple[Anomaly, ...] = ()
-    """Those that begin: absent for longer than details of their last occurrence were kept."""
+    """Anomalies that start: absent since the details of their last occurrence ended."""
     first: tuple[Anomaly, ...] = ()
-    """Those that the run never had before."""
+    """Anomalies that occur for the first time in the run."""
     detailed: bool = False
     """True if an anomaly is recent enough to write all details."""
 
 
 class Watch:
-    """Remembers anomalies, to separate lasting from passing ones and to report each once."""
+    """A monitor that separates lasting anomalies from passing ones and reports each once."""
 
     def __init__(self, config: AnomaliesConfig, decisions: int) -> None:
         self.config, self.decisions = config, decisions
         self._streaks: dict[str, int] = {}
-        """Length of the present streak of each key [updates]."""
+        """Length of the current streak of each key [updates]."""
         self._seen: dict[str, int] = {}
         """Last update in which an anomaly of a key was present."""
 

@@ -14,12 +14,13 @@ Rows = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """What a writer knows of its run."""
+    """Properties of a run for its writers."""
 
     folder: Path
     """The run's folder."""
     resume_update: int = 0
-    """Updates behind the resumed state, 0 in a new run. Records of later updates must go, so that none appears twice."""
+    """Number of updates in the resumed state, 0 in a new run. Records of later updates must be removed, so that none appears
+    twice."""
     total_updates: int = 1
     """Number of the last update."""
     name: str = ""
@@ -27,26 +28,26 @@ class RunInfo:
     shared: bool = False
     """If true, other runs write to the same terminal at the same time."""
     file: TextIO | None = None
-    """Where a console shows; null for standard output."""
+    """Output of a console; None for standard output."""
 
 
 class Writer:
-    """Receives the records of a run; a writer defines the methods that it needs.
+    """Base of writers, which receive the records of a run. A writer defines the methods that it needs.
 
     Metrics are measured values by tag. Each method may raise DiskError.
     """
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
-        """Take the title of the run, one line, and the values to compare it by with others."""
+        """Receive the title of the run, one line, and the hyperparameters by which runs are compared."""
 
     def costs(self, table: Mapping[str, Any]) -> None:
-        """Take the costs of hosts and seeds in this run, once."""
+        """Receive the costs of hosts and seeds in this run, once."""
 
     def step(self, t: int, steps: int) -> None:
-        """Take notice that `t` of `steps` host epochs of the current rollout are done."""
+        """Receive the progress of the current rollout: `t` of `steps` host epochs are done."""
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Take the measured metrics of every update, for display."""
+        """Receive the measured metrics of every update, for display."""
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an update that telemetry.every or telemetry.detail_every selects; updates rise from 1."""
@@ -55,13 +56,13 @@ class Writer:
         """Write the controller's decisions in an update that is written with all details."""
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
-        """Take an anomaly that begins in this update; `first` if the run never had it before."""
+        """Receive an anomaly that starts in this update; `first` is true for its first occurrence in the run."""
 
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
-        """Take the summary of a run that reached its end, and the last value of every metric."""
+        """Receive the summary of a completed run, and the last value of every metric."""
 
     def close(self) -> None:
-        """Close files and give the terminal back; further calls do nothing."""
+        """Close files and restore the terminal; further calls do nothing."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,6 +73,6 @@ class WriterConfig:
         """Open the writer.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
-        raise TypeError(f"{type(self).__name__} does not say what it writes: define build(run)")
+        raise TypeError(f"{type(self).__name__} does not define build(run)")

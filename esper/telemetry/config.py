@@ -15,7 +15,7 @@ from esper.telemetry.writers import check_writers
 
 @dataclass(kw_only=True, slots=True)
 class TelemetryConfig:
-    """All records, and progress on the console. Neither the training nor what is measured depends on these choices."""
+    """All records, and progress on the console. These choices affect neither training nor measurements."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard", "console"])
     """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
@@ -43,7 +43,7 @@ class TelemetryConfig:
         """Open all writers.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         return Telemetry(self, run)
 
@@ -68,7 +68,7 @@ class Telemetry:
         self._total = run.total_updates
         self._latest: dict[str, float] = {}
         self._writers: list[Writer] = []
-        with ExitStack() as closing:  # closes what is open if opening the next fails
+        with ExitStack() as closing:  # closes the open writers if opening the next one fails
             for one in check_writers(config.writers).values():
                 self._writers.append(one.build(run))
                 closing.callback(self._writers[-1].close)
@@ -79,7 +79,7 @@ class Telemetry:
 
         Args:
             title: one line.
-            hparams: values to compare this run by with others; `finish` writes them with its results.
+            hparams: hyperparameters by which runs are compared; `finish` writes them with the results.
         """
         for writer in self._writers:
             writer.start(title, hparams)
@@ -88,7 +88,7 @@ class Telemetry:
         """Record the costs of hosts and seeds in this run.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         for writer in self._writers:
             writer.costs(table)
@@ -115,7 +115,7 @@ class Telemetry:
 
         Raises:
             UnknownTagError: a tag is not in the table, whichever writers there are.
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         values = measured(metrics)
         self._latest.update(values)
@@ -133,10 +133,10 @@ class Telemetry:
                 writer.anomaly(update, anomaly, first=anomaly in findings.first)
 
     def finish(self, rows: Rows = ()) -> None:
-        """Write the summary of a run that reached its end: name and text of each line."""
+        """Write the summary of a completed run: name and text of each line."""
         for writer in self._writers:
             writer.finish(rows, self._latest)
 
     def close(self) -> None:
-        """Close all writers, the last one first; each is closed whatever happens to the others."""
+        """Close all writers, the last one first; each is closed even if others fail."""
         self._closing.close()

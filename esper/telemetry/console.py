@@ -1,4 +1,4 @@
-"""Writer for people: a live display in a terminal, a few plain lines anywhere else."""
+"""The console writer: a live display in a terminal, a few plain lines elsewhere."""
 
 import os
 import sys
@@ -81,15 +81,15 @@ class PlainConsole(Writer):
         self._tenth = 10 * self._first // self._total
         self._began = time.monotonic()
 
-    def _say(self, line: str) -> None:
-        encoding = self._file.encoding or "utf-8"  # a log in ASCII shows a question mark for a letter that it lacks
+    def _print_line(self, line: str) -> None:
+        encoding = self._file.encoding or "utf-8"  # an ASCII log shows a question mark for other characters
         line = f"{self._lead}{line}\n".encode(encoding, "replace").decode(encoding)
-        print(line, end="", file=self._file, flush=True)  # its end with it: beside other runs nothing may come between
+        print(line, end="", file=self._file, flush=True)  # one write per line, so that lines of parallel runs do not mix
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._began = time.monotonic()
-        after = f", after {self._first} before" if self._first else ""
-        self._say(f"{title}: {self._total - self._first} updates{after}")
+        after = f", resumed after {self._first}" if self._first else ""
+        self._print_line(f"{title}: {self._total - self._first} updates{after}")
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics when a tenth of the updates is complete; `finish` prints the last tenth."""
@@ -100,15 +100,15 @@ class PlainConsole(Writer):
         elapsed = time.monotonic() - self._began
         left = elapsed / max(1, update - self._first) * (self._total - update)
         values = ", ".join(f"{SHOWN[tag]} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
-        self._say(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
+        self._print_line(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         if first:
-            self._say(f"update {update}/{self._total}: {anomaly.sentence()}")
+            self._print_line(f"update {update}/{self._total}: {anomaly.sentence()}")
 
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         summary = ", ".join(f"{name} {value}" for name, value in rows)
-        self._say(f"done after {clock(time.monotonic() - self._began)}: {summary}")
+        self._print_line(f"done after {clock(time.monotonic() - self._began)}: {summary}")
 
 
 def clock(seconds: float) -> str:
@@ -147,7 +147,7 @@ class LiveConsole(Writer):
         self._live = Live(self._picture(), console=console, refresh_per_second=REFRESH, vertical_overflow="crop", transient=False)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
-        """Take the terminal's last lines, until `close`."""
+        """Start the display on the last lines of the terminal, until `close`."""
         self._title = self._lead + title
         self._live.update(self._picture())
         self._live.start(refresh=True)
@@ -158,7 +158,7 @@ class LiveConsole(Writer):
         self._progress.update(self._task, completed=self._done + t / steps, phase=phase)
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of an update; the next redraw shows them."""
+        """Store the metrics of an update for the next redraw."""
         self._done = update
         self._latest.update(metrics)
         for tag in SHOWN:

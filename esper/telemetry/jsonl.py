@@ -28,12 +28,12 @@ class Lines:
         """
         Args:
             path: the file.
-            resume_update: updates behind the resumed state. Later records, and a last line that a kill cut short, are removed,
-                so that no update is in the file twice.
+            resume_update: number of updates in the resumed state. Later records, and a last line that a kill cut short, are
+                removed, so that no update is in the file twice.
 
         Raises:
-            ValueError: the file holds a line that is no record.
-            DiskError: the disk refused.
+            ValueError: a line of the file is not a record.
+            DiskError: writing failed.
         """
         self.path = path
         with disk(f"write metrics to {path}"):
@@ -42,7 +42,7 @@ class Lines:
                 os.truncate(path, sum(len(line) for line, record in _records(path) if record["update"] <= resume_update))
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
-        """Write records; if they do not fit on the disk, none of them is left behind.
+        """Write records, either all of them or, if the disk is full, none.
 
         JSON has no infinity: it is written as the string "inf" or "-inf", which float() reads.
         """
@@ -50,7 +50,7 @@ class Lines:
             json.dumps({"update": update} | {k: str(v) if v in (math.inf, -math.inf) else v for k, v in record.items()}) + "\n"
             for record in records
         ]
-        # Unbuffered: nothing is left over to fail again when the file is closed.
+        # Unbuffered, so that closing the file cannot fail again.
         with disk(f"write metrics to {self.path}"), self.path.open("ab", buffering=0) as file:
             start, rest = file.tell(), memoryview("".join(lines).encode())
             try:
@@ -62,7 +62,8 @@ class Lines:
 
 
 class JsonlWriter(Writer):
-    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and likewise decisions and anomalies, if there are any."""
+    """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and decisions and anomalies in the same form, if there are
+    any."""
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """See `Lines`."""
@@ -96,15 +97,15 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             except ValueError:
                 record = None
             if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
-                raise ValueError(f"line {number} of {path} is not a record of metrics: mend or move the file")
+                raise ValueError(f"line {number} of {path} is not a record of metrics: fix or move the file")
             yield line, cast(dict[str, Any], record)
 
 
 def read_records(path: Path) -> list[dict[str, float]]:
-    """Return the records of a file, each with its update under "update". A last line that a kill cut short is left out.
+    """Return the records of a file, each with its update under "update". A last line cut short by a kill is left out.
 
     Raises:
-        ValueError: the file holds a line that is no record.
+        ValueError: a line of the file is not a record.
         OSError: the file cannot be read.
     """
     return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]

@@ -1,4 +1,4 @@
-"""The table of metrics, the only place that names them: the source of writers, console and docs/metrics.md."""
+"""The table of all metrics, used by writers, console and docs/metrics.md."""
 
 import math
 import re
@@ -34,10 +34,10 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 METRICS: tuple[Metric, ...] = (
     Metric("sandbox/optimum", "points", "Expected return of the best controller; env=sandbox."),
-    Metric("sandbox/share_of_optimum", "1", "Mean return as a share of it; env=sandbox."),
-    Metric("agent/*", "1", "A metric of a learner from outside, under the name that the learner gives it."),
+    Metric("sandbox/share_of_optimum", "1", "Mean return as a share of `sandbox/optimum`; env=sandbox."),
+    Metric("agent/*", "1", "A metric of an external learner, under the name that the learner gives it."),
     Metric("host/accuracy", "pp", "Validation accuracy at the end of the episode, mean over hosts."),
-    Metric("host/accuracy_gain", "pp", "Accuracy at the end of the episode less that at its start, mean over hosts."),
+    Metric("host/accuracy_gain", "pp", "Accuracy at the end of the episode minus that at its start, mean over hosts."),
     Metric("host/loss", "nat", "Validation loss at the end of the episode, mean over hosts."),
     Metric("host/committed_accuracy", "pp", "Validation accuracy with fossilized seeds only, mean over hosts."),
     Metric("host/all_off_accuracy", "pp", "Validation accuracy with every active seed off, last step, mean over hosts."),
@@ -51,16 +51,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("host/training_flops", "FLOP", "FLOPs of training a host and its seeds in the episode, as counted; mean over hosts."),
     Metric("host/measuring_flops", "FLOP", "FLOPs of validation in the episode, counterfactuals included; mean over hosts."),
     Metric("host/seeds_germinated", "count", "Seeds planted in the episode, mean over hosts."),
-    Metric("host/seeds_fossilized", "count", "Seeds kept for good in the episode, mean over hosts."),
+    Metric("host/seeds_fossilized", "count", "Seeds fossilized in the episode, mean over hosts."),
     Metric("host/seeds_pruned", "count", "Seeds removed in the episode, mean over hosts."),
     Metric("host/stage_dormant", "count", "Empty slots at the end of the episode, mean over hosts."),
     Metric("host/stage_germinated", "count", "Slots whose seed is not active yet, at the end of the episode; mean over hosts."),
-    Metric("host/stage_training", "count", "Slots whose seed trains aside, at the end of the episode; mean over hosts."),
+    Metric(
+        "host/stage_training", "count", "Slots whose seed trains behind the host, at the end of the episode; mean over hosts."
+    ),
     Metric("host/stage_blending", "count", "Slots whose alpha moves, at the end of the episode; mean over hosts."),
     Metric("host/stage_holding", "count", "Slots whose seed waits for the decision, at the end of the episode; mean over hosts."),
-    Metric("host/stage_fossilized", "count", "Slots whose seed is kept for good, at the end of the episode; mean over hosts."),
+    Metric("host/stage_fossilized", "count", "Slots whose seed is kept permanently, at the end of the episode; mean over hosts."),
     Metric("host/stage_pruned", "count", "Slots whose seed was removed in the last step of the episode; mean over hosts."),
-    Metric("host/stage_embargoed", "count", "Empty slots closed for a while, at the end of the episode; mean."),
+    Metric("host/stage_embargoed", "count", "Slots under embargo at the end of the episode, mean over hosts."),
     Metric("policy/return", "reward", "Undiscounted sum of rewards of one episode, mean over hosts."),
     Metric("policy/entropy", "nat", "Entropy of the policy, mean over decisions that were not forced."),
     Metric("policy/explained_variance", "1", "1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 a constant one."),
@@ -74,20 +76,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/learning_rate", "1", "Learning rate of this update."),
     Metric("policy/entropy_coef", "1", "Weight of the entropy bonus in this update."),
     Metric("policy/minibatches_skipped", "count", "Minibatches of this update left out, since the policy had moved far enough."),
-    Metric("policy/skipped_fraction", "fraction", "The same, as a share of all minibatches of the update."),
+    Metric("policy/skipped_fraction", "fraction", "Share of minibatches of this update left out."),
     Metric("policy/minibatches_nonfinite", "count", "Minibatches dropped, since a loss or a gradient was not finite."),
     Metric("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     Metric("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),
-    Metric("policy/explained_variance_floored", "1", "The same, of a variance of at least agent.advantage_floor squared."),
+    Metric("policy/explained_variance_floored", "1", "The same, with Var(target) at least agent.advantage_floor squared."),
     Metric("policy/value_slope", "1", "Slope of returns on predicted values: 1 is calibrated, below 1 too wide."),
     Metric("policy/value_intercept", "reward", "Return where the prediction is 0, by the same line; 0 is calibrated."),
-    Metric("policy/value_error_<quarter>", "reward", "Return less prediction, mean over a quarter by prediction.", detail=True),
+    Metric("policy/value_error_<quarter>", "reward", "Return minus prediction, mean over a quarter by prediction.", detail=True),
     Metric("policy/ratio_max", "1", "Largest change of an action's probability by the update, up or down, as a factor >= 1."),
     Metric("policy/ratio_q95", "1", "95 % quantile of this factor, over decisions that were not forced."),
     Metric("policy/kl_of_target", "1", "Divergence after the update, in units of agent.target_kl."),
     Metric("policy/learnable_<head>", "fraction", "Steps at which this head had a choice and mattered.", detail=True),
     Metric("policy/entropy_<head>", "nat", "Entropy of this head given operation and slot, mean over these steps.", detail=True),
-    Metric("policy/entropy_share_<head>", "fraction", "As a share of its maximum: 1 is chance, 0 is decided.", detail=True),
+    Metric(
+        "policy/entropy_share_<head>",
+        "fraction",
+        "Entropy of this head over its maximum: 1 is uniform, 0 is deterministic.",
+        detail=True,
+    ),
     Metric("policy/ratio_max_<head>", "1", "Largest change of this head's probability, as a factor.", detail=True),
     Metric("policy/ratio_q95_<head>", "1", "95 % quantile of this factor, over the same steps.", detail=True),
     Metric("policy/kl_<head>", "nat", "Divergence of this head, mean over the same steps.", detail=True),
@@ -104,25 +111,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/*", "reward", "Weighted sum of the reward term of this name over one episode, mean over hosts."),
     Metric("mode/*", "reward", "Undiscounted sum of rewards of one episode, mean over the hosts paid by this mode."),
     Metric("audit/seed_epochs", "count", "Contributions of seeds measured in one episode: seeds times host epochs."),
-    Metric("audit/attribution_ratio", "fraction", "Share of these at least 5 times what the host gained since the seed came."),
+    Metric("audit/attribution_ratio", "fraction", "Share of these at least 5 times what the host gained since planting."),
     Metric("audit/ransomware", "fraction", "Share of these from indispensable seeds whose host is worse than before."),
     Metric("audit/shaped_ratio", "1", "Sum of |shaping| over sum of |reward|, over steps and hosts."),
     Metric("audit/goodhart", "1", "Rank correlation over hosts between return and committed accuracy, mean over modes."),
     Metric("action/wait", "fraction", "Steps at which the controller did nothing."),
-    Metric("action/germinate", "fraction", "Steps at which it planted a seed."),
-    Metric("action/set_alpha_target", "fraction", "Steps at which it set where a seed's alpha goes."),
-    Metric("action/prune", "fraction", "Steps at which it removed a seed."),
-    Metric("action/fossilize", "fraction", "Steps at which it kept a seed for good."),
-    Metric("action/advance", "fraction", "Steps at which it moved a seed to the next stage."),
+    Metric("action/germinate", "fraction", "Steps at which the controller planted a seed."),
+    Metric("action/set_alpha_target", "fraction", "Steps at which the controller set the target of a seed's alpha."),
+    Metric("action/prune", "fraction", "Steps at which the controller removed a seed."),
+    Metric("action/fossilize", "fraction", "Steps at which the controller fossilized a seed."),
+    Metric("action/advance", "fraction", "Steps at which the controller moved a seed to the next stage."),
     Metric("governor/rollbacks_nonfinite", "count", "Hosts rolled back for a non-finite loss or parameter."),
     Metric("governor/rollbacks_divergence", "count", "Hosts rolled back for a diverging loss."),
     Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host fell to chance level."),
     Metric("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
     Metric("governor/suspect", "count", "Host epochs after which the loss was above the host's usual range, without rollbacks."),
-    Metric("governor/vetoed", "count", "Steps of a host in which the governor withheld an operation that would have been legal."),
+    Metric("governor/vetoed", "count", "Steps of a host in which the governor vetoed an operation that was otherwise legal."),
     Metric("governor/retired", "count", "Hosts frozen at their last snapshot after too many rollbacks without recovery."),
     Metric("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
-    Metric("time/act_seconds", "s", "Part of it in which the controller decides what to do."),
+    Metric("time/act_seconds", "s", "Part of rollout_seconds in which the controller chooses actions."),
     Metric("time/update_seconds", "s", "Time spent in learning from the rollout."),
     Metric("time/samples_per_second", "1/s", "Training samples of all hosts per second of rollout."),
     Metric("time/host_epochs_per_second", "1/s", "Host epochs of all hosts per second of rollout."),
@@ -148,7 +155,7 @@ ROLLBACKS = tuple(tag for tag in _EXACT if tag.startswith("governor/rollbacks_")
 
 
 class UnknownTagError(ValueError):
-    """A metric that the table does not hold. The message names the tag and the closest known one."""
+    """A metric that the table does not contain. The message names the tag and the closest known one."""
 
 
 def metric(tag: str) -> Metric:
@@ -173,7 +180,7 @@ def groups() -> list[str]:
 
 
 def measured(metrics: Mapping[str, Value]) -> dict[str, float]:
-    """Return measured values as floats, without None and NaN: what was not measured must never read as 0.
+    """Return measured values as floats, without None and NaN: unmeasured values must not read as 0.
 
     Raises:
         UnknownTagError: the table has no such row, whether it was measured or not.

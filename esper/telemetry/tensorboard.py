@@ -30,10 +30,10 @@ class TensorBoardWriter(Writer):
 
         Args:
             folder: folder of the event files, created if missing.
-            resume_update: updates behind the resumed state; TensorBoard drops later events.
+            resume_update: number of updates in the resumed state; TensorBoard drops later events.
 
         Raises:
-            DiskError: the disk refused.
+            DiskError: writing failed.
         """
         self.folder = folder
         self._open = True

@@ -25,7 +25,7 @@ def check_writers(entries: list[object]) -> dict[str, WriterConfig]:
             raise ValueError(f"telemetry.writers must hold names, or settings as in {{csv:{{delimiter:';'}}}}, got {entry}")
         name = str(next(iter(one)))
         if name not in WRITERS:
-            raise ValueError(f"telemetry.writers={name} is not known: choose out of {', '.join(WRITERS)}")
+            raise ValueError(f"telemetry.writers={name} is not known: choose from {', '.join(WRITERS)}")
         if name in found:
             raise ValueError(f"telemetry.writers names {name} twice: name it once")
         try:

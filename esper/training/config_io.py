@@ -1,4 +1,4 @@
-"""Config I/O: the form of a config in a checkpoint, its way back, and the changes that a resumed run allows."""
+"""Config I/O: conversion of configs to and from checkpoints, and the changes that a resumed run allows."""
 
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ def from_plain(plain: dict[str, Any]) -> Config:
     """Return the config that `to_plain` turned into primitives, after importing its plugins.
 
     Raises:
-        ConfigError: a plugin is missing, or another version wrote the config, with other options or keys.
+        ConfigError: a plugin is missing, or the config was written by another version, with other options or keys.
     """
     load_plugins(plain["values"].get("plugins", ()))
     cfg = OmegaConf.structured(Config)
@@ -49,7 +49,7 @@ def from_plain(plain: dict[str, Any]) -> Config:
             cfg[group] = {key: _class(group, name) for key, name in chosen.items()} if many else _class(group, chosen)
         cfg.merge_with(plain["values"])
     except (KeyError, OmegaConfBaseException) as error:
-        raise ConfigError(f"the saved config is of another version of esper ({error}): start a new run") from error
+        raise ConfigError(f"the saved config was written by another version of esper ({error}): start a new run") from error
     return typed(cfg, plain["choices"])
 
 
@@ -90,7 +90,7 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
     Args:
         saved: the config in the run's checkpoint.
         asked: the config of the command that resumes it.
-        overrides: of that command.
+        overrides: overrides of that command.
 
     Raises:
         ConfigError: an override asks for a change that is not permitted.

@@ -20,8 +20,8 @@ class DecisionLog:
     def __init__(self, layout: EnvSpec, update: int) -> None:
         """
         Args:
-            layout: of the environment.
-            update: number of the update that learns from the episode, 1 or more.
+            layout: sizes and names of the environment.
+            update: number of the update that learns from the episode, at least 1.
         """
         self._layout, self._update = layout, update
         self._seeds: dict[tuple[int, int], str] = {}

@@ -22,14 +22,14 @@ def play(
     record: Callable[[Transition], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EpisodeRecord:
-    """Run one episode from the environment's present start to its end.
+    """Run one episode from the environment's current start to its end.
 
     Each host draws its actions from a random stream of its own, so that they do not depend on the number of hosts.
 
     Args:
         greedy: if true, take the most probable actions instead of sampling.
         record: called with every transition.
-        progress: called with the steps done and T, before the first step too.
+        progress: called with the number of steps done and T, also before the first step.
     """
     begun = time.perf_counter()
     num_hosts, num_steps = env.num_envs, env.num_steps

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class Trainer:
         """Build the parts.
 
         Args:
-            name: name of the run, where it is one of several; the console shows it.
+            name: name of the run among several, shown by the console.
             shared: true if other runs write to the same terminal.
         """
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
@@ -88,7 +89,7 @@ class Trainer:
 
         Raises:
             Stopped: SIGINT or SIGTERM arrived; the newest checkpoint is that of the last update.
-            DiskError: the disk refused; the newest checkpoint is intact.
+            DiskError: writing failed; the newest checkpoint is intact.
         """
         config, (name, shared) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
@@ -104,7 +105,7 @@ class Trainer:
                     episode = self.collect(telemetry, asked)
                     learned = self.learn(episode)
                     self.update += 1
-                    # Before the checkpoint: a resumed run drops what was written twice.
+                    # Before the checkpoint: a resumed run removes later records.
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
                     self.checkpoints.save(self.state_dict(), self.update)
                     provenance.save(self.update)
@@ -151,7 +152,7 @@ class Trainer:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a later process needs to resume exactly: hosts and noise are known by their names."""
+        """Return the state from which a run resumes exactly; hosts and noise are determined by their names."""
         return {
             "config": self._plain,
             "update": self.update,
@@ -185,11 +186,13 @@ class Trainer:
         if self.learner:
             self.learner.load_state_dict(state["agent"])
         self.env.prepare(state["env"])
+        if self.update >= self.config.updates:
+            warnings.warn(f"the run has finished its updates={self.config.updates}: give a larger number to go on", stacklevel=2)
 
     # ---- text for people
 
     def title(self) -> str:
-        """Return one line on the run."""
+        """Return a title of one line."""
         config, choices = self.config, self._plain["choices"]
         setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
@@ -199,7 +202,7 @@ class Trainer:
         return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
-        """Return the values that tell this run from others."""
+        """Return the hyperparameters that identify this run."""
         choices = self._plain["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config

@@ -201,6 +201,6 @@ def test_incompatible_agent_options_are_refused(overrides: list[str], sentence: 
 
 
 def test_a_window_without_a_learner_is_refused() -> None:
-    with pytest.raises(ConfigError, match="buffer=window has no effect, since this agent learns from no buffer"):
+    with pytest.raises(ConfigError, match="buffer=window has no effect, since this agent does not learn from a buffer"):
         check(["buffer=window", "agent=wait"])
     check(["buffer=rollout", "agent=wait"])

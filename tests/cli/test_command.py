@@ -85,7 +85,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             ["slots=all", "host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
             r"measures 2\^9 settings",
         ),
-        (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab is several runs: put -m in front"),
+        (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab starts several runs: put -m in front"),
         (["arms=reward: shaped,sparse"], "arms belongs to a sweep: put -m sweep=ab in front"),
         (["-m", "trials=3"], "trials belongs to a sweep: put -m sweep=tune in front"),
         (["-m", "sweep=tune", "tune=agent.gamma: 0..1"], "there is no key tune any more: write the keys to tune"),
@@ -241,7 +241,7 @@ def test_cfg_job_prints_yaml_that_composes(main_here, tmp_path: Path) -> None:
 def test_help(main_here, tmp_path: Path) -> None:
     shown = main_here("--help")
     assert "\n  seed=0 " in shown
-    assert "shaped, simplified" in shown
+    assert "shaped*, simplified" in shown
     assert not list(tmp_path.iterdir())
 
 

@@ -170,7 +170,7 @@ def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -
 
 
 def test_a_policy_with_slot_identity_needs_its_slots(named) -> None:
-    with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, and here they are .*agent.slot_identity=false"):
+    with pytest.raises(ConfigError, match=r"with the slots r0c0, r0c1, r0c2, but this run has .*agent.slot_identity=false"):
         Evaluation.load(str(named), hosts=2, overrides=FIVE).run(["policy"])
     fits = Evaluation.load(str(named), hosts=2, overrides=["host.base_channels=3", "slots=every_block"])
     assert fits.controller("policy").start(2)
@@ -182,7 +182,7 @@ def test_a_policy_with_slot_identity_needs_its_slots(named) -> None:
 def test_a_policy_needs_its_blueprints_in_their_order(alike, other) -> None:
     names = other(list(check([]).blueprint))
     with pytest.raises(
-        ConfigError, match=r"with the blueprints .*, and here they are .*offer the same blueprints in the same order"
+        ConfigError, match=r"with the blueprints .*, but this run has .*offer the same blueprints in the same order"
     ):
         Evaluation.load(str(alike), hosts=2, overrides=[f"blueprint=[{','.join(names)}]"]).run(["policy"])
 

@@ -87,12 +87,12 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         ("reward: shaped,shaped", {}, "two arms called"),
         ("{a: hosts=1, a: hosts=2}", {}, "two arms called"),
         ("{1: hosts=1, '1': hosts=2}", {}, "two arms called"),
-        ("reward: shaped", {"aa_control": False}, "one arm is no comparison"),
+        ("reward: shaped", {"aa_control": False}, "a comparison needs at least two arms"),
         ("{aa_control: hosts=2, b: hosts=4}", {}, "is the name of the A/A control"),
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
-        (REWARDS, {"blocks": 0}, "blocks must be 1 or more, got 0"),
+        (REWARDS, {"blocks": 0}, "blocks must be at least 1, got 0"),
     ],
 )
 def test_invalid_designs_are_refused(arms: str | dict | None, more: dict, sentence: str) -> None:
@@ -178,7 +178,7 @@ def test_damaged_checkpoints_of_a_cell_are_named(tmp_path: Path) -> None:
     folder = tmp_path / cell.folder / CHECKPOINTS
     folder.mkdir(parents=True)
     (folder / "checkpoint_000001.pt").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match="looking at the checkpoint before it"), pytest.raises(ConfigError) as caught:
+    with pytest.warns(UserWarning, match="trying the previous checkpoint"), pytest.raises(ConfigError) as caught:
         cell.pending(tmp_path)
     assert f"{tmp_path / cell.folder} cannot be resumed" in str(caught.value)
     assert "remove it and repeat the command" in str(caught.value)

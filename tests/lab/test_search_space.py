@@ -49,10 +49,10 @@ def test_every_arm_runs_on_every_seed() -> None:
         ([HIDDEN, "agent.hidden=3"], {}, "agent.hidden is set twice"),
         (["seed=range(1, 3)"], {}, "set root instead"),
         ([HIDDEN, "policy_seed=3"], {}, "set root instead"),
-        ([HIDDEN], {"trials": 0}, "trials must be 1 or more, got 0"),
-        ([HIDDEN], {"blocks": 0}, "blocks must be 1 or more, got 0"),
-        ([HIDDEN], {"at_once": 0}, "at_once must be 1 or more, got 0"),
-        ([HIDDEN], {"score_hosts": 1}, "score_hosts must be 2 or more, got 1"),
+        ([HIDDEN], {"trials": 0}, "trials must be at least 1, got 0"),
+        ([HIDDEN], {"blocks": 0}, "blocks must be at least 1, got 0"),
+        ([HIDDEN], {"at_once": 0}, "at_once must be at least 1, got 0"),
+        ([HIDDEN], {"score_hosts": 1}, "score_hosts must be at least 2, got 1"),
     ],
 )
 def test_invalid_tunings_are_refused(overrides: list[str], config: dict[str, int], sentence: str) -> None:

@@ -85,7 +85,7 @@ def test_options_of_any_grid(blocks, rows):
     [
         ({"where": ["r0c0", "r0c0"]}, r"slots\.where names a slot twice"),
         ({"max_seeds": -1}, r"slots\.max_seeds must be at least 0, got -1"),
-        ({"auto_advance": ["training", "pruned"]}, r"slots\.auto_advance must name stages out of .*, got pruned"),
+        ({"auto_advance": ["training", "pruned"]}, r"slots\.auto_advance must name stages from .*, got pruned"),
         ({"min_prune_age": -1}, r"slots\.min_prune_age must be at least 0, got -1"),
         ({"embargo": -1}, r"slots\.embargo must be at least 0, got -1"),
         ({"prune_after": -1}, r"slots\.prune_after must be at least 0, got -1"),

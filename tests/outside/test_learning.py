@@ -125,7 +125,7 @@ def test_a_buffer_is_learned_from_and_resumed(tmp_path: Path) -> None:
     words += ["agent.learning_rate=0.02", "buffer.every=1"]
     with pytest.raises(ConfigError, match=r"buffer=archive needs agent\.baseline=critic, got blend"):
         check([*words, "agent.baseline=blend", "agent.twins=2"])
-    with pytest.raises(ConfigError, match="buffer=archive has no effect, since this agent learns from no buffer"):
+    with pytest.raises(ConfigError, match="buffer=archive has no effect, since this agent does not learn from a buffer"):
         check([*REINFORCE, "buffer=archive"])
     config = check([*words, "updates=5"])
     whole = Trainer(config, tmp_path / "whole")

@@ -57,7 +57,7 @@ def test_without_per_host_one_mode_pays_all_hosts():
 @pytest.mark.parametrize(
     ("counts", "word"),
     [
-        ({"shaped": 8, "spars": 8}, "has an unknown mode spars: choose out of shaped, simplified,"),
+        ({"shaped": 8, "spars": 8}, "has an unknown mode spars: choose from shaped, simplified,"),
         ({"shaped": 8, "sparse": 0.5}, "must give numbers of hosts by mode, as in .*, got "),
         ([8, 8], "must give numbers of hosts by mode"),
         ({"shaped": 8, "sparse": 0}, "must give each mode at least 1 host, got sparse"),

@@ -253,7 +253,7 @@ def test_a_gated_seed_draws_its_branch_before_its_gate():
     plain = newborn(ConvLightConfig(), SLOT, torch.Generator().manual_seed(5))
     bank.plant(1, torch.Generator().manual_seed(5))
     assert bank.fleet.flat.shape[1] == len(plain) + count_parameters(Gate(3))
-    assert bank.fleet.flat[1, : len(plain)].equal(plain)  # the same first weights whatever the blend
+    assert bank.fleet.flat[1, : len(plain)].equal(plain)  # the same initial weights whatever the blend
     assert bank.fleet.flat[1, len(plain) :].any()
     assert isinstance(bank.fleet.member(1), Gated)
     bank.clear([1])

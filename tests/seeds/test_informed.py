@@ -1,4 +1,4 @@
-"""Informed first weights: identity at birth, and the largest possible first gradient of a linear branch."""
+"""Informed initial weights: identity at birth, and the largest possible first gradient of a linear branch."""
 
 import copy
 

@@ -76,7 +76,7 @@ def test_hosts_are_determined_by_their_names(folder):
 @pytest.mark.parametrize("name", [TRAIN_FILES[0], TRAIN_FILES[3], TEST_FILE])
 def test_a_missing_file_is_named_with_a_remedy(folder, name):
     (folder / name).unlink()
-    with pytest.raises(TaskError, match=rf"{name}, which is not there: download .* task\.root .* task=digits") as caught:
+    with pytest.raises(TaskError, match=rf"{name}, which does not exist: download .* task\.root .* task=digits") as caught:
         Cifar10Config(root=str(folder)).build(CNNConfig())
     assert "\n" not in str(caught.value)
 

@@ -95,7 +95,7 @@ def test_a_damaged_mnist5k_is_refused(mnist_file, change):
 
 def test_a_missing_file_and_a_missing_package_are_named(mnist_file, monkeypatch):
     mnist_file.unlink()
-    with pytest.raises(TaskError, match=r"needs .*mnist_5k\.csv\.gz, which is not there: pip install"):
+    with pytest.raises(TaskError, match=r"needs .*mnist_5k\.csv\.gz, which does not exist: pip install"):
         small(Mnist5kConfig).build(CNNConfig())
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -157,7 +157,7 @@ def test_fashion_mnist_equals_its_files_gzipped_or_plain(folder, zipped):
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
     (folder / name).unlink()
-    message = rf"{name}, which is not there: install Debian's package dataset-fashion-mnist.* gzipped or plain.*task\.root"
+    message = rf"{name}, which does not exist: install Debian's package dataset-fashion-mnist.* gzipped or plain.*task\.root"
     with pytest.raises(TaskError, match=message) as caught:
         fashion(folder).build(CNNConfig())
     assert "\n" not in str(caught.value)

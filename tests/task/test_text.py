@@ -162,7 +162,7 @@ def test_stories_become_padded_blocks(stories):
 @pytest.mark.parametrize("name", [TRAIN_FILE, VALID_FILE, TOKENIZER_FILE])
 def test_a_missing_file_is_named(stories, name):
     (stories / name).unlink()
-    with pytest.raises(TaskError, match=rf"needs .*{name}, which is not there: .*download.*task\.root") as caught:
+    with pytest.raises(TaskError, match=rf"needs .*{name}, which does not exist: .*download.*task\.root") as caught:
         tiny(stories).build(TINY)
     assert "\n" not in str(caught.value)
 

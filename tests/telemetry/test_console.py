@@ -82,7 +82,7 @@ def test_plain_prints_an_anomaly_at_once() -> None:
 
 def test_plain_counts_the_remaining_updates_after_a_resume() -> None:
     lines = plain_lines(100, resume=85)
-    assert lines[0] == "shaped: 15 updates, after 85 before"
+    assert lines[0] == "shaped: 15 updates, resumed after 85"
     assert [line.split(",")[0] for line in lines[1:-1]] == ["update 90/100"]
 
 

@@ -64,7 +64,7 @@ def test_the_command_shows_the_traceback_and_how_to_resume(tmp_path):
     *trace, last = done.stderr.strip().splitlines()
     assert any("my_growth.py" in entry and "in forward" in entry for entry in trace)
     assert re.fullmatch(
-        r"esper: blueprint Swish\w* failed in slot \w+ with KeyError: 'lost'; all updates before it are saved, "
-        r"and once the blueprint is mended .*: python -m esper.train resume=\S+here",
+        r"esper: blueprint Swish\w* failed in slot \w+ with KeyError: 'lost'; all earlier updates are saved: "
+        r"fix the blueprint, and resume with: python -m esper.train resume=\S+here",
         last,
     )

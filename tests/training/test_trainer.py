@@ -245,7 +245,7 @@ def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
     assert process.returncode == 130
     *warned, _ = errors.splitlines()
     assert all("no seed can be fossilized" in line for line in warned)  # of so short an episode, and nothing else
-    assert f"go on with: python -m esper.train resume={folder}" in errors
+    assert f"resume with: python -m esper.train resume={folder}" in errors
     assert newest(folder)["update"] < 1000
 
 

@@ -14,7 +14,7 @@ from esper.env.actions import Head, Op
 
 
 class Baseline(StrEnum):
-    """What is subtracted from returns to get advantages."""
+    """Baseline that is subtracted from returns to get advantages."""
 
     critic = "critic"
     """The critic: generalised advantage estimation."""
@@ -33,14 +33,14 @@ class Targets:
     value_TN: Tensor
     """Lambda returns in the critic's scale."""
     mc_return_TN: Tensor
-    """Monte-Carlo returns [reward]; the critic is judged by them, not trained on them."""
+    """Monte-Carlo returns [reward]; the critic is evaluated on them, not trained on them."""
     free: Sequence[tuple[Op, Head]] | None = None
-    """Pairs of operation and parameter head with more than one legal value anywhere in the rollout; None where unknown."""
+    """Pairs of operation and parameter head with more than one legal value anywhere in the rollout; None if unknown."""
 
     anchor_TN: Tensor | None = None
-    """ln pi_old(a) - ln mu(a) of the policy before the update and the one that acted; None where they are the same."""
+    """ln pi_old(a) - ln mu(a) of the policy before the update and the one that acted; None if they are the same."""
     num_current: int | None = None
-    """Rows collected by the policy before the update, which come first; None for all."""
+    """Number of rows collected by the policy before the update, which come first; None for all."""
 
     def folded(self, chunk: int) -> "Targets":
         """Return the same targets with chunks as rows, as `Rollout.folded` does."""
@@ -92,11 +92,11 @@ def vtrace_advantages(
 
     The advantages are those of `gae` with c_t = min(1, pi(a_t) / mu(a_t)); the targets are v_t = V_t + c_t * A_t.
 
-    A_t leaves the weight of its own step to the surrogate, as in GePPO (Queeney et al. 2021, arXiv:2111.00072). Where pi is
-    mu, v_t is the lambda return.
+    A_t omits the weight of its own step, which the surrogate applies, as in GePPO (Queeney et al. 2021, arXiv:2111.00072). If pi
+    equals mu, v_t is the lambda return.
 
     Args:
-        log_ratio_TN: ln pi(a) - ln mu(a), of the current policy and the one that acted. The others as in `gae`.
+        log_ratio_TN: ln pi(a) - ln mu(a), of the current policy and the one that acted. Other arguments as in `gae`.
 
     Returns:
         Advantages and value targets, both `[T, N]` and without gradient.

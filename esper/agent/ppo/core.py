@@ -14,7 +14,7 @@ class Recurrent(nn.LSTM):
     """An LSTM whose state is zeroed at the start of every episode."""
 
     def __init__(self, size: int) -> None:
-        """Create R inputs and R units."""
+        """Create an LSTM with R inputs and R units."""
         super().__init__(size, size)
 
     @torch.no_grad()
@@ -33,7 +33,7 @@ class Recurrent(nn.LSTM):
         return {name: torch.zeros(num_hosts, self.hidden_size) for name in ("h", "c")}
 
     def unroll(self, input_TNR: Tensor, state: State, is_init_TN: Tensor) -> tuple[Tensor, State]:
-        """Run T steps in order, in one call per run of steps within which no host starts an episode.
+        """Run T steps in order, with one LSTM call per stretch of steps in which no host starts an episode.
 
         Args:
             input_TNR: inputs.
@@ -58,7 +58,7 @@ class FeedForward(nn.Sequential):
     """Two layers without memory, with as many weights as the LSTM they replace, 8 R^2, and outputs in (-1, 1)."""
 
     def __init__(self, size: int) -> None:
-        """Create R inputs and R outputs."""
+        """Create layers with R inputs and R outputs."""
         super().__init__(nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size), nn.Tanh())
 
     def start(self, num_hosts: int) -> State:

@@ -1,6 +1,6 @@
-"""Statistics of an update: what it did to the policy, and how well the critic predicted. Nothing here trains anything.
+"""Statistics of an update: how it changed the policy, and how well the critic predicted. They do not affect training.
 
-All are flat metrics by name; `policy/` and the name are the tag, whose meaning is in esper/telemetry/tags.py.
+Metrics are returned by name; the tag is `policy/` plus the name. esper/telemetry/tags.py lists the meaning of every tag.
 """
 
 # T steps, N hosts, B = T * N decisions, H heads, R units of the core, Q quarters of predictions
@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 SATURATED = 0.99
 """Absolute output above which a unit is saturated; a gate is saturated within 1 - this of 0 or 1."""
 DEAD = 0.01
-"""Standard deviation of its output, over all steps and hosts, below which a unit is dead."""
+"""Standard deviation of a unit's output over all steps and hosts, below which the unit is dead."""
 
 
 # ---- the critic
@@ -83,7 +83,7 @@ class PolicyEvaluation:
     entropy_BH: Tensor
     """Entropy of each head [nats]."""
     choices_BH: Tensor
-    """Number of legal values; 0 for heads that did not matter."""
+    """Number of legal values; 0 for heads without effect."""
     joint_TN: Tensor
     """Log-probability of whole actions."""
     core: dict[str, float]
@@ -117,7 +117,7 @@ def ratio_factors(log_ratio: Tensor, mask: Tensor, suffix: str = "") -> dict[str
 def head_stats(before: PolicyEvaluation, after: PolicyEvaluation) -> dict[str, float]:
     """Compute the statistics of every head from evaluations before and after an update.
 
-    They are means over its learnable steps: those with a choice in a head that mattered for the action.
+    Each statistic is a mean over the learnable steps of the head, in which it had a choice and an effect on the action.
     """
     stats: dict[str, float] = {}
     for head, name in HEADS.items():
@@ -135,7 +135,7 @@ def head_stats(before: PolicyEvaluation, after: PolicyEvaluation) -> dict[str, f
 
 
 def top_blueprint_share(rollout: Rollout, choices_BH: Tensor) -> float:
-    """Compute the share of the blueprint chosen most often where there were several; NaN if there never were."""
+    """Compute the share of the most frequent blueprint among choices between several; NaN without such choices."""
     blueprint_B = rollout.action_TNH.flatten(0, 1)[:, Head.BLUEPRINT][choices_BH[:, Head.BLUEPRINT] > 1]
     return float(torch.bincount(blueprint_B).max()) / len(blueprint_B) if len(blueprint_B) else float("nan")
 
@@ -155,7 +155,7 @@ def parts_of(network: PolicyNetwork) -> dict[str, list[nn.Parameter]]:
 
 
 def gradient_norms(parts: Mapping[str, Iterable[nn.Parameter]]) -> dict[str, float]:
-    """Compute the norm of the present gradient of each part; 0 if it has none."""
+    """Compute the norm of the current gradient of each part; 0 if it has none."""
     gradients = {part: [p.grad.flatten() for p in parameters if p.grad is not None] for part, parameters in parts.items()}
     # Gradients are many and small: concatenated, each part costs one reduction.
     return {part: float(torch.linalg.vector_norm(torch.cat(pieces))) if pieces else 0.0 for part, pieces in gradients.items()}
@@ -163,7 +163,7 @@ def gradient_norms(parts: Mapping[str, Iterable[nn.Parameter]]) -> dict[str, flo
 
 @torch.no_grad()
 def core_health(core: nn.LSTM, outputs: Outputs, is_init_TN: Tensor) -> dict[str, float]:
-    """Compute the health of an LSTM. Its gates follow from inputs and outputs: i, f, g, o = gates(x_t, h_{t-1})."""
+    """Compute the saturation and dead units of an LSTM, with gates recomputed as i, f, g, o = gates(x_t, h_{t-1})."""
     h_TNR, h_BR = outputs.core_output_TNR, outputs.core_output_TNR.flatten(0, 1)
     previous_TNR = torch.cat([torch.zeros_like(h_TNR[:1]), h_TNR[:-1]]) * ~is_init_TN[:, :, None]
     bias = core.get_parameter("bias_ih_l0") + core.get_parameter("bias_hh_l0")
@@ -182,12 +182,12 @@ def core_health(core: nn.LSTM, outputs: Outputs, is_init_TN: Tensor) -> dict[str
 def diagnose(
     before: PolicyEvaluation, after: PolicyEvaluation, rollout: Rollout, *, mc_return_TN: Tensor, clip: float, floor: float
 ) -> dict[str, float]:
-    """Compute the statistics of an update. What could not be measured is NaN or missing.
+    """Compute the statistics of an update. Statistics that could not be measured are NaN or missing.
 
     Args:
         before: evaluation of the policy that acted.
         after: evaluation of the updated policy.
-        rollout: the rollout that both were evaluated on.
+        rollout: the rollout on which both were evaluated.
         mc_return_TN: Monte-Carlo returns [reward]. Lambda returns contain the values themselves and would flatter the critic.
         clip: half-width of the clipping interval.
         floor: smallest variance of returns that matters [reward^2].

@@ -42,7 +42,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, mask: Tensor, *, cli
     Args:
         log_ratio: ln pi_new(a) - ln pi_old(a).
         advantage: A.
-        mask: steps that enter the mean: those that were not forced.
+        mask: steps to average over, without forced ones.
         clip: half-width of the interval, in (0, 1).
     """
     assert log_ratio.shape == advantage.shape == mask.shape
@@ -61,7 +61,7 @@ def centred_surrogate(log_ratio: Tensor, anchor: Tensor, advantage: Tensor, mask
         log_ratio: ln pi_new(a) - ln mu(a).
         anchor: ln pi_old(a) - ln mu(a).
         advantage: A of pi_old.
-        mask: steps that enter the mean: those that were not forced.
+        mask: steps to average over, without forced ones.
         clip: half-width of the interval, in (0, 1).
     """
     assert log_ratio.shape == anchor.shape == advantage.shape == mask.shape
@@ -75,15 +75,15 @@ def per_head_surrogate(log_ratio: Tensor, advantage: Tensor, relevant: Tensor, m
 
     -mean over the marked steps of the sum over the relevant heads k of min(ratio_k * A, clip(ratio_k, 1 - clip, 1 + clip) * A)
 
-    At ratio 1 its gradient equals that of `clipped_surrogate`, since the log-probabilities of the heads add up. Beyond, a clipped
-    head leaves the others free, whereas a joint ratio stops all of them, or lets opposite changes cancel. Each step counts once:
-    a mean over the steps of each head would weight rare operations a hundredfold.
+    At ratio 1 its gradient equals that of `clipped_surrogate`, since the log-probabilities of the heads add up. Elsewhere,
+    clipping one head leaves the others free, whereas clipping a joint ratio stops all heads, and opposite changes can cancel in
+    it. Each step counts once: a mean over the steps of each head would weight rare operations a hundredfold.
 
     Args:
         log_ratio: `[..., H]`, ln pi_new(a_k) - ln pi_old(a_k), given the operation and the slot.
         advantage: A `[...]`.
         relevant: `[..., H]`, true where the head matters for the action.
-        mask: `[...]`, steps that enter the mean: those that were not forced.
+        mask: `[...]`, steps to average over, without forced ones.
         clip: half-width of the interval, in (0, 1).
     """
     assert log_ratio.shape == relevant.shape
@@ -152,7 +152,7 @@ def compute_losses(
 
 @torch.no_grad()
 def chunk_starts(network: PolicyNetwork, rollout: Rollout, chunk: int) -> State:
-    """Compute the network's present state at the start of every chunk `[C * N, R]`, in the row order of `Rollout.folded`."""
+    """Compute the current network's state at the start of every chunk `[C * N, R]`, in the row order of `Rollout.folded`."""
     state = rollout.initial_state or network.start(rollout.num_hosts)
     starts = [state]
     for begin in range(0, rollout.num_steps - chunk, chunk):

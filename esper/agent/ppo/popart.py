@@ -12,7 +12,7 @@ class PopArt(nn.Module):
     """
 
     moments: Tensor
-    """Running means of the targets and of their squares, initially 0; dividing by `weight` removes the bias of this start."""
+    """Running means of the targets and of their squares, initially 0; dividing by `weight` corrects the bias towards 0."""
     weight: Tensor
     """Total weight of the targets so far, in [0, 1)."""
 

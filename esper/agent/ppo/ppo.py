@@ -37,7 +37,7 @@ from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 
 MAX_STRIKES = 3
-"""Consecutive non-finite minibatches that end the run."""
+"""Number of consecutive non-finite minibatches after which the run ends."""
 _REMEDY = {
     "slots": "agent.slot_identity=true learns an embedding per slot, which cannot move to other slots; train with "
     "agent.slot_identity=false agent.slot_depth=true, or use hosts with these slots",
@@ -79,7 +79,8 @@ class PPOConfig(AgentConfig):
     entropy_coef: float = 0.01
     """Weight of the entropy bonus in the first update [1 / nat], at least 0. Higher: more exploration."""
     entropy_final: float = 0.001
-    """Weight of the entropy bonus at the end of the run, reached linearly [1 / nat], at least 0. Higher: stays more random."""
+    """Weight of the entropy bonus at the end of the run, reached linearly [1 / nat], at least 0. Higher: a more random final
+    policy."""
     max_grad_norm: float = 0.5
     """Norm to which longer gradients are clipped, above 0. Lower: smaller and steadier steps."""
     twins: int = 2
@@ -90,8 +91,8 @@ class PPOConfig(AgentConfig):
     advantage_floor: float = 0.1
     """Smallest standard deviation by which advantages are divided [reward], above 0. Higher: damps uneventful rollouts."""
     popart_step: float = 0.05
-    """Weight of the newest rollout in the running scale of value targets (PopArt), in [0, 1]. Higher: follows faster, jumps more;
-    0 leaves the targets unscaled."""
+    """Weight of the newest rollout in the running scale of value targets (PopArt), in [0, 1]. Higher: adapts faster, less
+    steadily; 0 leaves the targets unscaled."""
     hidden: int = 64
     """Units of the core, at least 1. Higher: more memory, more compute."""
     slot_width: int = 32
@@ -102,7 +103,7 @@ class PPOConfig(AgentConfig):
     """If true, each slot has a learned embedding, and the policy cannot move to hosts with other slots. If this and
     agent.slot_depth are false, the policy cannot tell slots with equal features apart."""
     slot_depth: bool = False
-    """If true, the policy sees the depth of each slot, from 0 (first) to 1 (last), which means the same in other hosts."""
+    """If true, the policy sees the depth of each slot, from 0 (first) to 1 (last), which transfers to other hosts."""
     wait_bias: float = 1.0
     """Initial bias of the logit of waiting. Higher: acts more rarely; against one other operation, 1 waits in 73 % of steps."""
 
@@ -143,7 +144,7 @@ class PPOConfig(AgentConfig):
             )
         if hosts % self.twins:
             raise ValueError(
-                f"hosts={hosts} is no multiple of agent.twins={self.twins}, and twins come together: "
+                f"hosts={hosts} is not a multiple of agent.twins={self.twins}: "
                 f"set hosts to {-(-hosts // self.twins) * self.twins}, or agent.twins=1 agent.baseline=critic"
             )
 
@@ -164,19 +165,19 @@ class PPOConfig(AgentConfig):
 
 @dataclass(kw_only=True, slots=True)
 class PPOMLPConfig(PPOConfig):
-    """The same without memory: two feed-forward layers with as many weights replace the LSTM, for comparison."""
+    """A PPO policy without memory, for comparison: two feed-forward layers with as many weights replace the LSTM."""
 
     recurrent: ClassVar[bool] = False
     """If true, the core is an LSTM; if false, two feed-forward layers."""
 
 
 class PPO(Learner):
-    """A policy and its critic, and the update that trains them."""
+    """A PPO learner: the policy, its critic, and the update that trains them."""
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> None:
         self.config, self.spec, self.seed, self.buffer = config, spec, seed, buffer
         self._number = 0
-        """Number of the update under way, which names its random stream."""
+        """Number of the current update, which keys its random stream."""
         self.network = PolicyNetwork(
             spec,
             hidden=config.hidden,
@@ -191,7 +192,7 @@ class PPO(Learner):
         self.popart = PopArt(step=config.popart_step)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         self.parameters = list(self.network.parameters())
-        """All parameters, listed once: walking the modules takes as long as running the smaller layers."""
+        """All parameters, cached: traversing the modules takes as long as running the smaller layers."""
         self.parts = parts_of(self.network)
         """Parameters by part of the network, for gradient norms."""
         self.updates = 0
@@ -261,10 +262,11 @@ class PPO(Learner):
         """Train on a full rollout of this policy, and return metrics by name, the tag without `policy/`.
 
         Args:
-            rollout: T steps of N hosts, acted by the present weights.
-            progress: share of the run that is over, in [0, 1].
+            rollout: T steps of N hosts under the current weights.
+            progress: completed share of the run, in [0, 1].
             generator: shuffles the hosts.
-            earlier: full rollouts of earlier policies to learn from as well, by V-trace and a clip around the present policy.
+            earlier: complete rollouts of earlier policies to learn from as well, with V-trace and clipping around the current
+                policy.
 
         Raises:
             RuntimeError: the replay of the rollout does not reproduce its log-probabilities.
@@ -329,7 +331,7 @@ class PPO(Learner):
 
     @torch.no_grad()
     def _window(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, Targets]:
-        """Join rollouts, the newest first, and compute their targets under the present policy and critic."""
+        """Join rollouts, the newest first, and compute their targets under the current policy and critic."""
         config, rollout = self.config, Rollout.joined(rollouts)
         shape = (rollout.num_steps, rollout.num_hosts)
         seen = rollout.seen
@@ -439,7 +441,7 @@ class PPO(Learner):
             trained = state["names"][what]
             if trained != names and (what != "slots" or self.config.slot_identity):
                 was, here = ", ".join(trained), ", ".join(names)
-                raise ValueError(f"this policy was trained with the {what} {was}, and here they are {here}: {_REMEDY[what]}")
+                raise ValueError(f"this policy was trained with the {what} {was}, but this run has {here}: {_REMEDY[what]}")
         self.network.load_state_dict(state["network"])
         self.popart.load_state_dict(state["popart"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -457,7 +459,7 @@ class PPO(Learner):
 
 
 def nonfinite_message(terms: Mapping[str, Tensor], gradients: Mapping[str, float], count: int) -> str:
-    """Return the error message of a run that ends on non-finite minibatches.
+    """Return the error message for a run that ends because of non-finite minibatches.
 
     Args:
         terms: terms of the objective by name.
@@ -466,4 +468,6 @@ def nonfinite_message(terms: Mapping[str, Tensor], gradients: Mapping[str, float
     """
     names = [name for name, term in terms.items() if not bool(term.isfinite())]
     names += [f"gradient of the {part}" for part, norm in gradients.items() if not math.isfinite(norm)]
-    return f"{', '.join(names)} not finite in {count} minibatches in a row: lower agent.learning_rate, or check the observations"
+    return (
+        f"{', '.join(names)} not finite in {count} consecutive minibatches: lower agent.learning_rate, or check the observations"
+    )

@@ -64,7 +64,7 @@ def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
 def draw(weight_NW: npt.NDArray[np.float64], uniform_N: UniformArray) -> IntArray:
     """Draw one value per row by inversion, in proportion to the weights, never one of weight 0.
 
-    A row whose weights are all 0 gives a meaningless value.
+    The value for a row of zeros is undefined.
     """
     cdf_NW = weight_NW.cumsum(axis=1)
     return np.minimum((cdf_NW <= uniform_N[:, None] * cdf_NW[:, -1:]).sum(axis=1), weight_NW.shape[1] - 1)
@@ -98,7 +98,7 @@ class Scripted:
 
 @dataclass(kw_only=True, slots=True)
 class WaitConfig(AgentConfig):
-    """Never acts: the baseline of hosts without growth."""
+    """A controller that never acts: the baseline without growth."""
 
     standalone: ClassVar[bool] = True
 
@@ -115,7 +115,7 @@ class Wait(Scripted):
 
 @dataclass(kw_only=True, slots=True)
 class RandomConfig(AgentConfig):
-    """Draws a legal operation, then its slot and values, uniformly except for the weight of waiting."""
+    """A controller that draws a legal operation, then its slot and values, uniformly except for the weight of waiting."""
 
     standalone: ClassVar[bool] = True
     wait_weight: float = 1.0

@@ -1,4 +1,4 @@
-"""A greedy baseline: it plants where growth potential is largest, and keeps seeds whose contribution is clear."""
+"""A greedy baseline: it plants the seed with the largest growth potential, and keeps seeds with a significant contribution."""
 
 # N hosts, S slots, K blueprints, H heads
 
@@ -18,12 +18,12 @@ from esper.env.observation import exp_potential
 from esper.ranges import check_ranges
 
 ERROR_POINTS = feature_scale("contribution_error")
-"""Standard error of a contribution that an observation shows as 1 [pp]."""
+"""Standard error of a contribution that an observation encodes as 1 [pp]."""
 
 
 @dataclass(kw_only=True, slots=True)
 class GreedyPotentialConfig(AgentConfig):
-    """Plants the seed of largest growth potential, lets it advance, and keeps it if its contribution exceeds its error."""
+    """A controller that plants the seed with the largest growth potential, and keeps it if its contribution exceeds its error."""
 
     standalone: ClassVar[bool] = True
     at: int = 3

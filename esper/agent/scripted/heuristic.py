@@ -18,15 +18,15 @@ from esper.ranges import check_ranges
 LOOKBACK = 3
 """Age of the oldest observed accuracy, over which a plateau is detected [host epochs]."""
 POINTS = feature_scale("contribution")
-"""Contribution that an observation shows as 1 [pp]."""
+"""Contribution that an observation encodes as 1 [pp]."""
 ACCURACY_POINTS = feature_scale("accuracy")
-"""Accuracy that an observation shows as 1 [pp]."""
+"""Accuracy that an observation encodes as 1 [pp]."""
 assert feature_scale(f"accuracy_{LOOKBACK}_ago") == ACCURACY_POINTS
 
 
 @dataclass(kw_only=True, slots=True)
 class HeuristicConfig(AgentConfig):
-    """Does the most urgent thing first: prune, fossilize, advance, germinate, wait."""
+    """A controller that takes the first action that applies: prune, fossilize, advance, germinate, wait."""
 
     standalone: ClassVar[bool] = True
     patience: int = 2

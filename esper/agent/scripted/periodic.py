@@ -18,7 +18,8 @@ from esper.ranges import check_ranges
 
 @dataclass(kw_only=True, slots=True)
 class PeriodicConfig(AgentConfig):
-    """Plants a seed in the next free slot at fixed intervals; seeds advance and are kept as soon as that is legal."""
+    """A controller that plants a seed in the next free slot at fixed intervals; seeds advance and are kept as soon as
+    possible."""
 
     standalone: ClassVar[bool] = True
     first: int = 0

@@ -89,8 +89,9 @@ def _checked(seeds: list[dict[str, str]]) -> Topology:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig(AgentConfig):
-    """Grows in each host, from the first step on, the seeds that it kept at the end under another controller. An evaluation with
-    the same seed and episode has the same hosts; in training, other hosts take the topologies in their order."""
+    """A controller that grows in each host, from the first step on, the seeds that the host kept at the end under another
+    controller. An evaluation with the same seed and episode has the same hosts; in training, hosts differ and take the topologies
+    in order."""
 
     topology: str = ""
     """JSON file that `python -m esper.evaluate` wrote; hosts are matched by their order."""
@@ -138,7 +139,7 @@ def _styles(blend: str, held: int | None) -> list[int]:
 
 
 class Replay(Scripted):
-    """Germinates, advances and keeps the seeds of each host's topology as soon as that is legal, again if one is lost."""
+    """Germinates, advances and keeps the seeds of each host's topology as soon as possible, and again if a seed is lost."""
 
     def __init__(self, known: Sequence[Topology], spec: EnvSpec) -> None:
         """

@@ -1,6 +1,6 @@
 """Fixed schedules: one seed at one time, or a list of actions."""
 
-# N hosts, S slots, A written actions, H heads
+# N hosts, S slots, A actions of the list, H heads
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -69,13 +69,14 @@ class ActionConfig:
         return {head: value for head, value in given.items() if value is not None}
 
     def plain(self) -> dict[str, Any]:
-        """Return the given values as primitives: `ActionConfig(**plain)` is this action again."""
+        """Return the given values as primitives: `ActionConfig(**plain)` restores the action."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleConfig(AgentConfig):
-    """Plays the same schedule in every host: one seed, advanced and kept as soon as that is legal, or a list of actions."""
+    """A controller that plays the same schedule in every host: one seed, advanced and kept as soon as possible, or a list of
+    actions."""
 
     slot: int = 0
     """Number of the slot, from 0 in the order of the host's layers."""
@@ -97,7 +98,7 @@ class ScheduleConfig(AgentConfig):
         for name in ("slot", "blueprint", "at"):
             if getattr(self, name) != defaults[name].default:
                 raise ValueError(
-                    f"agent.{name}={getattr(self, name)} has no effect beside agent.actions: put it into the list, or "
+                    f"agent.{name}={getattr(self, name)} has no effect with agent.actions: put it into the list, or "
                     "remove the list"
                 )
         for action in self.actions:
@@ -117,7 +118,7 @@ class ScheduleConfig(AgentConfig):
 
     @property
     def planned(self) -> list[tuple[str, ActionConfig]]:
-        """All actions, each with the template that names a setting of it in a message."""
+        """All actions, each with a template that names one of its settings in error messages."""
         if self.actions:
             return [("{}={} in agent.actions", action) for action in self.actions]
         return [("agent.{}={}", ActionConfig(at=self.at, slot=self.slot, blueprint=self.blueprint))]
@@ -173,7 +174,7 @@ class ActionList(Scripted):
 
     def __init__(self, actions: Sequence[ActionConfig], spec: EnvSpec) -> None:
         self.spec, self.advances = spec, all(action.op != "advance" for action in actions)
-        # A last action that is never due lets an empty list be handled like any other.
+        # An extra action that is never due, so that an empty list needs no special case.
         self.at_A = np.array([*(action.at for action in actions), spec.num_steps])
         rows = [_numbers(action, spec) for action in actions]
         self.action_AH = np.array([*rows, [UNSET] * len(Head)], dtype=np.int64)

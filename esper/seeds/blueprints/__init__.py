@@ -1,1 +1,1 @@
-"""Blueprints: what a seed may be."""
+"""Blueprints: the architectures of seeds."""

@@ -25,7 +25,7 @@ class SqueezeExcite(nn.Module):
     """delta(x) = x * (W2 silu(W1 mean(x)) + b2), the mean over space; W2 and b2 are initialised to zero.
 
     After squeeze-and-excitation (Hu et al. 2018), which scales each channel by a gate of the whole image. SiLU instead of ReLU:
-    with one or two hidden units a ReLU is often shut for every image, and W1 could then never learn.
+    with one or two hidden units a ReLU is often inactive for every image, and W1 could never learn.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -76,14 +76,14 @@ class WindowAttention(SelfAttention):
 
 
 def by_flex(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
-    """Attention within a causal window, by `flex_attention`: compiled where the device is a GPU."""
+    """Compute attention within a causal window by `flex_attention`, compiled if the device is a GPU."""
     block_mask = _block_mask(q_BHTC.shape[2], window, q_BHTC.device)
     run: Any = _compiled() if q_BHTC.is_cuda else flex.flex_attention
     return run(q_BHTC.contiguous(), k_BHTC.contiguous(), v_BHTC.contiguous(), block_mask=block_mask)
 
 
 def by_mask(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor, window: int) -> Tensor:
-    """Attention within a causal window, by `scaled_dot_product_attention`."""
+    """Compute attention within a causal window by `scaled_dot_product_attention`."""
     t = torch.arange(q_BHTC.shape[2], device=q_BHTC.device)
     ago = t[:, None] - t
     return F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, attn_mask=(ago >= 0) & (ago < window))

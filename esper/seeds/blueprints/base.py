@@ -34,11 +34,11 @@ class BlueprintConfig:
         check_ranges(where, self, {"[1, inf]": self.sizes})
 
     def branch(self, slot: SlotSpec) -> nn.Module:
-        """Return a new branch delta(x) for the features of a slot, with random first weights and a last map of zeros."""
+        """Return a new branch delta(x) for the features of a slot, with random initial weights and a last map of zeros."""
         raise TypeError(f"{type(self).__name__} does not define branch(slot)")
 
     def obstacle(self, slot: SlotSpec) -> str | None:
-        """Return why the seed cannot grow in this slot, as a sentence without a full stop; None if it can."""
+        """Return the reason why the seed cannot grow in this slot, without a full stop; None if it can."""
         if slot.layout in self.layouts:
             return None
         grows = ", ".join(self.layouts) or "no layout (its class sets no `layouts`)"
@@ -46,7 +46,7 @@ class BlueprintConfig:
 
 
 class Init(StrEnum):
-    """First weights of a seed."""
+    """Initial weights of a seed."""
 
     default = "default"
     informed = "informed"
@@ -57,12 +57,12 @@ class MapConfig(BlueprintConfig):
     """A seed whose last map is fed by a linear map or a convolution."""
 
     init: Init = Init.default
-    """First weights: `default` draws them as PyTorch does; `informed` derives the filters before the last map from the gradient
+    """Initial weights: `default` draws them as PyTorch does; `informed` derives the filters before the last map from the gradient
     at the slot, so that the last map, initialised to zero, starts with a large gradient."""
 
 
 def is_informed(blueprint: BlueprintConfig) -> bool:
-    """Return whether the first weights depend on slot gradients."""
+    """Return whether the initial weights depend on slot gradients."""
     return isinstance(blueprint, MapConfig) and blueprint.init is Init.informed
 
 

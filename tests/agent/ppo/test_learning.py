@@ -92,8 +92,8 @@ class Memory(ToyEnv):
 
 
 def test_the_lstm_remembers_within_an_episode_only() -> None:
-    """A cue in step 0, and the choice it is for in step 20."""
-    spec = make_spec(hosts=64, steps=21, slots=1, blueprints=1)
+    """A cue in step 0, and the choice it is for in step 11."""
+    spec = make_spec(hosts=64, steps=12, slots=1, blueprints=1)
     env = Memory(spec, np.random.default_rng(0))
     assert mean_return(learn(env, 40), env) > 0.95
     forgetful = learn(env, 20, always_init=True)

@@ -274,7 +274,7 @@ def test_three_non_finite_minibatches_end_the_run_without_changing_weights(name:
     rollout = random_rollout(agent, np.random.default_rng(0), observe=lambda t: corridor(open_hosts=8))
     spoiled(agent, name, (5, 1), (3, 6), (3, 4))
     before = weights(agent)
-    with pytest.raises(FloatingPointError, match=f"^{said} in 3 minibatches in a row: lower agent"):
+    with pytest.raises(FloatingPointError, match=f"^{said} in 3 consecutive minibatches: lower agent"):
         agent.update(rollout, progress=0.0, generator=generator())
     assert all(torch.equal(agent.network.state_dict()[name], tensor) for name, tensor in before.items())
 
@@ -384,7 +384,7 @@ def test_optimizer_and_popart_are_part_of_the_state() -> None:
 def test_a_policy_with_other_observations_is_refused() -> None:
     state = make().state_dict()
     other = SMALL.build(replace(SPEC, feature_names=("time_left", "cue", "hint")), seed=0)
-    with pytest.raises(ValueError, match="features time_left, cue, noise, and here they are time_left, cue, hint"):
+    with pytest.raises(ValueError, match="features time_left, cue, noise, but this run has time_left, cue, hint"):
         other.load_state_dict(state)
 
 
