@@ -35,7 +35,11 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PRIMITIVES = (bool, int, float, str, bytes, type(None))
 
 
-class CheckpointError(ValueError):
+class FileError(ValueError):
+    """A file of a run is damaged. The message is one sentence that names the file and the remedy."""
+
+
+class CheckpointError(FileError):
     """A checkpoint cannot be used. The message is one sentence that names the file and the remedy."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
-from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
+from esper.checkpoint import Checkpoints, DiskError, FileError, load
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
@@ -21,7 +21,7 @@ from esper.task.data import TaskError
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-FOR_PEOPLE = (ConfigError, TaskError, CheckpointError, DiskError)
+FOR_PEOPLE = (ConfigError, TaskError, FileError, DiskError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
 
 

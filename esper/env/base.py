@@ -143,14 +143,34 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         self.episode = self.episode + 1 if wanted is None else int(wanted)
 
     def permitted(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`."""
+        """Return the actions with illegal ones replaced by WAIT `[N, H]`, and which were illegal `[N]`.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet.
+            ValueError: an action is not in the action space.
+        """
         if self.episode < 0:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
-        action_NH = np.array(actions, dtype=np.int64)
+        action_NH = self._in_space(np.asarray(actions)).astype(np.int64)
         allowed_N = self.legal_slots()[np.arange(self.num_envs), action_NH[:, Head.OP], action_NH[:, Head.SLOT]]
         allowed_N &= parameters_legal(action_NH, self._legal_values, self.layout.head_sizes)
         action_NH[:, Head.OP] = np.where(allowed_N, action_NH[:, Head.OP], Op.WAIT)
         return action_NH, ~allowed_N
+
+    def _in_space(self, action_NH: Array) -> Array:
+        """Return the actions, after checking that every value is an index of its head."""
+        shape = (self.num_envs, len(Head))
+        if action_NH.shape != shape:
+            raise ValueError(f"actions must have the shape {shape}, one row per host, got {action_NH.shape}")
+        if action_NH.dtype.kind not in "iu":
+            raise ValueError(f"actions must be integers, got {action_NH.dtype}")
+        sizes_H = np.array(self.layout.head_sizes)
+        outside = np.argwhere((action_NH < 0) | (action_NH >= sizes_H))
+        if len(outside):
+            host, head = outside[0].tolist()
+            name, value = Head(head).name.lower(), action_NH[host, head]
+            raise ValueError(f"the action of host {host} has {name}={value}: it must be from 0 to {sizes_H[head] - 1}")
+        return action_NH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -101,6 +102,23 @@ class Design:
             overrides.append(f"policy_seed={self.policy_seeds[block]}")
         return Cell(arm=arm, block=block, overrides=tuple(overrides))
 
+    def well_formed(self) -> bool:
+        """Return whether all fields hold what they should: the file may come from anybody, and its arms name folders."""
+        arms, text = cast(Any, self.arms), cast(Any, self.preregistration)
+        if (
+            not isinstance(arms, dict)
+            or not all(isinstance(arm, str) and _NAME.fullmatch(arm) for arm in arms)
+            or "again" in arms
+        ):
+            return False
+        blocks, seeds = len(self.order), (self.seeds, self.policy_seeds)
+        return (
+            all(map(_are, [self.common, *arms.values()], repeat(str)))
+            and all(_are(list_, int) and len(list_) == blocks for list_ in seeds)
+            and all(_are(row, str) and {*row} <= {*arms} for row in self.order)
+            and (text is None or isinstance(text, str))
+        )
+
     def save(self, folder: Path) -> None:
         """Write the design into the folder of the experiment.
 
@@ -126,14 +144,18 @@ class Design:
         path = folder / FILE
         try:
             found = Design(**json.loads(path.read_text()))
-            if "again" in found.arms:
+            if not found.well_formed():
                 raise ValueError
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename in it "
                 f"key plan to preregistration and arm again to {AA_CONTROL}, with its folder"
             ) from error
         return found
+
+
+def _are(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in cast(list[Any], values))
 
 
 def design(

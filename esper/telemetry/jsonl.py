@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from esper.checkpoint import disk
+from esper.checkpoint import FileError, disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 
@@ -32,7 +32,7 @@ class Lines:
                 removed, so that no update is in the file twice.
 
         Raises:
-            ValueError: a line of the file is not a record.
+            FileError: a line of the file is not a record.
             DiskError: writing failed.
         """
         self.path = path
@@ -94,10 +94,10 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 return
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
-                raise ValueError(f"line {number} of {path} is not a record of metrics: fix or move the file")
+                raise FileError(f"line {number} of {path} is not a record: fix the line, or move the file away")
             yield line, cast(dict[str, Any], record)
 
 
@@ -105,7 +105,10 @@ def read_records(path: Path) -> list[dict[str, float]]:
     """Return the records of a file, each with its update under "update". A last line cut short by a kill is left out.
 
     Raises:
-        ValueError: a line of the file is not a record.
+        FileError: a line of the file is not a record.
         OSError: the file cannot be read.
     """
-    return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
+    try:
+        return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
+    except TypeError as error:
+        raise FileError(f"a record of {path} holds a value that is not a number: fix it, or move the file away") from error

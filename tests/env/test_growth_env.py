@@ -82,6 +82,28 @@ def test_a_step_before_the_first_reset_is_refused(make_env):
         make_env(1, 1).step(np.zeros((1, len(Head)), dtype=np.int64))
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({(1, Head.BLUEPRINT): -4}, "the action of host 1 has blueprint=-4: it must be from 0 to"),
+        ({(0, Head.SLOT): -3}, "the action of host 0 has slot=-3: it must be from 0 to 2"),
+        ({(1, Head.OP): len(Op)}, f"the action of host 1 has op={len(Op)}: it must be from 0 to {len(Op) - 1}"),
+    ],
+)
+def test_actions_outside_the_space_are_refused(make_env, plan_actions, change, sentence):
+    env = make_env(2, 2)
+    env.reset()
+    action = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
+    with pytest.raises(ValueError, match="must be integers, got float64"):
+        env.step(action.astype(float))
+    with pytest.raises(ValueError, match=r"must have the shape \(2, 8\), one row per host, got \(1, 8\)"):
+        env.step(action[:1])
+    for place, value in change.items():
+        action[place] = value
+    with pytest.raises(ValueError, match=sentence):
+        env.step(action)
+
+
 def test_final_obs_is_the_last_of_the_episode(make_env, plan_actions):
     env = make_env(2, 2)
     first, _ = env.reset(seed=4)

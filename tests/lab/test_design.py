@@ -12,7 +12,7 @@ from esper.checkpoint import Checkpoints
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, Cell, Design, design, fingerprint
+from esper.lab.design import AA_CONTROL, FILE, Cell, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
 
@@ -193,3 +193,30 @@ def test_every_arm_is_checked_before_anything_runs() -> None:
     assert [job.policy_seed is None for job in jobs] == [True, True, False]
     with pytest.raises(ConfigError, match="no option spars in group reward"):
         check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,spars'"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arms": {"../../elsewhere": []}},
+        {"arms": {"/etc": []}},
+        {"arms": ["one", "other"]},
+        {"arms": {"one": "hosts=4", "other": []}},
+        {"seeds": [1.5]},
+        {"seeds": [1, 2]},
+        {"seeds": [True]},
+        {"order": [["one", "stranger"]]},
+        {"order": 3},
+        {"common": [None]},
+        {"preregistration": 7},
+        {"again": 1},
+    ],
+    ids=str,
+)
+def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    good = {"arms": {"one": [], "other": []}, "seeds": [1], "policy_seeds": [2], "order": [["other", "one"]], "common": []}
+    (tmp_path / FILE).write_text(json.dumps(good))
+    assert Design.load(tmp_path).cells
+    (tmp_path / FILE).write_text(json.dumps(good | change))
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version"):
+        Design.load(tmp_path)

@@ -17,7 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from esper.checkpoint import DiskError
+from esper.checkpoint import DiskError, FileError
 from esper.telemetry.base import Writer
 from esper.telemetry.jsonl import JsonlWriter, read_records
 from esper.telemetry.tensorboard import TensorBoardWriter
@@ -212,3 +212,21 @@ def test_a_full_disk(small_disk: Path, kind: Any, monkeypatch: pytest.MonkeyPatc
     else:
         with pytest.raises(DiskError):  # nor can the rest in memory
             writer.close()
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", '{"update": "1"}', '{"a": 1}', "\x00\x00", "[" * 100_000, "null"], ids=lambda line: line[:12]
+)
+@pytest.mark.parametrize("name", ["metrics", "decisions", "events"])
+def test_a_damaged_line_is_one_sentence(name: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text(f'{{"update": 1}}\n{line}\n')
+    with pytest.raises(FileError, match=rf"line 2 of {path} is not a record: fix the line, or move the file away"):
+        JsonlWriter(tmp_path, resume_update=1)
+    assert path.read_text().count("\n") == 2, "nothing was removed"
+
+
+def test_metrics_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"update": 1, "a": {}}\n')
+    with pytest.raises(FileError, match="holds a value that is not a number"):
+        read_records(tmp_path / "metrics.jsonl")

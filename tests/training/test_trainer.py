@@ -360,6 +360,14 @@ def test_a_plain_config_of_another_version_is_refused():
         from_plain(plain)
 
 
+def test_interpolations_in_a_saved_config_are_not_resolved(monkeypatch):
+    monkeypatch.setenv("SECRET", "xyz")
+    plain = to_plain(config())
+    plain["values"]["task"]["split_seed"] = "${oc.env:SECRET}"
+    with pytest.raises(ConfigError, match=r"has task\.split_seed=\$\{oc\.env:SECRET\}, and this program saves no interpolations"):
+        from_plain(plain)
+
+
 def test_a_folder_without_checkpoints_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         find_checkpoint(str(tmp_path), "resume")
