@@ -10,22 +10,22 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from esper.checkpoint import CheckpointError, Checkpoints, DiskError, load
 from esper.cli.overrides import check
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.task.loading import load_task
 from esper.training.interrupt import Stopped
+from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
 from tests.faults.injector import FAULTS, Injector
+from tests.golden.record import numbers as leaves
 
 TINY = "updates=3 hosts=4 steps=3 agent.minibatches=2 agent.hidden=8 telemetry.writers=[jsonl,tensorboard] telemetry.every=1"
 SMALL_HOST = "task.epoch_samples=128 task.valid_samples=64 task.batch_size=64"
@@ -103,35 +103,13 @@ def _exit_code(work: Callable[[], None]) -> int:
 
 def numbers(folder: Path) -> dict[str, Any]:
     """Return every number of a finished run except times, by path."""
-    state = load(find(folder))
-    found = dict(_leaves({name: state[name] for name in ("update", "agent", "buffer", "watch")}))
+    state = load(find_checkpoint(str(folder), "folder"))
+    found = dict(leaves({name: state[name] for name in ("update", "agent", "buffer", "watch")}))
     for name in ("metrics.jsonl", "decisions.jsonl", "events.jsonl"):
         path = folder / name
         if path.exists():
-            found |= _leaves([json.loads(line) for line in path.read_text().splitlines()], name)
+            found |= leaves([json.loads(line) for line in path.read_text().splitlines()], name)
     return {path: value for path, value in found.items() if "time/" not in path and "seconds" not in path}
-
-
-def find(folder: Path) -> Path:
-    """Return the newest checkpoint of a run."""
-    newest = Checkpoints(folder / CHECKPOINTS).latest()
-    assert newest is not None, f"{folder} has no checkpoint"
-    return newest
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(part, f"{path}/{key}")
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{index}]")
-    elif isinstance(value, torch.Tensor):
-        yield path, (str(value.dtype), tuple(value.shape), value.contiguous().view(-1).numpy().tobytes())
-    elif isinstance(value, float):
-        yield path, value.hex()
-    else:
-        yield path, value
 
 
 def count(case: str, operation: str, folder: Path) -> int:
