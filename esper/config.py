@@ -15,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from esper.agent.bandit import BanditConfig
 from esper.agent.base import AgentConfig
 from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
@@ -231,6 +232,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "schedule": ScheduleConfig,
         "periodic": PeriodicConfig,
         "best_of_random": BestOfRandomConfig,
+        "bandit": BanditConfig,
         "replay": ReplayConfig,
     },
     "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},

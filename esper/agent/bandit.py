@@ -1,0 +1,184 @@
+"""A contextual bandit: it looks at each host once, when it is new, and plants one seed or none.
+
+For every choice it predicts the return of a host from its first observation by ridge regression. It is the baseline that shows
+whether a task asks for more than one decision at the start.
+"""
+
+# N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n host episodes
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
+from esper.agent.scripted.base import UniformArray, compose, draw
+from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State, Transition
+from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.ranges import check_ranges
+from esper.stats.ridge import PENALTIES, Ridge, fit, loo_error
+
+UNDECIDED = -1
+"""Choice of a host that the bandit has not looked at yet."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BanditConfig(AgentConfig):
+    """A contextual bandit that looks at each new host once, and plants the one seed with the highest predicted return, or none.
+    The seed advances and is kept as soon as possible. Predictions are ridge regressions on the first observation, one for each
+    slot and blueprint."""
+
+    exploration: float = 0.5
+    """Share of training hosts for which the choice is random, in [0, 1]; none in an evaluation. Higher: predictions improve
+    faster, returns in training are lower."""
+    memory: int = 8192
+    """Host episodes that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"]})
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Bandit":
+        return Bandit(self, spec)
+
+
+class Bandit(Learner):
+    """See `BanditConfig`. It explores between `begin` and `learn` only."""
+
+    def __init__(self, config: BanditConfig, spec: EnvSpec) -> None:
+        self.config, self.spec = config, spec
+        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
+        """Name of each choice."""
+        self.models: list[Ridge | None] = [None] * len(self.names)
+        """Prediction of each choice; None where it was never tried."""
+        self._seen_nF = np.zeros((0, len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)), np.float32)
+        self._choice_n, self._return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        self._episode: list[Any] | None = None
+        """Contexts, choices and returns of the hosts of the update; None outside of an update."""
+
+    # ---- acting
+
+    def start(self, num_hosts: int) -> State:
+        """Return the choice for each host `[N]`."""
+        return {"choice": torch.full((num_hosts,), UNDECIDED)}
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        """See `Controller`."""
+        choice_N = state["choice"].numpy()
+        new_N = choice_N == UNDECIDED
+        if new_N.any():
+            choice_N = np.where(new_N, self._choose(observation, uniform), choice_N)
+        return Decision(action=self._carry_out(observation, choice_N), state={"choice": torch.from_numpy(choice_N)})
+
+    def _choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
+        """Return a choice for every host `[N]`: the one with the highest predicted return, or while exploring, a random one."""
+        legal_NC, context_NF = self._legal(observation), _context(observation)
+        predicted_NC = np.full(legal_NC.shape, -np.inf)
+        for choice, model in enumerate(self.models):
+            if model is not None:
+                predicted_NC[:, choice] = model.predict(context_NF)
+        known_NC = np.isfinite(predicted_NC) & legal_NC
+        best_N = np.where(known_NC, predicted_NC, -np.inf).argmax(axis=1) * known_NC.any(axis=1)
+        if self._episode is None:
+            return best_N
+        # A choice without a prediction is not worse than one with a bad prediction: all are random until each was tried.
+        explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (known_NC != legal_NC).any(axis=1)
+        choice_N = np.where(explores_N, draw(legal_NC.astype(np.float64), uniform_NH[:, Head.SLOT]), best_N)
+        self._episode[:2] = context_NF, choice_N
+        return choice_N
+
+    def _legal(self, observation: Observation) -> BoolArray:
+        """Return which choices are legal now `[N, C]`; planting nothing always is."""
+        offered_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
+        legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None]
+        return np.concatenate([np.ones((len(offered_NK), 1), np.bool_), legal_NSK.reshape(len(offered_NK), -1)], axis=1)
+
+    def _carry_out(self, observation: Observation, choice_N: IntArray) -> IntArray:
+        """Return actions that plant the chosen seed, also after a rollback, advance it, and keep it as soon as possible."""
+        slot_N, kind_N = np.divmod(np.maximum(choice_N - 1, 0), len(self.spec.blueprint_names))
+        legal_NO = np.take_along_axis(observation.legal_slots, slot_N[:, None, None], axis=2)[:, :, 0]
+        op_N = np.full(len(choice_N), Op.WAIT, dtype=np.int64)
+        for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE):
+            op_N = np.where(legal_NO[:, op] & (choice_N > 0), op, op_N)
+        return compose(observation, self.spec, op_N, slot_N, blueprint=kind_N)
+
+    # ---- learning
+
+    def begin(self, update: int) -> None:
+        """Explore in the next episode."""
+        self._episode = [None, None, np.zeros(self.spec.num_hosts, np.float32)]
+
+    def observe(self, transition: Transition) -> None:
+        """Add the rewards of a step to the returns."""
+        assert self._episode is not None, "call begin() first"
+        self._episode[2] += transition.reward_N
+
+    def learn(self, progress: float) -> dict[str, float]:
+        """Fit the predictions to all host episodes in memory."""
+        assert self._episode is not None, "call begin() first"
+        context_NF, choice_N, return_N = self._episode
+        self._episode = None
+        finite_N = np.isfinite(return_N)
+        self._seen_nF, self._choice_n, self._return_n = (
+            np.concatenate([kept, new[finite_N]])[-self.config.memory :]
+            for kept, new in ((self._seen_nF, context_NF), (self._choice_n, choice_N), (self._return_n, return_N))
+        )
+        return self._fit()
+
+    def _fit(self) -> dict[str, float]:
+        """Fit one regression per choice, all with the penalty of the smallest leave-one-out error."""
+        tried = [np.flatnonzero(self._choice_n == choice) for choice in range(len(self.names))]
+        errors = [loo_error(self._seen_nF[rows], self._return_n[rows]) for rows in tried if len(rows) > 2]
+        error_L: npt.NDArray[np.float64] = np.sum(errors, axis=0) if errors else np.zeros(len(PENALTIES))
+        penalty = float(PENALTIES[error_L.argmin()]) if errors else float(PENALTIES[-1])
+        self.models = [fit(self._seen_nF[rows], self._return_n[rows], penalty) if len(rows) else None for rows in tried]
+        spread = sum(float(np.square(y - y.mean()).sum()) for rows in tried if len(rows) > 2 and len(y := self._return_n[rows]))
+        explained = 1 - float(error_L.min()) / spread if spread else float("nan")
+        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/episodes": float(len(self._return_n))}
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the host episodes in memory, from which predictions are fitted."""
+        parts = (self._seen_nF, self._choice_n, self._return_n)
+        return dict(zip(("seen", "choice", "return"), map(torch.tensor, parts), strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: the observations have other features, or there are other choices.
+        """
+        seen, choice, returns = (state[name].numpy() for name in ("seen", "choice", "return"))
+        if seen.shape[1] != self._seen_nF.shape[1] or (len(choice) and choice.max() >= len(self.names)):
+            raise ValueError(
+                "agent=bandit learned on hosts with other slots or blueprints: evaluate it on hosts like those of its run"
+            )
+        self._seen_nF, self._choice_n, self._return_n = seen, choice, returns
+        if len(returns):
+            self._fit()
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return how often each seed was chosen without exploration for the hosts in memory."""
+        if not any(self.models):
+            return []
+        predicted = [np.full(len(self._seen_nF), -np.inf) if one is None else one.predict(self._seen_nF) for one in self.models]
+        counts = np.bincount(np.argmax(predicted, axis=0), minlength=len(self.names)) / max(1, len(self._seen_nF))
+        shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
+        return [("bandit plants", ", ".join(shown))]
+
+
+def _context(observation: Observation) -> FloatArray:
+    """Return the features from which returns are predicted `[N, F]`: all of the observation."""
+    return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)

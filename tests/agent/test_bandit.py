@@ -1,0 +1,129 @@
+"""The contextual bandit: what it plants, what it learns, and exact resumption."""
+
+# N hosts, C choices
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.agent.bandit import Bandit, BanditConfig
+from esper.agent.scripted.schedule import ScheduleConfig
+from esper.buffer.transition import Transition
+from esper.cli.overrides import check
+from esper.env.actions import EnvSpec, Head, Observation, Op, parameters_legal
+from esper.task.instances import Split
+from esper.telemetry.jsonl import read_records
+from esper.training.play import play
+from esper.training.trainer import Trainer, build_env
+from tests.agent.toy_envs import blank, make_spec, random_observation
+
+TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+SPEC = make_spec(hosts=64, slots=2, blueprints=2)
+
+
+def fresh(rng: np.random.Generator, spec: EnvSpec = SPEC) -> Observation:
+    """New hosts whose first feature is a random cue, and where every seed is legal."""
+    seen = blank(spec)
+    seen.features[:, 1] = rng.standard_normal(spec.num_hosts)
+    seen.legal_slots[:, Op.GERMINATE] = True
+    return seen
+
+
+def act(bandit: Bandit, seen: Observation, rng: np.random.Generator) -> np.ndarray:
+    """Return the choice for each new host."""
+    count = len(seen.features)
+    decision = bandit.act(seen, bandit.start(count), is_init=np.ones(count, np.bool_), uniform=rng.random((count, len(Head))))
+    return decision.state["choice"].numpy()
+
+
+def update(bandit: Bandit, rng: np.random.Generator) -> np.ndarray:
+    """Learn from an episode in which choice 1 pays the cue, choice 2 its negative, and others nothing; return the choices."""
+    bandit.begin(0)
+    seen = fresh(rng)
+    state = bandit.start(SPEC.num_hosts)
+    none_N = np.zeros(SPEC.num_hosts, np.bool_)
+    decision = bandit.act(seen, state, is_init=~none_N, uniform=rng.random((SPEC.num_hosts, len(Head))))
+    choice_N, cue_N = decision.state["choice"].numpy(), seen.features[:, 1]
+    paid_N = np.where(choice_N == 1, cue_N, np.where(choice_N == 2, -cue_N, 0.0)).astype(np.float32)
+    bandit.observe(
+        Transition(
+            observation=seen, decision=decision, reward_N=paid_N, terminated_N=~none_N, is_init_N=~none_N, rolled_back_N=none_N
+        )
+    )
+    bandit.learn(0.0)
+    return choice_N
+
+
+def test_it_learns_which_seed_suits_which_host() -> None:
+    rng = np.random.default_rng(0)
+    bandit = BanditConfig().build(SPEC, seed=0)
+    for _ in range(6):
+        update(bandit, rng)
+    seen = fresh(rng)
+    clear_N = np.abs(seen.features[:, 1]) > 0.2
+    np.testing.assert_array_equal(act(bandit, seen, rng)[clear_N], np.where(seen.features[:, 1] > 0, 1, 2)[clear_N])
+
+
+def test_exploration_is_its_share_of_training_and_none_of_acting() -> None:
+    rng = np.random.default_rng(1)
+    bandit = BanditConfig(exploration=0.25).build(SPEC, seed=0)
+    for _ in range(4):
+        update(bandit, rng)
+    seen = [fresh(rng) for _ in range(40)]
+    best = [act(bandit, one, rng) for one in seen]
+    assert all((act(bandit, one, rng) == chosen).all() for one, chosen in zip(seen, best, strict=True))
+    bandit.begin(0)
+    differ = np.mean([act(bandit, one, rng) != chosen for one, chosen in zip(seen, best, strict=True)])
+    assert differ == pytest.approx(0.25 * 4 / 5, abs=0.04), "a random choice is the best one in 1 of 5 cases"
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), training=st.booleans())
+def test_actions_are_legal(seed: int, training: bool) -> None:
+    rng = np.random.default_rng(seed)
+    spec = make_spec(hosts=8)
+    bandit, state = BanditConfig().build(spec, seed=0), None
+    if training:
+        bandit.begin(0)
+    state = bandit.start(8)
+    for step in range(4):
+        seen = random_observation(spec, rng)
+        decision = bandit.act(seen, state, is_init=np.full(8, step == 0), uniform=rng.random((8, len(Head))))
+        action, state = decision.action, decision.state
+        assert seen.legal_slots[np.arange(8), action[:, Head.OP], action[:, Head.SLOT]].all()
+        assert parameters_legal(action, seen.legal_values, spec.head_sizes).all()
+
+
+def test_a_choice_is_played_like_the_schedule_of_one_seed() -> None:
+    env = build_env(check([*TINY, "agent=bandit"]), split=Split.TRAINING)
+    bandit = BanditConfig().build(env.layout, seed=0)
+    env.reset(options={"episode": 0})
+    wanted = 1 + len(env.layout.blueprint_names) + 1
+    bandit._choose = lambda *_: np.full(env.num_envs, wanted)  # type: ignore[method-assign]
+    mine = play(env, bandit).return_N
+    env.reset(options={"episode": 0})
+    kind = env.layout.blueprint_names[1]
+    theirs = play(env, ScheduleConfig(slot=1, blueprint=kind).build(env.layout, seed=0)).return_N
+    env.close()
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> None:
+    for place, runs in (("whole", ["updates=3"]), ("parts", ["updates=2", "updates=3"])):
+        for more in runs:
+            Trainer(check([*TINY, "agent=bandit", more]), tmp_path / place).run()
+    whole, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "parts"))
+    assert [{k: v for k, v in r.items() if "time/" not in k} for r in whole] == [
+        {k: v for k, v in r.items() if "time/" not in k} for r in parts
+    ]
+
+
+def test_hosts_with_other_slots_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    bandit = BanditConfig().build(SPEC, seed=0)
+    update(bandit, rng)
+    with pytest.raises(ValueError, match="other slots or blueprints"):
+        BanditConfig().build(make_spec(slots=3, blueprints=2), seed=0).load_state_dict(bandit.state_dict())
