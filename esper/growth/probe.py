@@ -89,9 +89,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
     if not row.isfinite().all():
         raise Flaw("has initial weights that are NaN or infinite: correct their initialisation")
     if not row.equal(again):
-        raise Flaw(
-            "draws initial weights from another stream than torch's, so that a resumed run would differ: use torch.nn.init"
-        )
+        raise Flaw(BORN_BY_CHANCE)
     branch = blueprint.branch(slot)
     nn.utils.vector_to_parameters(row, branch.parameters())
     if is_informed(blueprint):
@@ -137,9 +135,7 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
         Flaw: the host has a flaw.
     """
     if not all(one.equal(other) for one, other in zip(_state(host), _state(same), strict=True)):
-        raise Flaw(
-            "draws initial weights from another stream than torch's, so that a resumed run would differ: use torch.nn.init"
-        )
+        raise Flaw(BORN_BY_CHANCE)
     before = [part.clone() for part in _state(host.eval())]
     with torch.no_grad():
         y = _probe_steady(lambda x: _through(host, x)[-1], x)

@@ -103,9 +103,9 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
         ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
-        ("my_hosts:NineClasses", "the host's output has the shape (2, 9), and the task needs (2, 10), one logit per class"),
-        ("my_hosts:Wider", "slot r0c0 declares images with 7 channels, but its features have the shape (2, 6, 3, 3)"),
-        ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (2, 1, 8, 8)"),
+        ("my_hosts:NineClasses", "the host's output has the shape (3, 9), and the task needs (3, 10), one logit per class"),
+        ("my_hosts:Wider", "slot r0c0 declares images with 7 channels, but its features have the shape (3, 6, 3, 3)"),
+        ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (3, 1, 8, 8)"),
     ],
 )
 @pytest.mark.usefixtures("on_the_path")
