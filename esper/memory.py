@@ -2,12 +2,17 @@
 
 import torch
 
-_SIGNS = ("DefaultCPUAllocator", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of the messages of torch's RuntimeErrors for lack of memory."""
+_CPU = ("DefaultCPUAllocator", "not enough memory")
+"""Parts of the messages of torch's RuntimeErrors for lack of memory on a CPU."""
+_GPU = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""The same, on a GPU."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is not enough memory, on a CPU or on a GPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+def memory_shortage(error: BaseException) -> str | None:
+    """Return where memory ran out, as in "out of memory on the CPU"; None for any other error."""
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, MemoryError) or any(part in text for part in _CPU):
+        return "out of memory on the CPU"
+    if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _GPU):
+        return "out of memory on the GPU"
+    return None

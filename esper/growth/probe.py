@@ -19,7 +19,7 @@ from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import by_member, join_members, side_by_side, split_members
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
-from esper.memory import is_out_of_memory
+from esper.memory import memory_shortage
 from esper.seeds.bank import newborn
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import feeding_map
@@ -55,7 +55,7 @@ def flaws(name: str, part: str, shape: Sequence[int] | None = None) -> Generator
     except Flaw as flaw:
         raise ValueError(f"{name}: {part} {flaw}") from flaw
     except Exception as error:
-        if is_out_of_memory(error):
+        if memory_shortage(error):
             raise
         raised = f" on {tuple(shape)}" if shape else ""
         raised += f" with {type(error).__name__}: {error}{_place(error)}"

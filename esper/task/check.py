@@ -75,6 +75,5 @@ def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: in
 def _check_range(name: str, values: Tensor, num_classes: int) -> None:
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= num_classes:
-        raise DataError(
-            f"{name} has the value {low if low < 0 else high}, not from 0 to num_classes - 1 = {num_classes - 1}: correct it"
-        )
+        wrong, rule = low if low < 0 else high, f"from 0 to num_classes - 1 = {num_classes - 1}"
+        raise DataError(f"{name} has the value {wrong}: correct it, to be {rule}")
