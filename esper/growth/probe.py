@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.fusion.fuse import Fleet, flatten_parameters
-from esper.fusion.layout import by_member, join_members, side_by_side, split_members
+from esper.fusion.layout import by_member, join_members, side_by_side
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
 from esper.memory import memory_shortage
@@ -104,8 +104,8 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         if not _close(branch(_others(x))[1:], y[1:]):
             raise Flaw(MIXES)
         if fleet is not None:
-            both = fleet.bind(torch.stack([flatten_parameters(branch), row]))(join_members([x, 2 * x.flip(0)]))
-            if not _close(split_members(both, [1, 1])[0], y):
+            rows = flatten_parameters(branch).expand(2, -1)
+            if not _close(fleet.bind(rows)(join_members([x, x.flip(0)])), join_members([y, y.flip(0)])):
                 raise Flaw(FUSED)
 
 
@@ -127,25 +127,25 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
 
     Args:
         host: a host whose features and output have the right shapes; left in evaluation mode.
-        same: the host of the same name, built again.
+        same: the same host, built again.
         x: two samples or more.
         fleet: the host twice as one program; None if there is none.
 
     Raises:
         Flaw: the host has a flaw.
     """
-    if not all(one.equal(other) for one, other in zip(_state(host), _state(same), strict=True)):
+    if not all(one.equal(other) for one, other in zip(host.parameters(), same.parameters(), strict=True)):
         raise Flaw(BORN_BY_CHANCE)
-    before = [part.clone() for part in _state(host.eval())]
+    host.eval()
     with torch.no_grad():
         y = _probe_steady(lambda x: _through(host, x)[-1], x)
-        if not all(one.equal(other) for one, other in zip(before, _state(host), strict=True)):
+        if not all(one.equal(other) for one, other in zip(host.buffers(), same.buffers(), strict=True)):
             raise Flaw("changes its buffers in evaluation mode, so that measuring would change it: do so in training mode only")
         if not _close(_through(host, _others(x))[-1][1:], y[1:]):
             raise Flaw(MIXES.replace("batch", "batch in evaluation mode"))
         if fleet is not None:
             both = _through(fleet.bind().eval(), side_by_side(torch.stack([x, x.flip(0)])))[-1]
-            if not _close(by_member(both, 2)[0], by_member(y, 1)[0]):
+            if not _close(by_member(both, 2), torch.cat([by_member(y, 1), by_member(y.flip(0), 1)])):
                 raise Flaw(FUSED)
     state, twins = torch.random.get_rng_state(), [copy.deepcopy(host).train() for _ in range(2)]
     features, others = (_through(twin, x) for twin in twins)
@@ -210,10 +210,6 @@ def _through(host: nn.Module, x: Tensor) -> list[Tensor]:
             x.requires_grad_()
         found.append(x)
     return found
-
-
-def _state(host: nn.Module) -> list[Tensor]:
-    return [*host.parameters(), *host.buffers()]
 
 
 def _others(x: Tensor) -> Tensor:
