@@ -109,7 +109,7 @@ class NoisyTraining(nn.Module):
 
 class Moving(nn.BatchNorm2d):
     def forward(self, x):
-        self.running_mean.mul_(0.5).add_(1.0)
+        self.num_batches_tracked.add_(1)
         return super().forward(x)
 
 class OwnTraining(nn.Module):
