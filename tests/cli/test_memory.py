@@ -60,34 +60,39 @@ def untimed(folder: Path) -> list[dict[str, float]]:
     return [{tag: value for tag, value in record.items() if not tag.startswith("time/")} for record in records]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """Return the numbers of a run that has enough memory."""
+    cwd = tmp_path_factory.mktemp("whole")
+    assert run_forked("esper.train", *TINY, "updates=4", cwd=cwd).returncode == 0
+    return untimed(cwd / "run")
+
+
 @pytest.mark.parametrize(
     ("kind", "owner", "name"), [("torch", NormBranch, "forward"), ("numpy", Shard, "validate"), ("gpu", Shard, "train_epoch")]
 )
-def test_a_run_without_memory_resumes_to_equal_numbers(tmp_path, monkeypatch, kind, owner, name) -> None:
+def test_a_run_without_memory_resumes_to_equal_numbers(tmp_path, monkeypatch, whole, kind, owner, name) -> None:
     """Memory runs out in the third update: in a seed, in a measurement, in training."""
     allocate, where = GENUINE[kind]
-    for folder in ("whole", "short"):
-        (tmp_path / folder).mkdir()
-    assert run_forked("esper.train", *TINY, "updates=4", cwd=tmp_path / "whole").returncode == 0
     real = getattr(owner, name)
 
     def starving(*arguments, **options):
-        if (tmp_path / "short/run/checkpoints/checkpoint_000002.pt").exists():
+        if (tmp_path / "run/checkpoints/checkpoint_000002.pt").exists():
             allocate()
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, starving)
-        done = run_forked("esper.train", *TINY, "updates=4", cwd=tmp_path / "short")
+        done = run_forked("esper.train", *TINY, "updates=4", cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(
         rf"esper: out of memory on the {where}; all earlier updates are saved: free some memory and resume with: python -m "
         r"esper.train resume=\S+run, or start a new run with smaller hosts or task.batch_size",
         done.stderr.splitlines()[-1],
     )
-    assert find_checkpoint(str(tmp_path / "short/run"), "x").stem.endswith("2")
-    assert run_forked("esper.train", "resume=run", cwd=tmp_path / "short").returncode == 0
-    np.testing.assert_equal(untimed(tmp_path / "short/run"), untimed(tmp_path / "whole/run"))
+    assert find_checkpoint(str(tmp_path / "run"), "x").stem.endswith("2")
+    assert run_forked("esper.train", "resume=run", cwd=tmp_path).returncode == 0
+    np.testing.assert_equal(untimed(tmp_path / "run"), whole)
 
 
 def test_the_sandbox_names_its_keys(tmp_path) -> None:
@@ -96,9 +101,8 @@ def test_the_sandbox_names_its_keys(tmp_path) -> None:
     words = ["plugins=[my_limit.py]", "env=sandbox", "hosts=64", "steps=8", "updates=3", "agent=limited", "hydra.run.dir=run"]
     done = run_forked("esper.train", *words, "telemetry=quiet", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert re.fullmatch(
-        r"esper: out of memory on the CPU; .* resume=\S+run, or .* smaller hosts or steps", done.stderr.splitlines()[-1]
-    )
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"esper: out of memory on the CPU; .* resume=\S+run, or .* smaller hosts or steps", last)
     assert find_checkpoint(str(tmp_path / "run"), "x").stem.endswith("1")
 
 
