@@ -16,6 +16,7 @@ from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, SWEEPS, ConfigError
+from esper.memory import memory_shortage
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
 from esper.training.resume import continued
@@ -29,7 +30,7 @@ FOR_PEOPLE = (ConfigError, TaskError, FileError, DiskError)
 def in_one_sentence() -> Generator[None]:
     """Turn an error for the user into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback.
 
-    Ctrl-C and a closed output are one line too, with exit codes 130 and 1.
+    So are lack of memory, Ctrl-C and a closed output, with exit codes 2, 130 and 1.
     """
     try:
         yield
@@ -45,6 +46,11 @@ def in_one_sentence() -> Generator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
         print("esper: the reader of the output went away; what was saved before is intact", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        if (shortage := memory_shortage(error)) is None:
+            raise
+        print(f"esper: {shortage}; what was saved before is intact: lower hosts or task.batch_size", file=sys.stderr)
+        sys.exit(2)
 
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
