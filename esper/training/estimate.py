@@ -244,9 +244,9 @@ def _size_key(config: Config) -> str:
 
 
 def _seed_key(config: Config) -> str:
-    """Return the key of the largest size of any blueprint, or else that of a host."""
-    sizes = {f"blueprint.{name}.{key}": getattr(one, key) for name, one in config.blueprint.items() for key in one.sizes}
-    return max(sizes, key=lambda key: sizes[key]) if sizes else _size_key(config)
+    """Return the key of the largest size of any blueprint, or that of a host if it is larger."""
+    keys = [_size_key(config), *(f"blueprint.{name}.{key}" for name, one in config.blueprint.items() for key in one.sizes)]
+    return max(keys, key=lambda key: _value(config, key))
 
 
 def _value(config: Config, key: str) -> Any:

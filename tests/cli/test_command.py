@@ -80,7 +80,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             ["agent=schedule", "agent.slot=0", "slots.where=[r0c1]"],
             "agent.slot=0 is not in use: choose from 1 ",
         ),
-        (["hosts=1000000000"], r"needs about \d+ .B of memory.*: lower hosts \(now 1000000000\) or task.batch_size \(now 128\)"),
+        (["hosts=1000000000"], r"needs about \d+ .B of memory.*: lower hosts \(now 1000000000\) or steps \(now 20\)"),
         (["host.base_channels=100000"], r"lower hosts \(now 32\) or host.base_channels \(now 100000\)"),
         (
             ["host.base_channels=1000000", "host.blocks=30", "task.instances=healthy"],
@@ -97,11 +97,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-sc"], "--shell-completion needs a command and a shell"),
         (["--config-dir", "missing"], "--config-dir missing is not a folder"),
         (["--config-dir", __file__], "is not a folder"),
-        (["hydra.run.dir="], "hydra.run.dir"),
+        (["hydra.run.dir="], "hydra.run.dir= names no folder"),
         ([f"hydra.run.dir={__file__}"], "choose another hydra.run.dir"),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
         (
-            ["slots=all", "hosts=2", "host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
+            ["slots=all", "hosts=4", "host.blocks=9", "task.kinds=[ooooooooo]", "counterfactuals.at_end=[factorial]"],
             r"measures 2\^9 settings",
         ),
         (["sweep=ab", "arms=reward: shaped,sparse"], "sweep=ab starts several runs: put -m in front"),
