@@ -164,7 +164,8 @@ def _weights(config: Config, task: Task) -> HostSize:
 
 def _features(host: nn.Module, size: HostSize, task: Task) -> HostSize:
     """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
-    x, widths, saved = task.data.inputs(task.data.valid_x[:2]), list[int](), dict[int, Tensor]()
+    # A copy, since its storage may be saved as a whole.
+    x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter):

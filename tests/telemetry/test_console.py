@@ -96,7 +96,7 @@ def test_plain_prints_an_anomaly_at_once() -> None:
 def test_plain_counts_the_remaining_updates_after_a_resume() -> None:
     lines = plain_lines(100, resume=85)
     assert lines[0] == "shaped: 15 updates, resumed after 85"
-    assert re.fullmatch(r"update 1/1000: about \d+ s left", lines[1])
+    assert re.fullmatch(r"update 86/100: about \d+ s left", lines[1])
     assert [line.split(",")[0] for line in lines[2:-1]] == ["update 90/100"]
 
 
