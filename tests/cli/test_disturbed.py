@@ -35,7 +35,7 @@ def sentence(err: str) -> str:
 
 
 def test_the_second_interrupt_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop, in_one_sentence(), stop_signals() as asked:
+    with pytest.raises(SystemExit) as stop, in_one_sentence(), stop_signals() as asked:  # noqa: PT012
         os.kill(os.getpid(), signal.SIGINT)
         assert asked.is_set()
         os.kill(os.getpid(), signal.SIGTERM)  # asks again, and does not interrupt
@@ -110,20 +110,22 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("killed", ["worker", "parent"])
-def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path, killed: str) -> None:
+def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
     overrides = ["-m", "sweep=ab", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false", "hydra.sweep.dir=mine"]
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "telemetry=quiet"]
-    process = Forked("esper.train", *overrides, *launcher, *ENDLESS, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
-    wait_for(lambda: list(tmp_path.rglob("checkpoint_000001.pt")), 120)
-    working = workers(process.pid)
-    assert working
-    os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
-    _, err = process.communicate()
-    wait_for(lambda: not any(map(alive, working)), 20)
-    if killed == "worker":
-        assert process.returncode == 2
-        assert re.search(r"esper: the process of a run was killed, .* repeat the command with hydra.sweep.dir=mine", err)
+    overrides += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "telemetry=quiet", *ENDLESS]
+    sweeps: dict[str, Forked] = {}
+    for killed in ("parent", "worker"):
+        (tmp_path / killed).mkdir()
+        sweeps[killed] = Forked("esper.train", *overrides, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
+    for killed, process in sweeps.items():
+        wait_for(lambda place=tmp_path / killed: list(place.rglob("checkpoint_000001.pt")), 120)
+        working = workers(process.pid)
+        assert working
+        os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
+        _, err = process.communicate()
+        wait_for(lambda pids=working: not any(map(alive, pids)), 20)
+    assert sweeps["worker"].returncode == 2
+    assert re.search(r"esper: the process of a run was killed, .* repeat the command with hydra.sweep.dir=mine", err)
 
 
 @pytest.mark.parametrize(
