@@ -61,6 +61,8 @@ def _remedy(number: int | None) -> str:
         return "free some space"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a writable folder"
+    if number == errno.ENOENT:
+        return "restore the folder, or start a new run"
     if number in (errno.EEXIST, errno.ENOTDIR):
         return "choose a folder whose path has no file in it"
     return "check the disk"

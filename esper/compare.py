@@ -19,6 +19,7 @@ from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
 from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.training.run_folder import writing_reports
 
 WIDTH = 160
 """Width of the tables without a terminal [columns]."""
@@ -67,7 +68,9 @@ def main(arguments: list[str]) -> None:
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
-        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *arguments])), sep="\n  ")
+        with writing_reports(folders[0]):
+            written = write(found, folders[0], " ".join(["python -m esper.compare", *arguments]))
+        print("written:", *written, sep="\n  ")
 
 
 if __name__ == "__main__":

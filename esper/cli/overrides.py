@@ -141,9 +141,12 @@ def _check_folder(cfg: DictConfig, key: str) -> Path:
     The folder is left as it was.
     """
     try:
-        folder = Path(OmegaConf.select(cfg, key))
+        named = OmegaConf.select(cfg, key)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
+    if not isinstance(named, str) or not named:
+        raise ConfigError(f"{key}={named or ''} names no folder: write {key}=FOLDER, or leave it out")
+    folder = Path(named)
     try:
         with TemporaryDirectory(dir=next(place for place in (folder, *folder.absolute().parents) if place.exists())):
             pass

@@ -12,6 +12,7 @@ from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
+from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint
 
 PROBED = 3
@@ -28,6 +29,7 @@ def ready(config: Config) -> None:
         raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")
     try:
         _check_devices(config)
+        check_memory(config)
         if "task" not in config.env.ignores:
             _check_hosts(config)
     except ValueError as error:

@@ -23,6 +23,7 @@ from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint
+from esper.training.run_folder import writing_reports
 
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
@@ -138,12 +139,16 @@ def _grown(
     if set(missing) & set(SEARCHED):
         assert choice_file is not None
         if not choice_file.exists():
-            write_whole(choice_file, json.dumps(asdict(evaluation.choose())) + "\n")
+            choice = evaluation.choose()
+            with writing_reports(choice_file.parent):
+                write_whole(choice_file, json.dumps(asdict(choice)) + "\n")
         schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
         outcomes |= dict(zip(SEARCHED, schedules, strict=True))
     evaluation.env.close()
-    rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
-    write_whole(path, json.dumps(rows) + "\n")
+    with writing_reports(run.folder):
+        rows = _read(path) if path.exists() else {}  # another comparison may have added to it
+        rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
+        write_whole(path, json.dumps(rows) + "\n")
     return rows
 
 

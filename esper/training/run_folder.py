@@ -15,6 +15,9 @@ LOCK = ".lock"
 """File in a folder on which the process that writes there holds a lock. The system releases it when the process ends, however
 it ends."""
 
+REPORTS_LOCK = ".lock_reports"
+"""The same for evaluations and comparisons, which may read a folder while its run goes on."""
+
 _new: dict[str, Path] = {}
 """Folder that this process has chosen under each parent."""
 
@@ -72,6 +75,22 @@ def only_writer(folder: Path) -> Generator[None]:
             raise ConfigError(
                 f"another process is writing into {folder}: wait until it ends, or choose another folder"
             ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def writing_reports(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder's reports while they are written, after waiting for others; a training run is not hindered.
+
+    Raises:
+        DiskError: the folder cannot be written to.
+    """
+    with disk(f"write into {folder}"):
+        lock = FileLock(folder / REPORTS_LOCK)
+        lock.acquire()
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from esper.telemetry.config import Telemetry
 from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
+from esper.training.estimate import check_memory, estimate
 from esper.training.interrupt import Stopped, stop_signals
 from esper.training.play import play
 from esper.training.provenance import Provenance
@@ -36,7 +37,11 @@ def build_env(
     Args:
         hosts: number of hosts to compare controllers on, all paid by the mode of the run; None for the hosts of the training run,
             which `reward.per_host` may pay differently.
+
+    Raises:
+        ConfigError: the memory of this machine does not suffice.
     """
+    check_memory(config, hosts)
     parts = EnvParts(
         task=config.task,
         host=config.host,
@@ -94,7 +99,14 @@ class Trainer:
         config, (name, shared) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             self.restore()
-            about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
+            about = RunInfo(
+                folder=self.folder,
+                resume_update=self.update,
+                total_updates=config.updates,
+                name=name,
+                shared=shared,
+                size=estimate(config).line(),
+            )
             with (
                 Provenance(self.folder, self.update, config.devices) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from esper.config import ConfigError
 from esper.training import provenance, run_folder
 from esper.training.provenance import Provenance, code_version, read
 from esper.training.resume import check_data
-from esper.training.run_folder import create, new_folder, only_writer
+from esper.training.run_folder import create, new_folder, only_writer, writing_reports
 from esper.training.trainer import Trainer
 from tests.training.test_trainer import config
 
@@ -60,6 +61,22 @@ def test_a_folder_has_one_writer(tmp_path: Path, holder: subprocess.Popen[str]) 
     holder.wait()
     with only_writer(tmp_path), only_writer(tmp_path):
         pass
+
+
+def test_reports_wait_for_each_other_and_not_for_training(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def report() -> None:
+        with writing_reports(tmp_path):
+            order.append("second")
+
+    with only_writer(tmp_path), writing_reports(tmp_path):
+        other = threading.Thread(target=report)
+        other.start()
+        other.join(0.3)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]
 
 
 def test_two_commands_cannot_share_a_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
