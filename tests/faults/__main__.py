@@ -25,7 +25,7 @@ from tests.faults.trial import Reference, reference, trial
 KILLS = tuple(fault for fault in FAULTS if fault.startswith("kill"))
 OTHERS = tuple(fault for fault in FAULTS if fault not in KILLS)
 NANS = ("nan_host", "nan_policy")
-SHARES = {"sandbox": 0.35, "window": 0.35, "growth": 0.125, "diverging": 0.125, "sweep": 0.02, "workers": 0.015, "compare": 0.015}
+SHARES = {"sandbox": 0.2, "window": 0.55, "growth": 0.1, "diverging": 0.1, "sweep": 0.02, "workers": 0.015, "compare": 0.015}
 """Share of the trials of each case. Commands and workers take ten times as long as a run of the sandbox."""
 NAN_SHARE = 0.25
 """Share of the trials of runs that compute with a NaN."""
