@@ -14,7 +14,7 @@ from esper.ranges import check_ranges
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
 
-UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "plugins")
+UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
 """Keys that never distinguish arms."""
 
 
