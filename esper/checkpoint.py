@@ -17,8 +17,8 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -191,6 +191,42 @@ def load(path: Path | str) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds no state: use a checkpoint that this program wrote")
     return cast(dict[str, Any], state)
+
+
+@contextmanager
+def entries(path: Path | str) -> Generator[None]:
+    """Turn an error from reading a loaded state into one sentence: its digest is right, and its entries are not.
+
+    Raises:
+        CheckpointError: an entry is missing, or of another type, shape or dtype.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+        if isinstance(error, ValueError) and type(error) is not ValueError:  # a sentence for the user
+            raise
+        what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} holds a state that does not fit ({what}): use a checkpoint that this program wrote"
+        ) from error
+
+
+_ENTRIES = {"config": dict, "update": int, **dict.fromkeys(("hparams", "agent", "buffer", "env", "watch"), dict)}
+"""Entries of the state of a run, and their types."""
+
+
+def load_run(path: Path | str) -> dict[str, Any]:
+    """Return the state of a run saved in a file, as `load` does, after checking its entries.
+
+    Raises:
+        CheckpointError: the file cannot be used, or an entry is missing or of another type.
+    """
+    state = load(path)
+    with entries(path):
+        for parts, kinds in ((state, _ENTRIES), (state["config"], dict.fromkeys(("choices", "options", "values"), dict))):
+            if wrong := next((name for name, kind in kinds.items() if type(parts[name]) is not kind), None):
+                raise ValueError(f"its {wrong} is a {type(parts[wrong]).__name__}")
+    return state
 
 
 def update_of(path: Path) -> int:

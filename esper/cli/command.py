@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, load
+from esper.checkpoint import Checkpoints, DiskError, FileError, load_run
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
@@ -103,7 +103,7 @@ def load_parts(overrides: list[str]) -> list[str]:
     names, others = split_plugins(overrides)
     resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
     newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load(newest)["config"]["values"].get("plugins", ()) if newest else ()
+    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
     load_plugins(recorded)
     return others

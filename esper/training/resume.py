@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.training.config_io import from_plain, resumed
 
@@ -27,7 +27,7 @@ def find_checkpoint(path: str, key: str) -> Path:
     run = place.parent if place.name == BEST else place
     newest = Checkpoints(run / CHECKPOINTS).latest()
     if newest is not None and run is not place:
-        best = load(newest).get("best")
+        best = load_run(newest).get("best")
         if best is None:
             raise ConfigError(f"{key}={path} names the best checkpoint, and the run has no return yet: train at least one update")
         return Checkpoints(run / CHECKPOINTS).path(best["update"])
@@ -64,5 +64,5 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     """
     if config.resume is None:
         return config
-    saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
+    saved = from_plain(load_run(find_checkpoint(config.resume, "resume"))["config"])
     return resumed(saved, config, [override for override in overrides if not override.startswith("sweep=")])

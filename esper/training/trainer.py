@@ -11,7 +11,7 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
@@ -184,18 +184,19 @@ class Trainer:
             self.env.prepare()
             self.checkpoints.save(self.state_dict(), self.update)
             return
-        state = load(newest)
+        state = load_run(newest)
         if differs := difference(from_plain(state["config"]), self.config):
             raise ConfigError(
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
             )
         check_data(state, self.env.hparams())
-        self.update, self.best = state["update"], state.get("best")
-        self.watch.load_state_dict(state["watch"])
-        self.buffer.load_state_dict(state["buffer"])
-        if self.learner:
-            self.learner.load_state_dict(state["agent"])
-        self.env.prepare(state["env"])
+        with entries(newest):
+            self.update, self.best = state["update"], state.get("best")
+            self.watch.load_state_dict(state["watch"])
+            self.buffer.load_state_dict(state["buffer"])
+            if self.learner:
+                self.learner.load_state_dict(state["agent"])
+            self.env.prepare(state["env"])
         if self.update >= self.config.updates:
             warnings.warn(f"the run has finished its updates={self.config.updates}: give a larger number to go on", stacklevel=2)
 
