@@ -15,7 +15,8 @@ from esper.telemetry.base import RunInfo, Writer, WriterConfig
 
 @dataclass(kw_only=True, slots=True)
 class JsonlConfig(WriterConfig):
-    """JSON lines: `metrics.jsonl`, `times.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds, `costs.json`."""
+    """JSON lines: `metrics.jsonl`, `times.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds,
+    `costs.json`."""
 
     def build(self, run: RunInfo) -> "JsonlWriter":
         return JsonlWriter(run.folder, resume_update=run.resume_update)

@@ -111,7 +111,7 @@ class Trainer:
                     self.update += 1
                     # Before the checkpoint: a resumed run removes later records.
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
-                    self.checkpoints.save(self.state_dict(), self.update, best=self.best and self.best["update"])
+                    self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
                     provenance.save(self.update)
                 telemetry.finish(self.rows())
 
