@@ -58,7 +58,10 @@ def test_every_below_one_is_refused(name: str) -> None:
         (TelemetryConfig(), {"metrics.jsonl", "times.jsonl", "tensorboard", "decisions.jsonl"}),
         (QuietConfig(), {"metrics.jsonl", "times.jsonl"}),
         (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "times.jsonl", "decisions.jsonl"}),
-        (TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False), {"metrics.jsonl", "times.jsonl", "tensorboard"}),
+        (
+            TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False),
+            {"metrics.jsonl", "times.jsonl", "tensorboard"},
+        ),
     ],
 )
 def test_each_writer_writes_its_files(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
