@@ -27,6 +27,7 @@ from esper.agent.search import BestOfRandomConfig
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutConfig
 from esper.buffer.window import WindowConfig
+from esper.checkpoint import CheckpointsConfig
 from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
 from esper.env.growth_env import GrowthConfig
@@ -89,6 +90,8 @@ class Config(Chosen):
     plugins: list[str] = field(default_factory=lambda: list[str]())
     """Modules with parts of your own, by import path or file, as in plugins=[my_parts] or plugins=[path/to/my_parts.py]. They are
     imported before options are chosen, so they must be given on the command line; the run records them."""
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
+    """Checkpoints that the run keeps."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     """Measurements with seeds switched off, beyond leave-one-out."""
     env: EnvConfig = MISSING

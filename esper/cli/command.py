@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import hydra._internal.utils as hydra_internals
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, load
+from esper.checkpoint import Checkpoints, DiskError, FileError, load_run
 from esper.cli import flags
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
@@ -136,7 +136,7 @@ def load_parts(overrides: list[str]) -> list[str]:
     names, others = split_plugins(overrides)
     resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
     newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load(newest)["config"]["values"].get("plugins", ()) if newest else ()
+    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
     load_plugins(recorded)
     return others

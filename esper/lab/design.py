@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import yaml
 
-from esper.checkpoint import CheckpointError, Checkpoints, load, update_of, write_whole
+from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of, write_whole
 from esper.cli.overrides import quoted
 from esper.config import CHECKPOINTS, ConfigError, root_key
 from esper.seeding import stream
@@ -60,7 +60,7 @@ class Cell:
             ) from error
         if newest is None:
             return [*self.overrides, subdir]
-        if update_of(newest) >= load(newest)["config"]["values"]["updates"]:
+        if update_of(newest) >= load_run(newest)["config"]["values"]["updates"]:
             return None
         return [
             *(override for override in self.overrides if override.startswith("sweep=")),

@@ -16,7 +16,7 @@ import torch
 from esper.agent.base import Controller, Learner
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
-from esper.checkpoint import load
+from esper.checkpoint import load_run
 from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, standalone_agents
 from esper.env.actions import EnvSpec
@@ -124,7 +124,7 @@ class Evaluation:
     @staticmethod
     def load(checkpoint: str, *, hosts: int, episode: int = 0, overrides: Sequence[str] = ()) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
-        state = load(find_checkpoint(checkpoint, "checkpoint"))
+        state = load_run(find_checkpoint(checkpoint, "checkpoint"))
         return Evaluation(
             from_plain(state["config"]),
             state["agent"],
@@ -155,6 +155,11 @@ class Evaluation:
                 built.load_state_dict(self.agent_state)
         except ValueError as error:  # its message is always one sentence for the user
             raise ConfigError(str(error)) from error
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            what = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"the state of agent={self.config.choice('agent')} in the checkpoint is damaged ({what})"
+            ) from error
         return built
 
     def names(self, controllers: Sequence[str] = ()) -> list[str]:

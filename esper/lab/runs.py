@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.checkpoint import Checkpoints, load, update_of
+from esper.checkpoint import Checkpoints, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
 from esper.ranges import check_ranges
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
 
-UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "plugins")
+UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
 """Keys that never distinguish arms."""
 
 
@@ -188,7 +188,7 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
     newest = Checkpoints(folder / CHECKPOINTS).latest()
     if newest is None:
         return Run(arm=arm, block=block, folder=folder, seed=seed)
-    plain = load(newest)["config"]
+    plain = load_run(newest)["config"]
     return Run(
         arm=arm,
         block=block,

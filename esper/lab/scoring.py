@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.checkpoint import load, write_whole
+from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import ConfigError
@@ -105,7 +105,7 @@ def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
 
 def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
     """Return the outcomes of a finished run by name; outcomes of training are left out with evaluation overrides."""
-    greedy = from_plain(load(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
+    greedy = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
     rows = _grown(run, hosts, POLICIES if greedy else POLICIES[:1], overrides)
     scores = {name: float(np.mean(rows["policy"][name])) for name in HELD_OUT}
     if greedy:
