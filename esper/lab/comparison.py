@@ -117,7 +117,8 @@ def compare(
             higher_is_better=OUTCOMES[name].higher_is_better,
             alpha=config.alpha,
             against=config.against,
-            withheld=Conclusion.void if found else Conclusion.unfinished if unfinished else None,
+            withheld=Conclusion.withheld if found else Conclusion.unfinished if unfinished else None,
+            final=config.final,
         )
         for name, rows in tables.items()
     }
