@@ -1,4 +1,4 @@
-"""Runs that collapse: their rate, and what they do to a comparison of means."""
+"""Runs that collapse, their rates, and outliers among the differences of two arms."""
 
 # n runs of an arm
 
@@ -9,19 +9,19 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from esper.stats.intervals import Interval
+from esper.stats.intervals import UNKNOWN, Interval
 
-Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-LIMIT = 5.0
-"""Robust standard deviations below the median of its arm at which a run counts as collapsed."""
+LIMIT = 4.5
+"""Standard deviations below the median of its arm at which a run counts as collapsed."""
 
 
 def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float, higher_is_better: bool = True) -> Mask:
     """Return which runs of an arm have collapsed `[n]`.
 
-    A run has collapsed if it is worse than the median of its arm and stratum by more than `LIMIT` robust standard deviations and
-    by more than the margin.
+    A run has collapsed if it is worse than the median of its arm and stratum by more than `LIMIT` standard deviations and by more
+    than the margin. The standard deviation is that of the better half of the runs, the root mean square of their distances from
+    the median: a median absolute deviation is inflated, and hides the collapse, if a third of the runs collapse.
 
     Args:
         values: outcomes of the runs `[n]`; NaN for a missing run, which has not collapsed.
@@ -30,21 +30,16 @@ def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float, hi
         higher_is_better: if true, runs with low outcomes collapse, else those with high ones.
     """
     runs = pd.Series(np.asarray(values, dtype=np.float64))
-    deficit = (runs.groupby(np.asarray(strata)).transform("median") - runs) * (1 if higher_is_better else -1)
-    return np.asarray(deficit > max(margin, LIMIT * _spread(deficit)))
+    lead = np.asarray(runs - runs.groupby(np.asarray(strata)).transform("median")) * (1 if higher_is_better else -1)
+    better_half = np.sort(lead[np.isfinite(lead)])[::-1][: (np.isfinite(lead).sum() + 1) // 2]
+    spread = float(np.sqrt(np.mean(better_half**2))) if len(better_half) else 0.0
+    return lead < -max(margin, LIMIT * spread)
 
 
-def irregularities(differences: npt.ArrayLike, margin: float) -> list[str]:
-    """Return warnings about outliers and skew of paired differences, which make statements on their mean unreliable."""
-    values = np.asarray(differences, dtype=np.float64)
-    distance = np.abs(values - float(pd.Series(values).median()))
-    outliers = int((distance > max(margin, LIMIT * _spread(distance))).sum())
-    return [f"{outliers} outliers among {len(values)} differences"] if outliers else []
-
-
-def _spread(deviations: npt.ArrayLike) -> float:
-    """Return 1.4826 times the median absolute deviation, which estimates a standard deviation."""
-    return 1.4826 * float(pd.Series(np.abs(deviations)).median())
+def outliers(differences: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> Mask:
+    """Return which differences of two arms are as far from their median, to either side, as a collapsed run `[n]`."""
+    low, high = (collapsed(differences, strata, margin=margin, higher_is_better=side) for side in (True, False))
+    return low | high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +49,13 @@ class CollapseRate:
     arm: str
     collapsed: int
     runs: int
-    """Number of measured runs, at least 1."""
+    """Number of measured runs."""
 
     @property
     def rate(self) -> Interval:
         """Rate of collapse with its exact 95 % interval (Clopper, Pearson 1934), in [0, 1]."""
+        if self.runs == 0:
+            return UNKNOWN
         found = stats.binomtest(self.collapsed, self.runs)
         interval = found.proportion_ci()
         return Interval(float(found.statistic), float(interval.low), float(interval.high))
@@ -66,6 +63,8 @@ class CollapseRate:
     @property
     def at_most(self) -> float:
         """Upper 95 % confidence bound of the rate, in [0, 1]."""
+        if self.runs == 0:
+            return 1.0
         return float(stats.binomtest(self.collapsed, self.runs, alternative="less").proportion_ci().high)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Verdicts on all pairs of an experiment's arms, from a table of outcomes in which cells may be missing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregularities
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, outliers
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
@@ -50,16 +50,16 @@ class PairResult:
     needed: int | None
     """Blocks of a new experiment that detects a difference of the margin with a power of 80 % among as many pairs; None if
     nothing is known about this pair."""
-    look: int | None = None
+    look: int | None
     """Number of blocks of the look that decided, or else of the last look; None before the first look."""
-    looks: tuple[int, ...] = ()
+    looks: tuple[int, ...]
     """Planned numbers of blocks."""
-    collapses: tuple[CollapseRate, ...] = ()
-    """Collapsed runs of both arms; empty if an arm has no measured run."""
-    p_collapse: float = 1.0
+    collapses: tuple[CollapseRate, CollapseRate]
+    """Collapsed runs of both arms."""
+    p_collapse: float
     """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
-    warnings: tuple[str, ...] = ()
-    """Reasons for caution, such as collapsed runs, outliers and missing runs."""
+    warnings: tuple[str, ...]
+    """Reasons for caution about the interval of the mean, such as collapsed runs, outliers and missing runs."""
 
     @property
     def decided(self) -> bool:
@@ -133,52 +133,47 @@ def compare_arms(
     """
     assert margin > 0
     blocks = np.unique(cells["block"])
+    missing = np.isin(blocks, cells.loc[cells["value"].isna(), "block"])
+    complete = len(blocks) if final or not missing.any() else int(np.argmax(missing))
     planned = tuple(looks) if looks is not None else (len(blocks),)
-    missing = blocks[np.isin(blocks, cells.loc[cells["value"].isna(), "block"])]
-    complete = len(blocks) if final or len(missing) == 0 else int(np.searchsorted(blocks, missing[0]))
     taken = [look for look in planned if look <= complete]
-    if not taken:
-        withheld = withheld or Conclusion.unfinished
     arms = cells["arm"].unique().tolist()
     pairs = list(combinations(arms, 2)) if against is None else [(against, arm) for arm in arms if arm != against]
-    rule = _Rule(margin=margin, higher_is_better=higher_is_better, bounds=bounds if final else None, looks=planned, seed=seed)
-    found: list[_Evidence] = [_Evidence(difference=Difference(first=one, second=other, blocks=0)) for one, other in pairs]
-    results: dict[int, PairResult] = {}
+    rule = _Rule(
+        margin=margin,
+        higher_is_better=higher_is_better,
+        alpha=alpha,
+        pairs=len(pairs),
+        looks=planned,
+        bounds=bounds if final else None,
+        withheld=withheld if taken else withheld or Conclusion.unfinished,
+        seed=seed,
+    )
+    found: dict[tuple[str, str], _Evidence] = {}
+    results: dict[tuple[str, str], PairResult] = {}
     for look in taken or [None]:
         table: Any = cells[cells["block"].isin(blocks[:look])]
-        open_pairs = [pair for pair in range(len(pairs)) if pair not in results or not results[pair].decided]
-        for pair in open_pairs:
-            found[pair] = _evidence(table, pairs[pair], rule, look)
-        p_holm, p_equivalence_holm = _holm([one.p for one in found]), _holm([one.p_equivalence for one in found])
-        for pair in open_pairs:
-            one, difference = found[pair], found[pair].difference
-            known = np.isfinite(difference.spread)
-            result = PairResult(
-                difference=difference,
-                p_holm=p_holm[pair],
-                p_equivalence_holm=p_equivalence_holm[pair],
-                verdict=withheld or Conclusion.undecided,
-                higher_is_better=higher_is_better,
-                margin=margin,
-                needed=blocks_needed(difference.spread, margin, alpha=alpha / len(pairs)) if known else None,
-                look=look,
-                looks=planned,
-                collapses=one.collapses,
-                p_collapse=one.p_collapse,
-                warnings=one.warnings,
-            )
-            results[pair] = result if withheld else _conclude(result, alpha, one.lost)
-    return [results[pair] for pair in range(len(pairs))]
+        undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
+        found |= {pair: _evidence(table, pair, rule, look) for pair in undecided}
+        p_holm = dict(zip(pairs, _holm([found[pair].p for pair in pairs]), strict=True))
+        p_equivalence_holm = dict(zip(pairs, _holm([found[pair].p_equivalence for pair in pairs]), strict=True))
+        results |= {pair: _conclude(found[pair], p_holm[pair], p_equivalence_holm[pair], rule, look) for pair in undecided}
+    return [results[pair] for pair in pairs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rule:
-    """What all pairs and looks of a comparison have in common; the fields are arguments of `compare_arms`."""
+    """What all pairs and looks of a comparison have in common; most fields are arguments of `compare_arms`."""
 
     margin: float
     higher_is_better: bool
-    bounds: tuple[float, float] | None
+    alpha: float
+    pairs: int
+    """Number of pairs that are compared."""
     looks: tuple[int, ...]
+    bounds: tuple[float, float] | None
+    """Bounds of missing runs that will never be measured."""
+    withheld: Conclusion | None
     seed: int
 
 
@@ -187,25 +182,26 @@ class _Evidence:
     """What a look shows about a pair of arms."""
 
     difference: Difference
-    p: float = 1.0
+    p: float
     """p value of the difference, corrected for the looks."""
-    p_equivalence: float = 1.0
+    p_equivalence: float
     """p value of equivalence, corrected for the looks."""
-    collapses: tuple[CollapseRate, ...] = ()
-    p_collapse: float = 1.0
-    warnings: tuple[str, ...] = ()
-    lost: bool = False
-    """If true, runs are missing for which there is no worst case."""
+    collapses: tuple[CollapseRate, CollapseRate]
+    p_collapse: float
+    outliers: int
+    """Number of outliers among the differences."""
+    missing: int
+    """Number of missing runs."""
 
 
 def _evidence(cells: pd.DataFrame, names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
     """Return what the blocks of a look show about two arms."""
     one, other = (cells[cells["arm"] == name].set_index("block").sort_index() for name in names)
     shared = one.index.intersection(other.index)
-    one, other = one.loc[shared], other.loc[shared]
-    values = [np.asarray(arm["value"], dtype=np.float64) for arm in (one, other)]
-    fallen = [collapsed(arm, one["stratum"], margin=rule.margin, higher_is_better=rule.higher_is_better) for arm in values]
-    measured, whole = np.isfinite(values), ~(fallen[0] | fallen[1])
+    strata = np.asarray(one.loc[shared, "stratum"])
+    values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
+    down = [collapsed(arm, strata, margin=rule.margin, higher_is_better=rule.higher_is_better) for arm in values]
+    whole, measured = ~(down[0] | down[1]), np.isfinite(values)
     index = None if look is None else rule.looks.index(look)
     difference = paired_difference(
         names,
@@ -213,49 +209,67 @@ def _evidence(cells: pd.DataFrame, names: tuple[str, str], rule: _Rule, look: in
         values[1][whole],
         margin=rule.margin,
         generator=stream(rule.seed, "comparison", *names),
-        strata=one["stratum"][whole],
+        strata=strata[whole],
         confidence=0.95 if index is None or len(rule.looks) == 1 else 1 - 2 * levels(rule.looks, 0.025)[index],
         bounds=rule.bounds,
     )
-    collapses = [
-        CollapseRate(arm=name, collapsed=int(down.sum()), runs=int(there.sum()))
-        for name, down, there in zip(names, fallen, measured, strict=True)
-    ]
-    missing = int((~measured).sum())
-    effect = "taken at their worst" if rule.bounds else "whose worst case is unknown"
-    odd = irregularities((values[0] - values[1])[whole & measured.all(axis=0)], rule.margin)
+    p, p_equivalence = 1.0, 1.0
+    if index is not None and (measured.all() or rule.bounds is not None):
+        p = min(1.0, 2 * repeated_p(difference.p / 2, rule.looks, index))
+        p_equivalence = repeated_p(difference.p_equivalence, rule.looks, index)
+    first, second = (
+        CollapseRate(arm=name, collapsed=int(fallen.sum()), runs=int(there.sum()))
+        for name, fallen, there in zip(names, down, measured, strict=True)
+    )
     return _Evidence(
         difference=difference,
-        p=difference.p if index is None else min(1.0, 2 * repeated_p(difference.p / 2, rule.looks, index)),
-        p_equivalence=difference.p_equivalence if index is None else repeated_p(difference.p_equivalence, rule.looks, index),
-        collapses=tuple(one for one in collapses if one.runs),
-        p_collapse=collapse_p(*fallen),
-        warnings=(
-            *(f"collapsed runs: {one}" for one in collapses if one.collapsed),
-            *odd,
-            *([f"{missing} missing runs, {effect}"] if missing else []),
-        ),
-        lost=missing > 0 and rule.bounds is None,
+        p=p,
+        p_equivalence=p_equivalence,
+        collapses=(first, second),
+        p_collapse=collapse_p(*down),
+        outliers=int(outliers((values[0] - values[1])[whole], strata[whole], margin=rule.margin).sum()),
+        missing=int((~measured).sum()),
     )
 
 
-def _conclude(result: PairResult, alpha: float, lost: bool) -> PairResult:
-    """Return the result with its verdict.
+def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look: int | None) -> PairResult:
+    """Return the verdict on a pair, given its corrected p values.
 
-    Collapsed runs, outliers and skew withhold "equivalent"; "better" is withheld if the better arm collapsed more often.
+    Collapsed runs and outliers withhold "equivalent"; "better" is withheld if the better arm collapsed more often.
     """
-    verdict = Conclusion.undecided
-    if result.difference.blocks < MIN_BLOCKS:
+    difference, (first, second) = one.difference, one.collapses
+    gain = difference.mean.mean if rule.higher_is_better else -difference.mean.mean
+    risk = first.collapsed - second.collapsed
+    if rule.withheld is not None:
+        verdict = rule.withheld
+    elif difference.blocks < MIN_BLOCKS:
         verdict = Conclusion.too_few
-    elif lost:
-        verdict = Conclusion.withheld
-    elif result.p_equivalence_holm < alpha:  # even if significant: a difference below the margin does not matter
-        verdict = Conclusion.withheld if result.warnings else Conclusion.equivalent
-    elif result.p_holm < alpha:
-        winner = replace(result, verdict=Conclusion.better).winner
-        behind, ahead = sorted(result.collapses, key=lambda one: one.arm == winner)
-        verdict = Conclusion.withheld if ahead.collapsed > behind.collapsed else Conclusion.better
-    return replace(result, verdict=verdict)
+    elif p_equivalence < rule.alpha:  # even if significant: a difference below the margin does not matter
+        verdict = Conclusion.withheld if first.collapsed or second.collapsed or one.outliers else Conclusion.equivalent
+    elif p < rule.alpha:
+        verdict = Conclusion.withheld if gain * risk > 0 else Conclusion.better
+    else:
+        verdict = Conclusion.withheld if one.missing else Conclusion.undecided
+    warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
+    warnings += [f"{one.outliers} of {difference.blocks} differences are outliers"] if one.outliers else []
+    if one.missing:
+        worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
+        warnings.append(f"{one.missing} runs are missing ({worst})")
+    known = np.isfinite(difference.spread)
+    return PairResult(
+        difference=difference,
+        p_holm=p,
+        p_equivalence_holm=p_equivalence,
+        verdict=verdict,
+        higher_is_better=rule.higher_is_better,
+        margin=rule.margin,
+        needed=blocks_needed(difference.spread, rule.margin, alpha=rule.alpha / rule.pairs) if known else None,
+        look=look,
+        looks=rule.looks,
+        collapses=one.collapses,
+        p_collapse=one.p_collapse,
+        warnings=tuple(warnings),
+    )
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:
