@@ -65,7 +65,7 @@ class Comparison:
         control = self.controls.get(self.config.outcome)
         if control and control.blocks >= MIN_BLOCKS:
             lines.append(_about_control(control))
-        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [f"warning: {warning}" for warning in [*self._pair_warnings(), *self.warnings]]
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
             lines.append(
@@ -75,6 +75,12 @@ class Comparison:
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+
+    def _pair_warnings(self) -> list[str]:
+        """Return the warnings on pairs whose own sentence does not hold them."""
+        results = [result for result in self.results[self.config.outcome] if result.verdict is not Conclusion.withheld]
+        pairs = [(result.difference, warning) for result in results for warning in result.warnings]
+        return [f"{pair.first} and {pair.second}: {warning}" for pair, warning in pairs]
 
     def _next_look(self) -> list[str]:
         """Say where the next look is, if blocks must be added for it, or that blocks were added after the last one."""
