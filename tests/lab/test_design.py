@@ -142,9 +142,7 @@ def test_an_edited_design_is_refused(tmp_path: Path) -> None:
 def test_designs_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     old = {"arms": {"a": [], "b": []}, "seeds": [1], "policy_seeds": [2], "order": [["b", "a"]], "common": []}
     (tmp_path / FILE).write_text(json.dumps(old))
-    with pytest.raises(
-        ConfigError, match="or of an earlier version: restore it, or remove it to compare the runs without a plan"
-    ):
+    with pytest.raises(ConfigError, match="or of an earlier version: restore it, or remove it to compare"):
         Design.load(tmp_path)
 
 
