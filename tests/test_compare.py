@@ -87,7 +87,7 @@ def test_scores_are_cached(experiment: Path) -> None:
     before = path.stat().st_mtime_ns
     assert score(run, 2) == first
     assert path.stat().st_mtime_ns == before
-    with pytest.raises(ConfigError, match="holds the scores of another checkpoint than the newest in .*: remove it, and the run"):
+    with pytest.raises(ConfigError, match=r"holds the scores of another checkpoint than the newest in .*: remove it"):
         score(replace(run, digest="0"), 2)
     kept["rows"]["policy"]["accuracy"] = [1.0, 3.0]
     path.write_text(json.dumps(kept))
@@ -192,7 +192,7 @@ def test_the_same_loose_run_twice_is_refused(experiment: Path, tmp_path: Path) -
     for name in ("one", "other"):
         shutil.copytree(experiment / "shaped/block-00", tmp_path / name)
     folders = [tmp_path / "one", tmp_path / "other"]
-    with pytest.raises(ConfigError, match="other is a copy of .*one: remove one of them, or compare only one"):
+    with pytest.raises(ConfigError, match=r"other is a copy of .*one: remove one of them, or compare only one"):
         check_runs(find_runs(folders), folders)
 
 
