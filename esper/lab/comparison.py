@@ -103,7 +103,9 @@ class Comparison:
             lacking = [block for block in rows.loc[rows["value"].isna(), "block"] if (arm, block) in finished]
             if lacking or ((rows["controller"] != "policy").all() and rows["value"].isna().all()):
                 blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
-                lines.append(f"{arm} has no {self.config.outcome} in {blocks}: remove it, or choose another outcome")
+                lines.append(
+                    f"{arm} has no {self.config.outcome} in {blocks}: remove it, choose another outcome, or set final=true"
+                )
         return lines
 
 

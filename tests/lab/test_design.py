@@ -98,7 +98,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
-        (REWARDS, {"blocks": 0}, "blocks must be at least 1, got 0"),
+        (REWARDS, {"blocks": 0}, "blocks must be at least 1 and below 100000, got 0"),
     ],
 )
 def test_invalid_designs_are_refused(arms: str | dict | None, more: dict, sentence: str) -> None:

@@ -62,7 +62,7 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
     assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
-    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["withheld", "better", "better", "control"]
     for table in differences[1:]:
         assert "exploratory" in table["caption"]
         assert [row[-1] for row in table["rows"]] == 3 * ["exploratory"] + ["control"]
