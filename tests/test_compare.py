@@ -17,7 +17,7 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.lab.design import FILE, Plan, design
+from esper.lab.design import FILE, Claims, design
 from esper.lab.evaluation import Choice, Evaluation
 from esper.lab.integrity import check_runs
 from esper.lab.runs import OUTCOMES, Run, find_runs
@@ -41,7 +41,7 @@ TINY = [
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and an A/A control in two blocks; one run is missing."""
     folder = tmp_path_factory.mktemp("experiment")
-    plan = Plan(score_hosts=2, question="Which <reward>?\n")
+    plan = Claims(score_hosts=2, question="Which <reward>?\n")
     planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=plan)
     planned.save(folder)
     for cell in planned.cells:
@@ -128,7 +128,7 @@ def swap(one: Path, other: Path) -> None:
 def forge(folder: Path) -> None:
     """Replace the plan by one with another margin and a matching digest."""
     (folder / FILE).unlink()
-    design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=Plan(score_hosts=2, margin=0.1)).save(folder)
+    design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=Claims(score_hosts=2, margin=0.1)).save(folder)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Claims:
     """What an experiment will claim and when; see `esper.config.BlocksConfig` for the fields."""
 
     outcome: str = "accuracy"
@@ -117,7 +117,7 @@ class Design:
     """Root seed of the blocks and of the order of runs."""
     common: list[str]
     """Overrides of all cells."""
-    plan: Plan
+    plan: Claims
 
     @property
     def seeds(self) -> list[int]:
@@ -194,7 +194,7 @@ class Design:
         try:
             plain = json.loads(path.read_text())
             digest = plain.pop("sha256")
-            found = Design(**plain | {"plan": Plan(**plain["plan"])})
+            found = Design(**plain | {"plan": Claims(**plain["plan"])})
             if not found.well_formed():
                 raise ValueError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -217,7 +217,7 @@ def design(
     root: int,
     aa_control: bool = True,
     common: Sequence[str] = (),
-    plan: Plan | None = None,
+    plan: Claims | None = None,
 ) -> Design:
     """Return the design of an experiment.
 
@@ -245,7 +245,7 @@ def design(
         raise ConfigError(
             "a comparison needs at least two arms: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true"
         )
-    plan = plan or Plan()
+    plan = plan or Claims()
     plan = replace(plan, looks=plan.looks or [blocks])
     return Design(arms=table, blocks=blocks, root=root, common=list(common), plan=plan)
 

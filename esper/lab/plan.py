@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from esper.checkpoint import disk
 from esper.config import BlocksConfig, ConfigError, did_you_mean
-from esper.lab.design import AA_CONTROL, FILE, Design, Plan, design
+from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
 from esper.lab.runs import OUTCOMES, CompareConfig, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.training.provenance import code_version
@@ -43,7 +43,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question")
-    plan = Plan(**{name: getattr(asked, name) for name in names}, looks=looks)
+    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks)
     found = design(asked.arms, blocks=asked.blocks, root=asked.root, aa_control=asked.aa_control, common=common, plan=plan)
     _check(found, asked.looks)
     return found
@@ -99,7 +99,7 @@ def announce(found: Design) -> list[str]:
     return lines
 
 
-def as_planned(plan: Plan) -> CompareConfig:
+def as_planned(plan: Claims) -> CompareConfig:
     """Return the settings of the comparison that was planned.
 
     Raises:

@@ -10,7 +10,7 @@ import pytest
 from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AA_CONTROL, Design, Plan
+from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
 from esper.stats.verdict import Conclusion
@@ -41,7 +41,7 @@ def compared(
     planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
     blocks = len(next(iter(values.values())))
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(values)}
-    plan = Plan(**planned, looks=list(looks) or [blocks])
+    plan = Claims(**planned, looks=list(looks) or [blocks])
     experiment = Design(arms=arms, blocks=blocks, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: experiment)
     zeros = dict.fromkeys(OUTCOMES, 0.0)

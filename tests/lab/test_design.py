@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, FILE, Cell, Design, Plan, design, fingerprint
+from esper.lab.design import AA_CONTROL, FILE, Cell, Claims, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
 
@@ -114,14 +114,14 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     for other, sentence in (
         (design(REWARDS, blocks=2, root=1), "differs in root"),
         (design("reward: shaped,basic", blocks=2, root=0), "differs in arms"),
-        (design(REWARDS, blocks=2, root=0, plan=Plan(margin=2.0)), "differs in margin"),
+        (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), "differs in margin"),
     ):
         with pytest.raises(ConfigError, match=f"an experiment that {sentence}"):
             other.save(tmp_path)
 
 
 def test_blocks_can_be_added_but_not_taken_away(tmp_path: Path) -> None:
-    few, many = (design(REWARDS, blocks=blocks, root=0, plan=Plan(looks=[10, 20])) for blocks in (10, 20))
+    few, many = (design(REWARDS, blocks=blocks, root=0, plan=Claims(looks=[10, 20])) for blocks in (10, 20))
     few.save(tmp_path)
     many.save(tmp_path)
     assert Design.load(tmp_path) == many
@@ -215,7 +215,7 @@ def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -
     for plain, fine in ((good, True), (good | change, False)):
         fixed = {name: value for name, value in plain.items() if name != "blocks"}
         if isinstance(fixed["plan"], dict):
-            fixed["plan"] = asdict(Plan()) | fixed["plan"]
+            fixed["plan"] = asdict(Claims()) | fixed["plan"]
         digest = fingerprint(json.dumps(fixed, sort_keys=True))
         (tmp_path / FILE).write_text(json.dumps({**plain, "sha256": digest}))
         if fine:

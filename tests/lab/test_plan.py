@@ -9,7 +9,7 @@ from hydra.types import RunMode
 from esper.cli.command import spelled_out
 from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
-from esper.lab.design import Design, Plan
+from esper.lab.design import Claims, Design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.plan import announce, as_planned, deviations, experiment
 from esper.lab.runs import CompareConfig
@@ -37,12 +37,12 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     (tmp_path / "plan, it's mine.yaml").write_text(PLAN)
     found = planned(f"plan={tmp_path}/plan, it's mine.yaml", "blocks=12", "alpha=0.01")
     assert (found.blocks, found.root, list(found.arms)) == (12, 7, ["shaped", "sparse", "aa_control"])
-    assert found.plan == Plan(
+    assert found.plan == Claims(
         outcome="parameters", margin=20.0, alpha=0.01, looks=[10, 20], question='Which reward? It\'s "${oc.env:HOME}".\n'
     )
     assert announce(found) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
     typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
-    assert typed.plan == Plan(margin=2.0, baselines=["wait"], against="wait", looks=[3])
+    assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[3])
 
 
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AA_CONTROL, Design, Plan
+from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
@@ -45,7 +45,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "anomalies", lambda _: [])
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(ARMS)}
-    plan = Plan(baselines=["wait"], looks=[12], question="Is <b> better?")
+    plan = Claims(baselines=["wait"], looks=[12], question="Is <b> better?")
     monkeypatch.setattr(S, "planned", lambda _: Design(arms=arms, blocks=12, root=0, common=[], plan=plan))
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
