@@ -1,14 +1,15 @@
 """Scores of finished runs: outcomes of their policies, and of baselines, on held-out hosts.
 
-The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`.
+The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`, with the digest of the checkpoint,
+the code version and a digest of the file itself.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -18,10 +19,12 @@ from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
+from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
+from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
@@ -128,7 +131,7 @@ def _grown(
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, hosts, overrides)
-    rows: dict[str, dict[str, list[float]]] = _read(path) if path.exists() else {}
+    rows = read_scores(run, path)["rows"] if path.exists() else {}
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
@@ -146,10 +149,33 @@ def _grown(
         outcomes |= dict(zip(SEARCHED, schedules, strict=True))
     evaluation.env.close()
     with writing_reports(run.folder):
-        rows = _read(path) if path.exists() else {}  # another comparison may have added to it
+        rows = read_scores(run, path)["rows"] if path.exists() else {}  # another comparison may have added to it
         rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
-        write_whole(path, json.dumps(rows) + "\n")
+        scored = {"checkpoint": run.digest, "esper": code_version(), "rows": rows}
+        write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return rows
+
+
+def read_scores(run: Run, path: Path) -> dict[str, Any]:
+    """Return the content of a file of scores: `rows`, outcomes by controller, host by host; `checkpoint`; `esper`.
+
+    Raises:
+        ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
+    """
+    remedy = "remove it, and the run is scored again"
+    found = _read(path)
+    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "rows", "sha256"}:
+        raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
+    scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
+    if _digest(scored) != found["sha256"]:
+        raise ConfigError(f"{path} was edited after scoring: {remedy}")
+    if scored["checkpoint"] != run.digest:
+        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+    return scored
+
+
+def _digest(scored: Mapping[str, Any]) -> str:
+    return fingerprint(json.dumps(scored, sort_keys=True))
 
 
 def _read(path: Path) -> Any:
