@@ -152,9 +152,10 @@ def compare_arms(
     found: dict[tuple[str, str], _Evidence] = {}
     results: dict[tuple[str, str], PairResult] = {}
     for look in taken or [None]:
-        table: Any = cells[cells["block"].isin(blocks[:look])]
+        seen: Any = cells[cells["block"].isin(blocks[:look].tolist())]
+        runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
         undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
-        found |= {pair: _evidence(table, pair, rule, look) for pair in undecided}
+        found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
         p_holm = dict(zip(pairs, _holm([found[pair].p for pair in pairs]), strict=True))
         p_equivalence_holm = dict(zip(pairs, _holm([found[pair].p_equivalence for pair in pairs]), strict=True))
         results |= {pair: _conclude(found[pair], p_holm[pair], p_equivalence_holm[pair], rule, look) for pair in undecided}
@@ -194,9 +195,9 @@ class _Evidence:
     """Number of missing runs."""
 
 
-def _evidence(cells: pd.DataFrame, names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
-    """Return what the blocks of a look show about two arms."""
-    one, other = (cells[cells["arm"] == name].set_index("block").sort_index() for name in names)
+def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
+    """Return what the blocks of a look show about two arms, given the runs of every arm by block."""
+    one, other = (runs[name] for name in names)
     shared = one.index.intersection(other.index)
     strata = np.asarray(one.loc[shared, "stratum"])
     values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
