@@ -164,6 +164,12 @@ def test_early_looks_ask_for_more() -> None:
     assert early.difference.mean.half_width > alone.difference.mean.half_width
 
 
+def test_early_looks_ask_for_more_of_equivalence_too() -> None:
+    cells = grown(20, gain=0.3, seed=5)
+    assert compare_arms(cells, margin=0.5)[0].verdict is Conclusion.equivalent
+    assert compare_arms(cells, margin=0.5, looks=[20, 40])[0].verdict is Conclusion.undecided
+
+
 def test_missing_runs_leave_only_verdicts_that_survive_them() -> None:
     cells = grown(30, gain=3)
     cells.loc[(cells["arm"] == "good") & (cells["block"] == 7), "value"] = np.nan
@@ -182,6 +188,14 @@ def test_missing_runs_leave_only_verdicts_that_survive_them() -> None:
     likely = [compare_arms(one, margin=0.5)[0].difference for one in imputed]
     assert all(one.p <= narrow.p for one in likely)
     assert min(one.mean.low for one in likely) == pytest.approx(narrow.mean.low)
+
+
+def test_missing_runs_that_could_decide_either_way_decide_nothing() -> None:
+    cells = grown(20, gain=0)
+    cells.loc[(cells["arm"] == "good") & (cells["block"] < 10), "value"] = np.nan
+    (found,) = compare_arms(cells, margin=0.5, final=True, bounds=(-100, 100))
+    assert found.verdict is Conclusion.withheld
+    assert found.difference.p == 1
 
 
 def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
