@@ -124,7 +124,7 @@ def compare_arms(
         alpha: family-wise error rate, in (0, 1).
         against: arm that all others are compared with; None compares every pair.
         withheld: reason why there can be no verdict, if any.
-        looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look at all.
+        looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look.
         final: if true, missing runs will never be measured: a verdict is given if it holds whatever they would have shown.
         bounds: lowest and highest possible value, for missing runs; without them, a pair that lacks a run gets no verdict.
         seed: seed of the resamples.
