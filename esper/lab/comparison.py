@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
+from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design
-from esper.lab.runs import OUTCOMES, REWARD_KEYS, SEARCHED, CompareConfig, OutcomeSpec, Run, defines_return, faults, find_runs
+from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, defines_return, faults, find_runs
 from esper.lab.scoring import TRAINING, Scoring, score_all
+from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
 
@@ -26,6 +28,10 @@ class Comparison:
     NaN if not measured."""
     results: dict[str, list[PairResult]]
     """All pairs of arms, by outcome."""
+    hosts: pd.DataFrame
+    """Outcomes of every held-out host; see `host_table`."""
+    costs: pd.DataFrame
+    """Costs of every arm; see `cost_table`."""
     controls: dict[str, Difference]
     """Difference of the first arm to its A/A control, by outcome; empty without a control."""
     faults: list[str]
@@ -98,7 +104,9 @@ def compare(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
     runs = find_runs(folders, config.strata)
-    outcomes = _outcomes(runs, config, overrides, folders[0] if folders else Path(), log)
+    finished = [run for run in runs if run.finished]
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
+    outcomes = _outcomes(runs, config, scoring, log)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
@@ -108,7 +116,7 @@ def compare(
         for name, rows in tables.items():
             (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
-    found = [*faults([run for run in runs if run.finished]), *_control_fault(controls.get(config.outcome))]
+    found = [*faults(finished), *_control_fault(controls.get(config.outcome))]
     unfinished = not config.final and any(not run.finished for run in runs)
     results = {
         name: compare_arms(
@@ -126,6 +134,8 @@ def compare(
         runs=runs,
         outcomes=outcomes,
         results=results,
+        hosts=host_table(finished, scoring),
+        costs=cost_table(finished, scoring),
         controls=controls,
         faults=found,
         preregistration=_preregistration(folders),
@@ -133,15 +143,12 @@ def compare(
     )
 
 
-def _outcomes(
-    runs: Sequence[Run], config: CompareConfig, overrides: Sequence[str], folder: Path, log: Callable[[str], None]
-) -> pd.DataFrame:
+def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log: Callable[[str], None]) -> pd.DataFrame:
     """Return the table of outcomes of all arms, with the baselines on the hosts of the first arm; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
     paid_alike = _paid_alike(finished)
     _check(config, trained, paid_alike)
-    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=trained[0], folder=folder, overrides=overrides)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
     measured = [name for name in OUTCOMES if paid_alike or name != "return"]
@@ -167,8 +174,6 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(
             f"outcome=return cannot compare arms that are paid by different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
         )
-    if config.strata and (searched := set(config.baselines) & set(SEARCHED)):
-        raise ConfigError(f"baselines={searched.pop()} is chosen for a single setting: remove it, or compare without strata")
 
 
 def _preregistration(folders: Sequence[Path]) -> str | None:

@@ -26,6 +26,8 @@ from esper.training.resume import find_checkpoint
 
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
+HostRows = dict[str, dict[str, list[Any]]]
+"""Controller -> `instance`, the kind of each host, and each outcome in `HELD_OUT` -> value of each host."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
@@ -40,8 +42,6 @@ class Scoring:
     """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
     arm: str
     """Arm whose hosts the baselines grow."""
-    folder: Path
-    """Folder of the file with the chosen schedules, which are the same for all runs of an experiment."""
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
 
@@ -51,10 +51,6 @@ class Scoring:
         if self.baselines and run.arm == self.arm:
             scores |= score_baselines(run, self)
         return scores
-
-    def choice_file(self) -> Path:
-        """Return the path of the chosen schedules."""
-        return self.folder / _file_name("schedules", self.hosts, self.overrides)
 
 
 def score_all(
@@ -68,10 +64,6 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
-    choose = bool(set(scoring.baselines) & set(SEARCHED)) and not scoring.choice_file().exists()
-    if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
-        log(f"choosing the schedules of all runs: {first.folder}")
-        scoring.scores(first)
     cores = max(1, available_cores() // workers) if workers > 1 else None
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:
@@ -98,6 +90,11 @@ def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     return run.folder / _file_name(f"scored_{run.updates:06d}", hosts, overrides)
 
 
+def choice_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
+    """Return the path of the schedules chosen for the hosts of a run."""
+    return run.folder / _file_name(f"schedules_{run.updates:06d}", hosts, overrides)
+
+
 def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
     return "_".join([stem, str(hosts), "hosts", *filter(None, [slug(overrides)])]) + ".json"
 
@@ -114,20 +111,18 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, floa
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
-    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides, scoring.choice_file())
+    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides)
     return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in HELD_OUT} for name in scoring.baselines}
 
 
-def _grown(
-    run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str], choice_file: Path | None = None
-) -> dict[str, dict[str, list[float]]]:
+def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str]) -> HostRows:
     """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, hosts, overrides)
-    rows: dict[str, dict[str, list[float]]] = _read(path) if path.exists() else {}
+    rows: HostRows = _read(path) if path.exists() else {}
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
@@ -136,15 +131,25 @@ def _grown(
     evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
     outcomes = evaluation.run(controllers or ["wait"])
     if set(missing) & set(SEARCHED):
-        assert choice_file is not None
-        if not choice_file.exists():
-            write_whole(choice_file, json.dumps(asdict(evaluation.choose())) + "\n")
-        schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
-        outcomes |= dict(zip(SEARCHED, schedules, strict=True))
+        choice = evaluation.choose()
+        write_whole(choice_file(run, hosts, overrides), json.dumps(asdict(choice)) + "\n")
+        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(choice), strict=True))
     evaluation.env.close()
-    rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
+    for name, outcome in outcomes.items():
+        rows["static" if name == REPLAY else name] = {"instance": outcome.instance, **outcome.lists()}
     write_whole(path, json.dumps(rows) + "\n")
     return rows
+
+
+def host_rows(run: Run, hosts: int, overrides: Sequence[str] = ()) -> HostRows:
+    """Return the outcomes of a scored run by controller, host by host."""
+    return _read(scored_file(run, hosts, overrides))
+
+
+def search_cost(run: Run, hosts: int, overrides: Sequence[str] = ()) -> tuple[float, float]:
+    """Return the FLOPs and the seconds that the search for the schedules of a scored run took."""
+    choice = Choice(**_read(choice_file(run, hosts, overrides)))
+    return choice.flops, choice.seconds
 
 
 def _read(path: Path) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from esper.config import ConfigError
@@ -29,6 +30,8 @@ def compared(
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "faults", lambda _: list(faults))
+    monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())
+    monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
     monkeypatch.setattr(J, "score", lambda run, *_: zeros | {"accuracy": float(values[run.arm][run.block])})
     return S.compare([], CompareConfig(**asked))

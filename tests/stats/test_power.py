@@ -21,7 +21,13 @@ def simulated_power(spread: float, effect: float, looks: list[int], levels: list
 
 @pytest.mark.parametrize(
     ("spread", "looks", "levels"),
-    [(2.2, [12], [0.05]), (2.2, [12], [0.05 / 6]), (2.2, [41], [0.05]), (1.5, [12, 24], [0.003, 0.049]), (1.5, [2, 3], [0.1, 0.1])],
+    [
+        (2.2, [12], [0.05]),
+        (2.2, [12], [0.05 / 6]),
+        (2.2, [41], [0.05]),
+        (1.5, [12, 24], [0.003, 0.049]),
+        (1.5, [2, 3], [0.1, 0.1]),
+    ],
 )
 def test_power_is_that_of_simulated_experiments(spread: float, looks: list[int], levels: list[float]) -> None:
     assert power.detection_power(spread, 1.0, looks, levels) == pytest.approx(
@@ -50,7 +56,9 @@ def test_the_power_at_a_share_of_alpha_is_that_of_a_verdict_among_three_pairs(mo
                 for block in range(20)
             ]
         )
-        pair = next(one for one in compare_arms(cells, margin=0.01) if (one.difference.first, one.difference.second) == ("a", "c"))
+        pair = next(
+            one for one in compare_arms(cells, margin=0.01) if (one.difference.first, one.difference.second) == ("a", "c")
+        )
         found.append(pair.verdict is Conclusion.better)
     expected = power.detection_power(1.3, 1.0, [20], [0.05 / 3])
     assert expected - 0.05 < np.mean(found) < expected + 0.09
