@@ -180,6 +180,13 @@ def update_of(path: Path) -> int:
     return int(match[1])
 
 
+def digest_of(path: Path) -> str:
+    """Return the digest that a checkpoint ends with."""
+    with path.open("rb") as file:
+        file.seek(-64, os.SEEK_END)
+        return file.read().decode()
+
+
 def encode(state: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file. They are hashed in memory, so the state briefly exists twice."""
     buffer = io.BytesIO()

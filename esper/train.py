@@ -25,17 +25,17 @@ def main(cfg: DictConfig) -> None:
     from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    context = run_context(HydraConfig.get())
-    limit_cores(context.cores)
-    if context.worker:
-        end_with_parent()
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
+        context = run_context(HydraConfig.get())
+        limit_cores(context.cores)
+        if context.worker:
+            end_with_parent()
         try:
             load_plugins(cfg.plugins)  # the process may be a launcher's
             config = typed(cfg, HydraConfig.get().runtime.choices)
             config = continued(config, HydraConfig.get().overrides.task)
-            Trainer(config, folder, name=context.name, shared=context.shared).run()
+            Trainer(config, folder, name=context.name, shared=context.shared, plan=context.plan).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
             remedy = f"resume with: python -m esper.train resume={folder}"

@@ -18,7 +18,7 @@ from esper.config import ConfigError
 from esper.lab.design import design
 from esper.lab.evaluation import Evaluation
 from esper.lab.runs import OUTCOMES, Run, find_runs
-from esper.lab.scoring import Scores, Scoring, choice_file, score, score_all, scored_file
+from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 
@@ -130,7 +130,7 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         choice = evaluation.choose()
         _, oracle = evaluation.grow_schedules(choice)
         evaluation.env.close()
-        kept = json.loads(choice_file(run, 4).read_text())
+        kept = json.loads(scored_file(run, 4).read_text())["choice"]
         assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}
         assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
         (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("oracle", run.block)]

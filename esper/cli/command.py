@@ -72,7 +72,7 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration"):
+        if key in ("arms", "question", "plan"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 

@@ -9,12 +9,15 @@ import pandas as pd
 
 from esper.config import ConfigError
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, FILE, Design
-from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, defines_return, faults, find_runs
-from esper.lab.scoring import TRAINING, Scoring, score_all
+from esper.lab.design import AA_CONTROL, Design
+from esper.lab.integrity import check_runs, mixed
+from esper.lab.plan import deviations, planned
+from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
+from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
 from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
+from esper.training.provenance import code_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +37,12 @@ class Comparison:
     """Costs of every arm; see `cost_table`."""
     controls: dict[str, Difference]
     """Difference of the first arm to its A/A control, by outcome; empty without a control."""
-    faults: list[str]
-    """Reasons why the experiment is void."""
-    preregistration: str | None = None
-    """Text written before the first run."""
+    warnings: list[str]
+    """What a reader should know about the runs before believing a verdict."""
+    design: Design | None = None
+    """The experiment with its plan; None for loose runs and for several experiments."""
+    deviations: list[str]
+    """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
 
@@ -58,9 +63,16 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]
-        lines = [f"void: {fault}" for fault in self.faults] + [str(result) for result in results]
+        lines = [str(result) for result in results]
+        if self.deviations:
+            lines = [f"exploratory, hence no verdict: {'; '.join(self.deviations)}"]
+        if self.design and self.design.blocks > (last := self.design.plan.looks[-1]):
+            lines.append(f"blocks from {last} on are beyond the last planned look: they enter no verdict")
+        if self.config.outcome in self.controls:
+            lines.append(_about_control(self.controls[self.config.outcome]))
+        lines += [f"warning: {warning}" for warning in self.warnings]
         missing = [run for run in self.runs if not run.finished]
-        if any(result.verdict is Conclusion.unfinished for result in results):
+        if missing and not self.config.final:
             lines.append(
                 f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that started them, "
                 "or set final=true if they never will be"
@@ -103,7 +115,8 @@ def compare(
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
-    runs = find_runs(folders, config.strata)
+    runs, design = find_runs(folders, config.strata), planned(folders)
+    warnings = check_runs(runs, folders)
     finished = [run for run in runs if run.finished]
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
     outcomes = _outcomes(runs, config, scoring, log)
@@ -116,8 +129,7 @@ def compare(
         for name, rows in tables.items():
             (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
-    found = [*faults(finished), *_control_fault(controls.get(config.outcome))]
-    unfinished = not config.final and any(not run.finished for run in runs)
+    deviating = deviations(design, config, overrides)
     results = {
         name: compare_arms(
             rows[rows["arm"] != AA_CONTROL],
@@ -125,7 +137,10 @@ def compare(
             higher_is_better=OUTCOMES[name].higher_is_better,
             alpha=config.alpha,
             against=config.against,
-            withheld=Conclusion.void if found else Conclusion.unfinished if unfinished else None,
+            withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
+            looks=design.plan.looks if design and name == config.outcome else None,
+            final=config.final,
+            bounds=OUTCOMES[name].bounds,
         )
         for name, rows in tables.items()
     }
@@ -137,8 +152,9 @@ def compare(
         hosts=host_table(finished, scoring),
         costs=cost_table(finished, scoring),
         controls=controls,
-        faults=found,
-        preregistration=_preregistration(folders),
+        warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
+        design=design,
+        deviations=deviating,
         overrides=overrides,
     )
 
@@ -176,10 +192,11 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         )
 
 
-def _preregistration(folders: Sequence[Path]) -> str | None:
-    """Return the preregistrations of the experiments in these folders."""
-    designs = [Design.load(folder) for folder in folders if (folder / FILE).is_file()]
-    return "\n\n".join(design.preregistration for design in designs if design.preregistration is not None) or None
+def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:
+    """Return a warning if stored scores come from different code versions, or from another one than this."""
+    paths = {run.folder: scored_file(run, hosts, overrides) for run in runs}
+    found = {str(path): [read_scores(run, path)["esper"]] for run in runs if (path := paths[run.folder]).exists()}
+    return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
 
 
 def _paid_alike(runs: Sequence[Run]) -> bool:
@@ -188,8 +205,10 @@ def _paid_alike(runs: Sequence[Run]) -> bool:
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
-def _control_fault(control: Difference | None) -> list[str]:
-    """Return the reason why the A/A control makes the experiment void, if any."""
-    if control is None or control.blocks < MIN_BLOCKS or control.mean.low <= 0 <= control.mean.high:
-        return []
-    return [f"{control.first} differs from its A/A control by {control.mean.low:.2g} to {control.mean.high:.2g}"]
+def _about_control(control: Difference) -> str:
+    """Return a sentence on the difference of the first arm to its A/A control."""
+    mean = control.mean
+    interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
+    line = f"A/A control: {control.first} minus its copy with other policy seeds is {interval}"
+    by_chance = control.blocks < MIN_BLOCKS or mean.low <= 0 <= mean.high
+    return line if by_chance else f"{line}, which excludes 0 as 5 % of null effects do: look for a cause"

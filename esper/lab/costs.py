@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from esper.lab.runs import SEARCHED, Run, records_of
-from esper.lab.scoring import Scoring, host_rows, search_cost
+from esper.lab.scoring import Scoring, read_scores, scored_file
 
 PARTS = ("training", "measuring", "policy", "search")
 """Parts of the cost of a run [FLOP]."""
@@ -82,7 +82,8 @@ def cost_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
-        grown = host_rows(run, scoring.hosts, scoring.overrides)
+        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        grown, choice = scored["rows"], scored["choice"]
         policy_flops = np.nan if scoring.overrides else float(np.mean(grown["policy"]["policy_flops"]))
         trained = run_cost(run.config, run.updates, records_of(run), policy_flops)
         costs = {"policy": trained}
@@ -91,8 +92,7 @@ def cost_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
             if name == "static":
                 costs[name] = cost(search=trained["total"], seconds=trained["seconds"])
             elif name in SEARCHED:
-                flops, seconds = search_cost(run, scoring.hosts, scoring.overrides)
-                costs[name] = cost(search=flops, seconds=seconds)
+                costs[name] = cost(search=choice["flops"], seconds=choice["seconds"])
         for name, found in costs.items():
             parts = [np.mean(grown[name][key]) for key in ("training_flops", "measuring_flops", "policy_flops")]
             rows.append({"arm": run.arm if name == "policy" else name, "block": run.block, **found, "host": float(sum(parts))})

@@ -18,7 +18,7 @@ from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
-from esper.lab.design import AA_CONTROL, fingerprint
+from esper.lab.design import AA_CONTROL, Design
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
 from esper.lab.tables import latex
@@ -56,7 +56,8 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     for name in sorted(OUTCOMES, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
         if len(chosen):
-            caption = f"Differences in {name} [{OUTCOMES[name].unit}]: {OUTCOMES[name].description}"
+            kind = ", exploratory" if found.deviations or name != decisive else ""
+            caption = f"Differences in {name} [{OUTCOMES[name].unit}]{kind}: {OUTCOMES[name].description}"
             shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
     return shown
 
@@ -114,13 +115,14 @@ def show(found: Comparison, console: Console) -> None:
 
 def summary(found: Comparison) -> dict[str, Any]:
     """Return all numbers as plain values; None for NaN and infinity, which JSON lacks."""
-    text = found.preregistration
     return {
         "sentences": found.sentences(),
-        "preregistration": None if text is None else {"sha256": fingerprint(text), "text": text},
+        "plan": None if found.design is None else {"sha256": found.design.digest, **asdict(found.design)},
+        "exploratory": bool(found.deviations),
+        "deviations": found.deviations,
         "config": asdict(found.config),
         "overrides": list(found.overrides),
-        "faults": found.faults,
+        "warnings": found.warnings,
         "runs": [
             {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
@@ -170,7 +172,6 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
-    text = found.preregistration
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
     return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
@@ -178,9 +179,16 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
         tables=tables(found),
         figures=[{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings],
         command=command,
-        preregistration=text,
-        sha256=None if text is None else fingerprint(text),
+        plan=None if found.design is None else _about_plan(found.design),
     )
+
+
+def _about_plan(design: Design) -> str:
+    """Return the plan of an experiment as text."""
+    plan = {name: value for name, value in asdict(design.plan).items() if name != "question"}
+    lines = [design.plan.question or "", *(f"{name}: {value}" for name, value in plan.items()), "arms:"]
+    lines += [f"  {arm}: {' '.join([*design.common, *own])}" for arm, own in design.arms.items()]
+    return "\n".join([*lines, f"blocks: {design.blocks} from root {design.root}", f"SHA-256: {design.digest}"]).strip()
 
 
 def _file_name(name: str, overrides: Sequence[str]) -> str:

@@ -1,14 +1,15 @@
 """Scores of finished runs: outcomes of their policies, and of baselines, on held-out hosts.
 
-The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`.
+The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`, with the digest of the checkpoint,
+the code version and a digest of the file itself.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -18,10 +19,12 @@ from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.design import fingerprint
+from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
+from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
 
 TRAINING = ("learning", "rollbacks")
@@ -87,16 +90,8 @@ def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
 
 def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     """Return the path of the outcomes of a run on this many held-out hosts."""
-    return run.folder / _file_name(f"scored_{run.updates:06d}", hosts, overrides)
-
-
-def choice_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
-    """Return the path of the schedules chosen for the hosts of a run."""
-    return run.folder / _file_name(f"schedules_{run.updates:06d}", hosts, overrides)
-
-
-def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
-    return "_".join([stem, str(hosts), "hosts", *filter(None, [slug(overrides)])]) + ".json"
+    parts = ["scored", f"{run.updates:06d}", str(hosts), "hosts", *filter(None, [slug(overrides)])]
+    return run.folder / f"{'_'.join(parts)}.json"
 
 
 def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -122,7 +117,8 @@ def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str])
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, hosts, overrides)
-    rows: HostRows = _read(path) if path.exists() else {}
+    scored: dict[str, Any] = read_scores(run, path) if path.exists() else {"choice": None, "rows": {}}
+    rows: HostRows = scored["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
@@ -132,24 +128,36 @@ def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str])
     outcomes = evaluation.run(controllers or ["wait"])
     if set(missing) & set(SEARCHED):
         choice = evaluation.choose()
-        write_whole(choice_file(run, hosts, overrides), json.dumps(asdict(choice)) + "\n")
+        scored["choice"] = asdict(choice)
         outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(choice), strict=True))
     evaluation.env.close()
     for name, outcome in outcomes.items():
         rows["static" if name == REPLAY else name] = {"instance": outcome.instance, **outcome.lists()}
-    write_whole(path, json.dumps(rows) + "\n")
+    scored |= {"checkpoint": run.digest, "esper": code_version()}
+    write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return rows
 
 
-def host_rows(run: Run, hosts: int, overrides: Sequence[str] = ()) -> HostRows:
-    """Return the outcomes of a scored run by controller, host by host."""
-    return _read(scored_file(run, hosts, overrides))
+def read_scores(run: Run, path: Path) -> dict[str, Any]:
+    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of the searched baselines; `checkpoint`; `esper`.
+
+    Raises:
+        ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
+    """
+    remedy = "remove it, and the run is scored again"
+    found = _read(path)
+    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
+        raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
+    scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
+    if _digest(scored) != found["sha256"]:
+        raise ConfigError(f"{path} was edited after scoring: {remedy}")
+    if scored["checkpoint"] != run.digest:
+        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+    return scored
 
 
-def search_cost(run: Run, hosts: int, overrides: Sequence[str] = ()) -> tuple[float, float]:
-    """Return the FLOPs and the seconds that the search for the schedules of a scored run took."""
-    choice = Choice(**_read(choice_file(run, hosts, overrides)))
-    return choice.flops, choice.seconds
+def _digest(scored: Mapping[str, Any]) -> str:
+    return fingerprint(json.dumps(scored, sort_keys=True))
 
 
 def _read(path: Path) -> Any:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from esper.lab.evaluation import HELD_OUT, POLICIES
 from esper.lab.runs import Run
-from esper.lab.scoring import Scoring, host_rows
+from esper.lab.scoring import Scoring, read_scores, scored_file
 
 
 def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
@@ -20,7 +20,8 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     """
     parts: list[pd.DataFrame] = []
     for run in runs:
-        for name, rows in host_rows(run, scoring.hosts, scoring.overrides).items():
+        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        for name, rows in scored["rows"].items():
             if name in POLICIES or (name in scoring.baselines and run.arm == scoring.arm):
                 cell = {"arm": run.arm if name in POLICIES else name, "controller": name, "block": run.block}
                 values = {key: rows[key] for key in ("instance", *HELD_OUT)}

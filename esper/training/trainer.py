@@ -63,13 +63,17 @@ def build_env(
 class Trainer:
     """One run in one folder."""
 
-    def __init__(self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False) -> None:
+    def __init__(
+        self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False, plan: str | None = None
+    ) -> None:
         """Build the parts.
 
         Args:
             name: name of the run among several, shown by the console.
             shared: true if other runs write to the same terminal.
+            plan: digest of the experiment of which the run is a cell, if any.
         """
+        self._plan = plan
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
         self._plain = to_plain(config)  # takes as long as a short update
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
@@ -96,7 +100,7 @@ class Trainer:
             self.restore()
             about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
             with (
-                Provenance(self.folder, self.update, config.devices) as provenance,
+                Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
             ):
                 telemetry.start(self.title(), self.hparams())
