@@ -30,10 +30,10 @@ def test_the_three_verdicts() -> None:
     by_pair = {(one.difference.first, one.difference.second): one for one in found}
     assert by_pair["plain", "good"].verdict is Conclusion.better
     assert by_pair["plain", "good"].winner == "good"
-    assert str(by_pair["plain", "good"]) == "good is better than plain"
+    assert str(by_pair["plain", "good"]).startswith("good is better than plain; ")
     assert by_pair["plain", "same"].verdict is Conclusion.equivalent
     assert by_pair["plain", "noisy"].verdict is Conclusion.undecided
-    assert f"takes {by_pair['plain', 'noisy'].needed} blocks" in str(by_pair["plain", "noisy"])
+    assert f"takes {by_pair['plain', 'noisy'].needed} new blocks" in str(by_pair["plain", "noisy"])
 
 
 def test_lower_can_be_better() -> None:
@@ -51,14 +51,14 @@ def test_few_blocks_give_no_verdict() -> None:
     (found,) = compare_arms(table("plain", "good", blocks=MIN_BLOCKS - 1), margin=0.5)
     assert found.verdict is Conclusion.too_few
     assert "they share 9 of at least 10 blocks" in str(found)
-    assert f"detecting a difference of 0.5 takes {found.needed} blocks" in str(found)
+    assert f"detecting a difference of 0.5 takes {found.needed} new blocks" in str(found)
     assert verdicts(compare_arms(table("plain", "good", blocks=MIN_BLOCKS), margin=0.5)) == [Conclusion.better]
 
 
 def test_a_pair_without_shared_blocks_counts_in_the_correction() -> None:
     cells = table("plain", "good", "same")
     cells.loc[(cells.arm == "same") & (cells.block > 0), "value"] = np.nan
-    found = compare_arms(cells, margin=0.5)
+    found = compare_arms(cells, margin=0.5, final=True)
     assert verdicts(found) == [Conclusion.better, Conclusion.too_few, Conclusion.too_few]
     assert found[0].p_holm == 3 * found[0].difference.p
 
@@ -72,12 +72,12 @@ def test_more_pairs_need_more_blocks() -> None:
     assert among.needed > 1.3 * alone.needed
 
 
-@pytest.mark.parametrize("verdict", [Conclusion.void, Conclusion.unfinished])
+@pytest.mark.parametrize("verdict", [Conclusion.exploratory, Conclusion.unfinished])
 def test_verdicts_can_be_withheld(verdict: Conclusion) -> None:
     found = compare_arms(table("plain", "good"), margin=0.5, withheld=verdict)
     assert verdicts(found) == [verdict]
     assert found[0].winner is None
-    assert str(found[0]) == f"no verdict on plain and good: the experiment is {verdict.value}"
+    assert str(found[0]) == f"no verdict on plain and good: the comparison is {verdict.value}"
 
 
 def test_missing_cells_are_left_out_pair_by_pair() -> None:
