@@ -12,10 +12,12 @@ from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, planned
+from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
 from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
+from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
 from esper.training.provenance import code_version
 
@@ -71,6 +73,7 @@ class Comparison:
         if self.config.outcome in self.controls:
             lines.append(_about_control(self.controls[self.config.outcome]))
         lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
             lines.append(
@@ -80,6 +83,16 @@ class Comparison:
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+
+    def _advice(self, results: Sequence[PairResult]) -> list[str]:
+        """Say whether more hosts or more blocks would decide, if something is undecided."""
+        if not any(result.verdict in (Conclusion.undecided, Conclusion.too_few) for result in results):
+            return []
+        pairs = [(result.difference.first, result.difference.second) for result in results]
+        spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
+        test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
+        return advice(spread, test) if spread else []
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""
