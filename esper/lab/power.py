@@ -28,8 +28,8 @@ TYPICAL = {
     "learning": 1.5,
     "rollbacks": 0.0035,
 }
-"""Standard deviation of the difference of two policies in a block of `task=digits`, with 96 held-out hosts, by outcome: the median
-over the records in experiments/ that compare trained policies, rounded to two digits."""
+"""Standard deviation of the difference of two policies in a block of `task=digits`, with 96 held-out hosts, by outcome: median of
+the records in experiments/ that compare trained policies, rounded to two digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +81,8 @@ def advice(spread: Spread, test: PlannedTest) -> list[str]:
         return []
     now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
     return [
-        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: 4x hosts raise the power "
-        f"from {_percent(now)} to {_percent(hosts)}, 2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
+        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: 4x hosts raise the "
+        f"power from {_percent(now)} to {_percent(hosts)}, 2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
     ]
 
 

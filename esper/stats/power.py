@@ -54,8 +54,8 @@ def detection_power(spread: float, effect: float, looks: Sequence[int], levels: 
 class PlannedTest:
     """The test of one pair of arms among several, at the planned looks.
 
-    Its power is that at alpha / pairs. Holm's method detects at least as much, since it tests at this level only the pair with the
-    smallest p value.
+    Its power is that at alpha / pairs. Holm's method detects at least as much, since it tests only the pair with the smallest p
+    value at this level.
     """
 
     margin: float

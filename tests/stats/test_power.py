@@ -7,7 +7,6 @@ from scipy import stats
 
 from esper.stats import paired, power
 from esper.stats.intervals import UNKNOWN
-from esper.stats.paired import blocks_needed
 from esper.stats.verdict import Conclusion, compare_arms
 
 
@@ -30,20 +29,27 @@ def simulated_power(spread: float, effect: float, looks: list[int], levels: list
     ],
 )
 def test_power_is_that_of_simulated_experiments(spread: float, looks: list[int], levels: list[float]) -> None:
-    assert power.detection_power(spread, 1.0, looks, levels)[-1] == pytest.approx(
-        simulated_power(spread, 1.0, looks, levels), abs=0.025
-    )
+    found = power.detection_power(spread, 1.0, looks, levels)
+    for count in range(1, len(looks) + 1):
+        assert found[count - 1] == pytest.approx(simulated_power(spread, 1.0, looks[:count], levels[:count]), abs=0.025)
 
 
 def test_power_at_the_needed_blocks_is_eighty_percent() -> None:
-    for level in (0.05, 0.05 / 3):
-        needed = blocks_needed(2.2, 1.0, alpha=level)
-        assert (
-            power.detection_power(2.2, 1.0, [needed], [level])[0]
-            >= 0.8
-            > power.detection_power(2.2, 1.0, [needed - 1], [level])[0]
-        )
-    assert power.detection_power(0.0, 1.0, [10], [0.05]) == [1.0]
+    for pairs in (1, 3):
+        needed = power.PlannedTest(margin=1.0, looks=[12], pairs=pairs).blocks_needed(2.2)
+        before, at = (power.PlannedTest(margin=1.0, looks=[count], pairs=pairs).powers(2.2)[0] for count in (needed - 1, needed))
+        assert before < 0.8 <= at
+    assert power.PlannedTest(margin=1.0, looks=[10]).powers(0.0) == [1.0]
+    looked = power.PlannedTest(margin=1.0, looks=[12, 24])
+    assert power.PlannedTest(margin=1.0, looks=[24]).blocks_needed(2.2) <= looked.blocks_needed(2.2) <= 44
+    assert looked.powers(2.2, looked.blocks_needed(2.2) / 24)[-1] == pytest.approx(0.8, abs=0.02)
+
+
+def test_looks_that_cannot_reject_have_no_power() -> None:
+    assert power.PlannedTest(margin=1.0, looks=[9]).powers(0.1) == [0.0]
+    assert power.PlannedTest(margin=1.0, looks=[10], pairs=28).powers(0.1) == [0.0]  # p is at least 2 / 2^10
+    first, second = power.PlannedTest(margin=1.0, looks=[10, 40]).powers(0.1)
+    assert (first, second) == (0.0, 1.0)  # nor is a look after a quarter of the blocks spent enough
 
 
 def test_the_power_at_a_share_of_alpha_is_that_of_a_verdict_among_three_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
