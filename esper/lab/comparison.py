@@ -68,11 +68,12 @@ class Comparison:
         lines = [str(result) for result in results]
         if self.deviations:
             lines = [f"exploratory, hence no verdict: {'; '.join(self.deviations)}"]
-        if self.design and self.design.blocks > (last := self.design.plan.looks[-1]):
-            lines.append(f"blocks from {last} on are beyond the last planned look: they enter no verdict")
-        if self.config.outcome in self.controls:
-            lines.append(_about_control(self.controls[self.config.outcome]))
-        lines += [f"warning: {warning}" for warning in self.warnings]
+        else:
+            lines += self._next_look()
+        control = self.controls.get(self.config.outcome)
+        if control and control.blocks >= MIN_BLOCKS:
+            lines.append(_about_control(control))
+        lines += [f"warning: {warning}" for warning in [*self._pair_warnings(), *self.warnings]]
         lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
@@ -85,14 +86,32 @@ class Comparison:
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
 
     def _advice(self, results: Sequence[PairResult]) -> list[str]:
-        """Say whether more hosts or more blocks would decide, if something is undecided."""
-        if not any(result.verdict in (Conclusion.undecided, Conclusion.too_few) for result in results):
+        """Say whether more hosts or more blocks would help, unless everything is decided."""
+        if all(result.decided for result in results):
             return []
         pairs = [(result.difference.first, result.difference.second) for result in results]
         spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
         return advice(spread, test) if spread else []
+
+    def _pair_warnings(self) -> list[str]:
+        """Return the warnings on pairs whose own sentence does not hold them."""
+        results = [result for result in self.results[self.config.outcome] if result.verdict is not Conclusion.withheld]
+        pairs = [(result.difference, warning) for result in results for warning in result.warnings]
+        return [f"{pair.first} and {pair.second}: {warning}" for pair, warning in pairs]
+
+    def _next_look(self) -> list[str]:
+        """Say where the next look is, if blocks must be added for it, or that blocks were added after the last one."""
+        if self.design is None:
+            return []
+        blocks, looks = self.design.blocks, self.design.plan.looks
+        if blocks > looks[-1]:
+            return [f"blocks from {looks[-1]} on are beyond the last planned look: they enter no verdict"]
+        later = next((look for look in looks if look > blocks), None)
+        if later is None or all(result.decided for result in self.results[self.config.outcome]):
+            return []
+        return [f"a later look is planned at {later} blocks: repeat the command of the experiment with blocks={later}"]
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""
@@ -223,5 +242,4 @@ def _about_control(control: Difference) -> str:
     mean = control.mean
     interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
     line = f"A/A control: {control.first} minus its copy with other policy seeds is {interval}"
-    by_chance = control.blocks < MIN_BLOCKS or mean.low <= 0 <= mean.high
-    return line if by_chance else f"{line}, which excludes 0 as 5 % of null effects do: look for a cause"
+    return line if mean.low <= 0 <= mean.high else f"{line}, which excludes 0 as 5 % of null effects do: look for a cause"

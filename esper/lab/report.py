@@ -34,11 +34,14 @@ def differences(found: Comparison) -> pd.DataFrame:
     for name, results in found.results.items():
         for result in results:
             plain = asdict(result)
+            plain |= {"looks": " ".join(map(str, result.looks)), "warnings": "; ".join(result.warnings)}
+            first, second = plain.pop("collapses")
+            plain |= {"collapsed_first": first["collapsed"], "collapsed_second": second["collapsed"]}
             rows.append({"outcome": name, **plain.pop("difference"), **plain, "verdict": result.verdict.value})
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
-    return flat.astype({"needed": "Int64"})
+    return flat.astype(dict.fromkeys(("needed", "look", "collapsed_first", "collapsed_second"), "Int64"))
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:
