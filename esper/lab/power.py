@@ -79,10 +79,11 @@ def advice(spread: Spread, test: PlannedTest) -> list[str]:
     parts = spread.parts
     if parts is None:
         return []
+    test = replace(test, looks=sorted({max(MIN_BLOCKS, look) for look in test.looks}))
     now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
     return [
-        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: 4x hosts raise the "
-        f"power from {_percent(now)} to {_percent(hosts)}, 2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
+        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: with "
+        f"{test.looks[-1]} blocks, 4x hosts raise the power from {_percent(now)} to {_percent(hosts)}, 2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
     ]
 
 
@@ -111,8 +112,8 @@ def expected_power(design: Design) -> list[str]:
     line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)
     if last < MIN_BLOCKS:
         line = f"{last} blocks are too few for a verdict, which takes {MIN_BLOCKS}"
-    level = f", at a level of {_percent(plan.alpha)} / {len(pairs)} pairs" if len(pairs) > 1 else ""
-    known = f"(standard deviation of a difference {spread.value:.2g}, {source}{level})"
+    level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
+    known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
 
 

@@ -55,7 +55,8 @@ def test_pairs_and_looks_change_the_power() -> None:
 
 def test_what_is_not_known_is_not_guessed() -> None:
     assert expected_power(planned(common=("task=mnist5k",)))[0].startswith("power unknown: no record tells how accuracy varies")
-    assert expected_power(planned(8))[0].startswith("8 blocks are too few for a verdict, which takes 10 (standard deviation")
+    (few,) = expected_power(planned(8))
+    assert few.startswith("8 blocks are too few for a verdict, which takes 10 (standard deviation")
 
 
 @pytest.fixture
@@ -85,8 +86,8 @@ def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
     test = PlannedTest(margin=1.0, looks=[12])
     now, more = (test.powers(spread.parts.spread(count))[0] for count in (HOSTS, 4 * HOSTS))
     assert advice == (
-        f"{100 * spread.parts.share:.0f} % of the variance of a difference comes from the {HOSTS} hosts: 4x hosts raise the "
-        f"power from {100 * now:.0f} % to {100 * more:.0f} %, 2x blocks to {100 * test.powers(spread.value, 2)[0]:.0f} %"
+        f"{100 * spread.parts.share:.0f} % of the variance of a difference comes from the {HOSTS} hosts: with 12 blocks, "
+        f"4x hosts raise the power from {100 * now:.0f} % to {100 * more:.0f} %, 2x blocks to {100 * test.powers(spread.value, 2)[0]:.0f} %"
     )
     more_hosts, _ = expected_power(planned(pilot=str(pilot), score_hosts=4 * HOSTS))
     assert f"with a power of {100 * more:.0f} %" in more_hosts
