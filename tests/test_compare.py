@@ -120,7 +120,7 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
     assert pairs == {("oracle", "shaped"), ("oracle", "wait"), ("oracle", "static")}
     runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
     for run in runs:
-        kept = json.loads(scored_file(run, 4).read_text())
+        kept = json.loads(scored_file(run, 4).read_text())["rows"]
         assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
@@ -140,14 +140,14 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
 
 
 def test_every_host_has_its_row(experiment: Path) -> None:
-    C.main([str(experiment), "hosts=2", "baselines=[wait]"])
-    rows = list(csv.DictReader((experiment / "hosts.csv").open()))
-    assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 5 + 2)
-    runs = list(csv.DictReader((experiment / "comparison.csv").open()))
-    for run in (run for run in runs if run["status"] == "finished" or run["arm"] == "wait"):
-        own = [
-            row for row in rows if (row["arm"], row["controller"], row["block"]) == (run["arm"], run["controller"], run["block"])
-        ]
+    folder = experiment / "shaped"
+    C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
+    rows = list(csv.DictReader((folder / "hosts.csv").open()))
+    assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
+    runs = list(csv.DictReader((folder / "comparison.csv").open()))
+    assert len(runs) == 5
+    for run in runs:
+        own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]
         assert len(own) == 2
         assert np.mean([float(row["accuracy"]) for row in own]) == pytest.approx(float(run["accuracy"]))
 

@@ -82,8 +82,9 @@ def advice(spread: Spread, test: PlannedTest) -> list[str]:
     test = replace(test, looks=sorted({max(MIN_BLOCKS, look) for look in test.looks}))
     now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
     return [
-        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: with "
-        f"{test.looks[-1]} blocks, 4x hosts raise the power from {_percent(now)} to {_percent(hosts)}, 2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
+        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: "
+        f"with {test.looks[-1]} blocks, 4x hosts raise the power from {_percent(now)} to {_percent(hosts)}, "
+        f"2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
     ]
 
 

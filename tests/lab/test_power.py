@@ -86,8 +86,9 @@ def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
     test = PlannedTest(margin=1.0, looks=[12])
     now, more = (test.powers(spread.parts.spread(count))[0] for count in (HOSTS, 4 * HOSTS))
     assert advice == (
-        f"{100 * spread.parts.share:.0f} % of the variance of a difference comes from the {HOSTS} hosts: with 12 blocks, "
-        f"4x hosts raise the power from {100 * now:.0f} % to {100 * more:.0f} %, 2x blocks to {100 * test.powers(spread.value, 2)[0]:.0f} %"
+        f"{100 * spread.parts.share:.0f} % of the variance of a difference comes from the {HOSTS} hosts: "
+        f"with 12 blocks, 4x hosts raise the power from {100 * now:.0f} % to {100 * more:.0f} %, "
+        f"2x blocks to {100 * test.powers(spread.value, 2)[0]:.0f} %"
     )
     more_hosts, _ = expected_power(planned(pilot=str(pilot), score_hosts=4 * HOSTS))
     assert f"with a power of {100 * more:.0f} %" in more_hosts

@@ -45,8 +45,10 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     ]
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
-    monkeypatch.setattr(S, "faults", lambda _: [])
-    monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame({"arm": ["a", "b"], "host": [0, 0], "accuracy": [50.0, 51.0]}))
+    monkeypatch.setattr(S, "anomalies", lambda _: [])
+    monkeypatch.setattr(S, "check_runs", lambda *_: [])
+    hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
+    monkeypatch.setattr(S, "host_table", lambda *_: hosts)
     costs = [{"arm": "a", "block": block, **cost(3e9, 1e9, 2e9 * block, seconds=7.0), "host": 1e9} for block in range(2)]
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame(costs))
     monkeypatch.setattr(J, "score", scored)
@@ -65,7 +67,7 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
     assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
-    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["exploratory"] * 3 + ["control"]
 
 
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     table = (tmp_path / "differences.tex").read_text()
     assert table.count(r" \\") == 1 + sum(int(row["blocks"]) >= 2 for row in rows)
     assert r"accuracy & a & aa\_control & 12 &" in table
-    assert (tmp_path / "hosts.csv").read_text() == "arm,host,accuracy\na,0,50.0\nb,0,51.0\n"
+    assert (tmp_path / "hosts.csv").read_text() == "arm,controller,block,host,accuracy\na,policy,0,0,50.0\nb,policy,0,0,51.0\n"
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])

@@ -29,7 +29,7 @@ def test_every_block_has_a_split_that_does_not_depend_on_the_number_of_blocks(tm
 
 
 def test_a_split_cannot_be_set_and_drawn() -> None:
-    with pytest.raises(ConfigError, match="task.split_seed=3 has no effect, since vary_split=true draws it"):
+    with pytest.raises(ConfigError, match=r"task\.split_seed=3 has no effect, since vary_split=true draws it"):
         design("reward: shaped,sparse", blocks=3, root=1, vary_split=True, common=["task.split_seed=3"])
 
 
