@@ -65,7 +65,11 @@ def test_parallel_cells_share_the_cores(launcher: dict, cores: int | None, eight
 
 
 def test_runs_of_a_sweep_have_names() -> None:
-    hydra = {"mode": RunMode.MULTIRUN, "sweep": {"subdir": "plain/block-03"}, "launcher": {"_target_": "a.BasicLauncher"}}
+    hydra = {
+        "mode": RunMode.MULTIRUN,
+        "sweep": {"dir": "nowhere", "subdir": "plain/block-03"},
+        "launcher": {"_target_": "a.BasicLauncher"},
+    }
     place = run_context(OmegaConf.create(hydra))
     assert (place.name, place.shared) == ("plain/block-03", False)
     hydra["launcher"] = {"_target_": "a.JoblibLauncher", "n_jobs": 2}

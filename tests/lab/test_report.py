@@ -15,7 +15,7 @@ from rich.console import Console
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.costs import cost
-from esper.lab.design import AA_CONTROL
+from esper.lab.design import AA_CONTROL, Design, Plan
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
@@ -46,11 +46,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "anomalies", lambda _: [])
-    monkeypatch.setattr(S, "check_runs", lambda *_: [])
     hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
     monkeypatch.setattr(S, "host_table", lambda *_: hosts)
     costs = [{"arm": "a", "block": block, **cost(3e9, 1e9, 2e9 * block, seconds=7.0), "host": 1e9} for block in range(2)]
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame(costs))
+    arms = {arm: [f"hosts={index}"] for index, arm in enumerate(ARMS)}
+    plan = Plan(baselines=["wait"], looks=[12], question="Is <b> better?")
+    monkeypatch.setattr(S, "planned", lambda _: Design(arms=arms, blocks=12, root=0, common=[], plan=plan))
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
     monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [])
@@ -67,7 +69,10 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
     assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
-    assert [row[-1] for row in differences[0]["rows"]] == ["exploratory"] * 3 + ["control"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+    for table in differences[1:]:
+        assert "exploratory" in table["caption"]
+        assert [row[-1] for row in table["rows"]] == 3 * ["exploratory"] + ["control"]
 
 
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
