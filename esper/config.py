@@ -195,6 +195,11 @@ class BlocksConfig:
     More looks: an earlier end if the difference is large, and slightly less power at the last."""
     question: str | None = None
     """Text for the report: why the experiment is run."""
+    vary_split: bool = False
+    """If true, every block divides the data into training, validation and test samples in its own way (task.split_seed), so that
+    verdicts are not about a single split."""
+    pilot: str | None = None
+    """Folder of an earlier experiment that was compared. Its outcomes tell the power of this one; null: typical values."""
     plan: str | None = None
     """YAML file with any of these keys. Those of the command line take precedence."""
 

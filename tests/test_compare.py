@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +18,7 @@ from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab.design import FILE, Claims, design
-from esper.lab.evaluation import Choice, Evaluation
+from esper.lab.evaluation import Evaluation
 from esper.lab.integrity import check_runs
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
@@ -219,12 +219,31 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
         assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
-    chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
-    for run in runs:  # the schedules chosen once, on the hosts of each run
+    for run in runs:  # each run has its own choice
         evaluation = Evaluation.load(str(run.folder), hosts=4)
-        _, oracle = evaluation.grow_schedules(Choice(**chosen))
+        choice = evaluation.choose()
+        _, oracle = evaluation.grow_schedules(choice)
         evaluation.env.close()
+        kept = json.loads(scored_file(run, 4).read_text())["choice"]
+        assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}
         assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
+        (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("oracle", run.block)]
+        assert (cost["search"], cost["seconds"]) == (kept["flops"], kept["seconds"])
+    costs = {one["arm"]: one for one in numbers["costs"] if one["block"] == runs[0].block}
+    assert costs["wait"]["total"] == 0 < costs["static"]["search"] == costs["shaped"]["total"]
+
+
+def test_every_host_has_its_row(experiment: Path) -> None:
+    folder = experiment / "shaped"
+    C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
+    rows = list(csv.DictReader((folder / "hosts.csv").open()))
+    assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
+    runs = list(csv.DictReader((folder / "comparison.csv").open()))
+    assert len(runs) == 5
+    for run in runs:
+        own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]
+        assert len(own) == 2
+        assert np.mean([float(row["accuracy"]) for row in own]) == pytest.approx(float(run["accuracy"]))
 
 
 def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +299,6 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
         C.main([str(folder), "hosts=2", "baselines=[wait,oracle]", f"workers={workers}"])
         shown = capsys.readouterr().out
         assert "scored 2 of 2" in shown
-        assert "choosing the schedules of all runs" in shown
         cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
         tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
     assert np.isfinite(tables[0]).any()
@@ -315,7 +333,6 @@ def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     [
         (["outcome=return"], "cannot compare arms that are paid by different reward"),
         (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
-        (["strata=[task]", "baselines=[oracle]"], "baselines=oracle is chosen for a single setting"),
         (["baselines=[shaped]"], "baselines=shaped is not known"),
         (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),
         (["against=again"], "against=again is not an arm"),

@@ -8,12 +8,16 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
+from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, planned
-from esper.lab.runs import OUTCOMES, REWARD_KEYS, SEARCHED, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
+from esper.lab.power import advice, spread_of
+from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
+from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
+from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
 from esper.training.provenance import code_version
 
@@ -29,6 +33,10 @@ class Comparison:
     NaN if not measured."""
     results: dict[str, list[PairResult]]
     """All pairs of arms, by outcome."""
+    hosts: pd.DataFrame
+    """Outcomes of every held-out host; see `host_table`."""
+    costs: pd.DataFrame
+    """Costs of every arm; see `cost_table`."""
     controls: dict[str, Difference]
     """Difference of the first arm to its A/A control, by outcome; empty without a control."""
     warnings: list[str]
@@ -66,6 +74,7 @@ class Comparison:
         if control and control.blocks >= MIN_BLOCKS:
             lines.append(_about_control(control))
         lines += [f"warning: {warning}" for warning in [*self._pair_warnings(), *self.warnings]]
+        lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
             lines.append(
@@ -75,6 +84,16 @@ class Comparison:
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+
+    def _advice(self, results: Sequence[PairResult]) -> list[str]:
+        """Say whether more hosts or more blocks would help, unless everything is decided."""
+        if all(result.decided for result in results):
+            return []
+        pairs = [(result.difference.first, result.difference.second) for result in results]
+        spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
+        test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
+        return advice(spread, test) if spread else []
 
     def _pair_warnings(self) -> list[str]:
         """Return the warnings on pairs whose own sentence does not hold them."""
@@ -132,7 +151,9 @@ def compare(
         )
     runs, design = find_runs(folders, config.strata), planned(folders)
     warnings = check_runs(runs, folders)
-    outcomes = _outcomes(runs, config, overrides, folders[0] if folders else Path(), log)
+    finished = [run for run in runs if run.finished]
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
+    outcomes = _outcomes(runs, config, scoring, log)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
@@ -142,7 +163,6 @@ def compare(
         for name, rows in tables.items():
             (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
-    finished = [run for run in runs if run.finished]
     deviating = deviations(design, config, overrides)
     results = {
         name: compare_arms(
@@ -163,6 +183,8 @@ def compare(
         runs=runs,
         outcomes=outcomes,
         results=results,
+        hosts=host_table(finished, scoring),
+        costs=cost_table(finished, scoring),
         controls=controls,
         warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
         design=design,
@@ -171,15 +193,12 @@ def compare(
     )
 
 
-def _outcomes(
-    runs: Sequence[Run], config: CompareConfig, overrides: Sequence[str], folder: Path, log: Callable[[str], None]
-) -> pd.DataFrame:
+def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log: Callable[[str], None]) -> pd.DataFrame:
     """Return the table of outcomes of all arms, with the baselines on the hosts of the first arm; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
     paid_alike = _paid_alike(finished)
     _check(config, trained, paid_alike)
-    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=trained[0], folder=folder, overrides=overrides)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
     measured = [name for name in OUTCOMES if paid_alike or name != "return"]
@@ -205,8 +224,6 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(
             f"outcome=return cannot compare arms that are paid by different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
         )
-    if config.strata and (searched := set(config.baselines) & set(SEARCHED)):
-        raise ConfigError(f"baselines={searched.pop()} is chosen for a single setting: remove it, or compare without strata")
 
 
 def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:

@@ -89,10 +89,11 @@ class Claims:
     looks: list[int] = field(default_factory=lambda: list[int]())
     """Numbers of blocks at which a verdict may be given, increasing."""
     question: str | None = None
+    pilot: str | None = None
 
     def well_formed(self) -> bool:
         """Return whether all fields have their types, and looks increase."""
-        texts, numbers = (self.against, self.question), (self.margin, self.alpha)
+        texts, numbers = (self.against, self.question, self.pilot), (self.margin, self.alpha)
         return (
             all(text is None or isinstance(cast(Any, text), str) for text in texts)
             and isinstance(cast(Any, self.outcome), str)
@@ -117,6 +118,8 @@ class Design:
     """Root seed of the blocks and of the order of runs."""
     common: list[str]
     """Overrides of all cells."""
+    vary_split: bool = False
+    """If true, every block has a split seed of its own."""
     plan: Claims
 
     @property
@@ -147,6 +150,8 @@ class Design:
 
     def _cell(self, arm: str, block: int) -> Cell:
         overrides = [*self.common, *self.arms[arm], f"seed={_draw(self.root, 'block', block)}"]
+        if self.vary_split:
+            overrides.append(f"task.split_seed={_draw(self.root, 'split', block)}")
         if arm == AA_CONTROL:
             overrides.append(f"policy_seed={_draw(self.root, 'policy', block)}")
         return Cell(arm=arm, block=block, overrides=tuple(overrides))
@@ -160,6 +165,7 @@ class Design:
             and all(map(_are, [self.common, *arms.values()], repeat(str)))
             and _are([self.blocks, self.root], int)
             and 0 < self.blocks < MAX_BLOCKS
+            and type(self.vary_split) is bool
             and self.plan.well_formed()
         )
 
@@ -217,6 +223,7 @@ def design(
     root: int,
     aa_control: bool = True,
     common: Sequence[str] = (),
+    vary_split: bool = False,
     plan: Claims | None = None,
 ) -> Design:
     """Return the design of an experiment.
@@ -228,6 +235,7 @@ def design(
         root: root seed of the blocks and of the order.
         aa_control: if true, add an A/A control.
         common: overrides of all cells, including the choice of the sweep.
+        vary_split: if true, draw a split seed for every block.
         plan: what the experiment will claim; without looks, or without a plan, there is one look, at the last block.
 
     Raises:
@@ -236,7 +244,10 @@ def design(
     table = _arms(arms)
     if not 0 < blocks < MAX_BLOCKS:
         raise ConfigError(f"blocks must be at least 1 and below {MAX_BLOCKS}, got {blocks}: a verdict takes at least 10")
-    refuse_seeds([*common, *(override for overrides in table.values() for override in overrides)])
+    every = [*common, *(override for overrides in table.values() for override in overrides)]
+    refuse_seeds(every)
+    if vary_split and (fixed := next((override for override in every if "task.split_seed=" in override), None)):
+        raise ConfigError(f"{fixed} has no effect, since vary_split=true draws it for every block: remove one of them")
     if aa_control:
         if AA_CONTROL in table:
             raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
@@ -247,7 +258,7 @@ def design(
         )
     plan = plan or Claims()
     plan = replace(plan, looks=plan.looks or [blocks])
-    return Design(arms=table, blocks=blocks, root=root, common=list(common), plan=plan)
+    return Design(arms=table, blocks=blocks, root=root, common=list(common), vary_split=vary_split, plan=plan)
 
 
 def draw_seeds(root: int, count: int) -> list[int]:

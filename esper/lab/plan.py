@@ -42,9 +42,17 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         looks = Design.load(folder).plan.looks
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
-    names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question")
+    names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
     plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks)
-    found = design(asked.arms, blocks=asked.blocks, root=asked.root, aa_control=asked.aa_control, common=common, plan=plan)
+    found = design(
+        asked.arms,
+        blocks=asked.blocks,
+        root=asked.root,
+        aa_control=asked.aa_control,
+        common=common,
+        vary_split=asked.vary_split,
+        plan=plan,
+    )
     _check(found, asked.looks)
     return found
 

@@ -240,16 +240,20 @@ def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
 
 
 def records_of(run: Run) -> list[dict[str, float]]:
-    """Return the metrics of a run, one record per update.
+    """Return the metrics and times of a run, one record per update.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: a file cannot be read.
     """
-    path = run.folder / "metrics.jsonl"
-    try:
-        return read_records(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error
+    records: dict[float, dict[str, float]] = {}
+    for name in ("metrics", "times"):
+        path = run.folder / f"{name}.jsonl"
+        try:
+            for record in read_records(path):
+                records.setdefault(record["update"], {}).update(record)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error
+    return list(records.values())
 
 
 # ---- what a reader should know about arms
@@ -260,6 +264,8 @@ MAX_BLUEPRINT_SHARE = 0.99
 """Share of germinations of one blueprint above which a policy has collapsed onto it."""
 DATA_KEYS = ("task", "steps")
 """Keys that determine, with hosts times updates, how much data an arm sees."""
+BY_BLOCK = "task.split_seed"
+"""Key of these that may differ between blocks (vary_split)."""
 EPISODES = "hosts times updates"
 
 
@@ -288,7 +294,8 @@ def _different_data(runs: Sequence[Run]) -> list[str]:
         values = [
             (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
         ]
-        if len({value for _, value in values}) > 1:
+        settings = {(run.block if key == BY_BLOCK else 0, value) for run, (_, value) in zip(runs, values, strict=True)}
+        if len(settings) > len({block for block, _ in settings}):
             arms = dict.fromkeys(arm for arm, _ in values)
             shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
             found.append(f"runs see different data: {key} is {shown}; if this is a separate setting, add it to strata")

@@ -20,7 +20,7 @@ from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.design import fingerprint
-from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
@@ -30,6 +30,8 @@ from esper.training.run_folder import writing_reports
 
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
+HostRows = dict[str, dict[str, list[Any]]]
+"""Controller -> `instance`, the kind of each host, and each outcome in `HELD_OUT` -> value of each host."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
@@ -44,8 +46,6 @@ class Scoring:
     """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
     arm: str
     """Arm whose hosts the baselines grow."""
-    folder: Path
-    """Folder of the file with the chosen schedules, which are the same for all runs of an experiment."""
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
 
@@ -55,10 +55,6 @@ class Scoring:
         if self.baselines and run.arm == self.arm:
             scores |= score_baselines(run, self)
         return scores
-
-    def choice_file(self) -> Path:
-        """Return the path of the chosen schedules."""
-        return self.folder / _file_name("schedules", self.hosts, self.overrides)
 
 
 def score_all(
@@ -72,10 +68,6 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
-    choose = bool(set(scoring.baselines) & set(SEARCHED)) and not scoring.choice_file().exists()
-    if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
-        log(f"choosing the schedules of all runs: {first.folder}")
-        scoring.scores(first)
     cores = max(1, available_cores() // workers) if workers > 1 else None
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:
@@ -99,11 +91,8 @@ def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
 
 def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     """Return the path of the outcomes of a run on this many held-out hosts."""
-    return run.folder / _file_name(f"scored_{run.updates:06d}", hosts, overrides)
-
-
-def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
-    return "_".join([stem, str(hosts), "hosts", *filter(None, [slug(overrides)])]) + ".json"
+    parts = ["scored", f"{run.updates:06d}", str(hosts), "hosts", *filter(None, [slug(overrides)])]
+    return run.folder / f"{'_'.join(parts)}.json"
 
 
 def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -118,20 +107,18 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, floa
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
-    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides, scoring.choice_file())
+    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides)
     return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in HELD_OUT} for name in scoring.baselines}
 
 
-def _grown(
-    run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str], choice_file: Path | None = None
-) -> dict[str, dict[str, list[float]]]:
+def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str]) -> HostRows:
     """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, hosts, overrides)
-    rows = read_scores(run, path)["rows"] if path.exists() else {}
+    rows: HostRows = _stored(run, path)["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
@@ -139,32 +126,34 @@ def _grown(
     controllers += [name for name in missing if name not in BASELINES]
     evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
     outcomes = evaluation.run(controllers or ["wait"])
+    choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
-        assert choice_file is not None
-        if not choice_file.exists():
-            choice = evaluation.choose()
-            with writing_reports(choice_file.parent):
-                write_whole(choice_file, json.dumps(asdict(choice)) + "\n")
-        schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
-        outcomes |= dict(zip(SEARCHED, schedules, strict=True))
+        chosen = evaluation.choose()
+        choice = {"choice": asdict(chosen)}
+        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(chosen), strict=True))
     evaluation.env.close()
+    grown = {name: {"instance": outcome.instance, **outcome.lists()} for name, outcome in outcomes.items()}
     with writing_reports(run.folder):
-        rows = read_scores(run, path)["rows"] if path.exists() else {}  # another comparison may have added to it
-        rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
-        scored = {"checkpoint": run.digest, "esper": code_version(), "rows": rows}
+        scored: dict[str, Any] = {**_stored(run, path), **choice, "checkpoint": run.digest, "esper": code_version()}
+        scored["rows"] |= {"static" if name == REPLAY else name: values for name, values in grown.items()}
         write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
-    return rows
+    return scored["rows"]
+
+
+def _stored(run: Run, path: Path) -> dict[str, Any]:
+    """Return the content of a file of scores, to which another comparison may have added, or of an empty one."""
+    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}}
 
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
-    """Return the content of a file of scores: `rows`, outcomes by controller, host by host; `checkpoint`; `esper`.
+    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of the searched baselines; `checkpoint`; `esper`.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
     """
     remedy = "remove it, and the run is scored again"
     found = _read(path)
-    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "rows", "sha256"}:
+    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
         raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
     if _digest(scored) != found["sha256"]:

@@ -15,6 +15,7 @@ from esper.cli.command import in_one_sentence
 from esper.config import ConfigError, TuneConfig, typed
 from esper.lab.launch import CellSweeper
 from esper.lab.plan import announce, experiment
+from esper.lab.power import expected_power
 from esper.lab.search_space import search_space
 from esper.lab.tuning import FILE, Tuning
 
@@ -31,9 +32,10 @@ class BlockSweeper(CellSweeper):
         with in_one_sentence():
             assert self.config is not None
             design = experiment(self.config.hydra, arguments)
+            lines = [*announce(design), *expected_power(design)]
             design.save(self.folder)
             self.save_config()
-            print("\n".join(announce(design)), flush=True)
+            print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {design.blocks} blocks", design.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from esper.config import ConfigError
@@ -44,6 +45,8 @@ def compared(
     plan = Claims(**planned, looks=list(looks) or [blocks])
     experiment = Design(arms=arms, blocks=blocks, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: experiment)
+    monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())
+    monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
     monkeypatch.setattr(J, "score", lambda run, *_: zeros | {"accuracy": float(values[run.arm][run.block])})
     return S.compare([], CompareConfig(**asked))
