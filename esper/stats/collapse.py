@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy import stats
 
 from esper.stats.intervals import UNKNOWN, Interval
@@ -29,17 +28,31 @@ def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float, hi
         margin: smallest difference that matters, in the unit of the outcome.
         higher_is_better: if true, runs with low outcomes collapse, else those with high ones.
     """
-    runs = pd.Series(np.asarray(values, dtype=np.float64))
-    lead = np.asarray(runs - runs.groupby(np.asarray(strata)).transform("median")) * (1 if higher_is_better else -1)
+    lead = _from_median(values, strata) * (1 if higher_is_better else -1)
     better_half = np.sort(lead[np.isfinite(lead)])[::-1][: (np.isfinite(lead).sum() + 1) // 2]
     spread = float(np.sqrt(np.mean(better_half**2))) if len(better_half) else 0.0
     return lead < -max(margin, LIMIT * spread)
 
 
 def outliers(differences: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> Mask:
-    """Return which differences of two arms are as far from their median, to either side, as a collapsed run `[n]`."""
-    low, high = (collapsed(differences, strata, margin=margin, higher_is_better=side) for side in (True, False))
-    return low | high
+    """Return which differences of two arms are outliers `[n]`.
+
+    An outlier is farther from the median of its stratum, to either side, than `LIMIT` standard deviations, estimated by 1.4826
+    times the median absolute deviation, and than the margin.
+    """
+    distance = np.abs(_from_median(differences, strata))
+    known = distance[np.isfinite(distance)]
+    spread = 1.4826 * float(np.median(known)) if len(known) else 0.0
+    return distance > max(margin, LIMIT * spread)
+
+
+def _from_median(values: npt.ArrayLike, strata: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return values minus the median of their stratum; NaN for a missing one."""
+    runs, groups = np.asarray(values, dtype=np.float64), np.asarray(strata)
+    centred = np.full(len(runs), np.nan)
+    for group in np.unique(groups[np.isfinite(runs)]):
+        centred[groups == group] = runs[groups == group] - np.nanmedian(runs[groups == group])
+    return centred
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,8 +113,8 @@ def compare_arms(
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
 
-    The probability of any wrong claim is at most `alpha`, for differences and for equivalences alike, over all planned looks.
-    Every look is computed from the first blocks, whatever blocks follow, and the first look that decides on a pair stands.
+    The probability of any wrong claim is at most `alpha` over all looks, for differences and for equivalences alike. Each look
+    is computed from the first blocks, whatever blocks follow, and the first one that decides on a pair stands.
 
     Args:
         cells: one row per planned run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the
@@ -124,10 +124,8 @@ def compare_arms(
         alpha: family-wise error rate, in (0, 1).
         against: arm that all others are compared with; None compares every pair.
         withheld: reason why there can be no verdict, if any.
-        looks: increasing numbers of blocks at which a verdict may be given; None allows a single look at all blocks. A look takes
-            place when all runs of its blocks are measured.
-        final: if true, missing runs will never be measured. Looks take place without them, and a verdict is given if it holds
-            whatever they would have shown.
+        looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look.
+        final: if true, missing runs will never be measured: a verdict is given if it holds whatever they would have shown.
         bounds: lowest and highest possible value, for missing runs; without them, a pair that lacks a run gets no verdict.
         seed: seed of the resamples.
     """
@@ -152,12 +150,13 @@ def compare_arms(
     found: dict[tuple[str, str], _Evidence] = {}
     results: dict[tuple[str, str], PairResult] = {}
     for look in taken or [None]:
-        table: Any = cells[cells["block"].isin(blocks[:look])]
+        seen: Any = cells[cells["block"].isin(blocks[:look].tolist())]
+        runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
         undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
-        found |= {pair: _evidence(table, pair, rule, look) for pair in undecided}
-        p_holm = dict(zip(pairs, _holm([found[pair].p for pair in pairs]), strict=True))
-        p_equivalence_holm = dict(zip(pairs, _holm([found[pair].p_equivalence for pair in pairs]), strict=True))
-        results |= {pair: _conclude(found[pair], p_holm[pair], p_equivalence_holm[pair], rule, look) for pair in undecided}
+        found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
+        p, p_same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
+        new = [(i, pair) for i, pair in enumerate(pairs) if pair in undecided]
+        results |= {pair: _conclude(found[pair], p[i], p_same[i], rule, look) for i, pair in new}
     return [results[pair] for pair in pairs]
 
 
@@ -194,9 +193,9 @@ class _Evidence:
     """Number of missing runs."""
 
 
-def _evidence(cells: pd.DataFrame, names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
-    """Return what the blocks of a look show about two arms."""
-    one, other = (cells[cells["arm"] == name].set_index("block").sort_index() for name in names)
+def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
+    """Return what the blocks of a look show about two arms, given the runs of every arm by block."""
+    one, other = (runs[name] for name in names)
     shared = one.index.intersection(other.index)
     strata = np.asarray(one.loc[shared, "stratum"])
     values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]

@@ -1,6 +1,6 @@
 """Calibration of `esper.compare` on simulated experiments whose truth is known.
 
-    python experiments/2026-11-23_calibration/calibration.py               # 300 experiments per setting
+    python experiments/2026-11-23_calibration/calibration.py               # 250 experiments per setting
     python experiments/2026-11-23_calibration/calibration.py --quick       # one experiment per setting
     python experiments/2026-11-23_calibration/calibration.py 200 blocks    # only the recommended number of blocks and its power
 
@@ -21,6 +21,7 @@ from scipy import stats
 
 from esper.seeding import stream
 from esper.stats import paired
+from esper.stats.collapse import collapsed
 from esper.stats.intervals import UNKNOWN
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
 
@@ -28,10 +29,10 @@ MARGIN = 0.5
 """Smallest difference that matters [sd]."""
 BOUNDS = (-40.0, 10.0)
 """Bounds of the outcome [sd], as of an accuracy of 80 % with a standard deviation of 2."""
-DEEP = 10.0
-"""Depth from which a simulated collapse counts as one; shallower ones are part of the mean [sd]."""
 LOST = 0.1
 """Share of runs that are lost."""
+TINY = 0.02
+"""Difference that counts as none: where arms collapse, the true one is known to 0.002 [sd]."""
 LOOKS = (10, 20, 30)
 PEEKS = range(10, 31)
 """Numbers of blocks after which somebody compares the arms who cannot wait."""
@@ -71,9 +72,16 @@ class Setting:
         )
         return ", ".join([*parts, *([f"{self.arms} arms"] if self.arms > 2 else [])])
 
-    def gain(self, all_runs: bool) -> float:
-        """Return the advantage of the last arm in the mean of all runs, or of those that do not collapse."""
-        return self.effect - (self.collapse * self.depth if all_runs and not self.both else 0.0)
+    def gain(self) -> float:
+        """Return the advantage of the last arm in the mean of all runs."""
+        return self.effect - (0.0 if self.both else self.collapse * self.depth)
+
+    def declared_gain(self) -> float:
+        """Return the advantage of the last arm in the mean of runs that do not collapse by `collapsed`, were there very many."""
+        if not self.collapse or self.both:
+            return self.effect
+        own = simulate(replace(self, effect=0.0, blocks=1_000_000), np.random.default_rng(0))[-1]
+        return self.effect + float(own[~collapsed(own, np.zeros(len(own)), margin=MARGIN)].mean())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,9 +90,9 @@ class Tally:
 
     experiments: int = 0
     wrong: int = 0
-    """Experiments with at least one wrong claim about the declared mean: of runs that do not collapse, if collapse is deep."""
-    wrong_otherwise: int = 0
-    """The same if deep collapse counts in the mean, or shallow collapse does not."""
+    """Experiments with at least one wrong claim about the mean of runs that do not collapse."""
+    wrong_of_all: int = 0
+    """Experiments with at least one claim that is wrong about the mean of all runs."""
     pairs: int = 0
     regular: int = 0
     """Pairs without warnings."""
@@ -148,31 +156,31 @@ def simulate(setting: Setting, generator: np.random.Generator) -> np.ndarray:
 def is_wrong(result: PairResult, true: float) -> bool:
     """Return whether the verdict claims what is not so, given the true difference of first and second arm."""
     if result.verdict is Conclusion.better:
-        return true == 0 or result.winner != (result.difference.first if true > 0 else result.difference.second)
-    return result.verdict is Conclusion.equivalent and abs(true) >= MARGIN - 1e-9
+        return abs(true) < TINY or result.winner != (result.difference.first if true > 0 else result.difference.second)
+    return result.verdict is Conclusion.equivalent and abs(true) >= MARGIN - TINY
 
 
 def tally(setting: Setting, experiments: int, seed: int) -> Tally:
     """Count the claims about this many simulated experiments."""
     counts, best = Tally(), f"arm{setting.arms - 1}"
-    shallow = setting.depth < DEEP
+    gain = setting.declared_gain()
     for index in range(experiments):
         cells = cells_of(simulate(setting, stream(seed, "simulated_experiment", repr(setting), index)))
-        wrong, wrong_otherwise = False, False
+        wrong, wrong_of_all = False, False
         for result in compare_arms(cells, margin=MARGIN, looks=setting.looks or None, final=True, bounds=BOUNDS, seed=index):
             pair = result.difference
             side = (pair.first == best) - (pair.second == best)
-            true, otherwise = side * setting.gain(all_runs=shallow), side * setting.gain(all_runs=not shallow)
+            true, true_of_all = side * gain, side * setting.gain()
             wrong |= is_wrong(result, true)
-            wrong_otherwise |= is_wrong(result, otherwise)
+            wrong_of_all |= is_wrong(result, true_of_all)
             counts.pairs += 1
             counts.regular += not result.warnings
             counts.covered += not result.warnings and pair.mean.low <= true <= pair.mean.high
-            counts.different += true != 0
-            counts.found += true != 0 and result.winner is not None and not is_wrong(result, true)
+            counts.different += abs(true) >= TINY
+            counts.found += abs(true) >= TINY and result.winner is not None and not is_wrong(result, true)
         counts.experiments += 1
         counts.wrong += wrong
-        counts.wrong_otherwise += wrong_otherwise
+        counts.wrong_of_all += wrong_of_all
     return counts
 
 
@@ -180,11 +188,11 @@ def settings() -> Iterator[Setting]:
     """Yield the settings of the report."""
     kinds = [Setting(noise=noise) for noise in ("normal", "heavy", "unequal", "skewed")]
     kinds += [Setting(lost=lost) for lost in ("random", "worst")]
-    kinds += [Setting(collapse=rate, depth=depth) for depth in (3.0, 5.0, DEEP) for rate in (0.05, 0.2)]
-    kinds += [Setting(collapse=0.1, depth=DEEP, both=True), Setting(arms=3)]
+    kinds += [Setting(collapse=rate, depth=depth) for depth in (3.0, 5.0, 10.0) for rate in (0.05, 0.2)]
+    kinds += [Setting(collapse=0.1, depth=10.0, both=True), Setting(arms=3)]
     for kind, effect, blocks in product(kinds, (0.0, 0.25, 0.5, 1.0), (12, 20)):
         yield replace(kind, effect=effect, blocks=blocks)
-    kinds = [Setting(), Setting(noise="heavy"), Setting(collapse=0.05, depth=DEEP)]
+    kinds = [Setting(), Setting(noise="heavy"), Setting(collapse=0.05, depth=10.0)]
     for kind, effect in product(kinds, (0.0, 0.25, 0.5, 1.0)):
         yield replace(kind, effect=effect, blocks=LOOKS[-1])
         yield replace(kind, effect=effect, blocks=LOOKS[-1], looks=LOOKS)
@@ -257,7 +265,7 @@ def percent(share: float) -> str | float:
 
 def report(experiments: int) -> None:
     """Print the tally of every setting, and their sum."""
-    columns = ("setting", "effect [sd]", "blocks", "looks", "wrong claims", "other reading", "coverage", "warned", "power")
+    columns = ("setting", "effect [sd]", "blocks", "looks", "wrong claims", "wrong of all runs", "coverage", "warned", "power")
     show(*columns)
     show(*["---"] * len(columns))
     whole, exceeding, odd = Tally(), 0, 0
@@ -266,8 +274,8 @@ def report(experiments: int) -> None:
         whole.add(counts)
         faults = counts.faults()
         exceeding, odd = exceeding + faults[0], odd + faults[1]
-        otherwise = counts.wrong_otherwise / counts.experiments if setting.collapse and not setting.both else float("nan")
-        shares = [counts.wrong / counts.experiments, otherwise, counts.coverage, 1 - counts.regular / counts.pairs, counts.power]
+        of_all = counts.wrong_of_all / counts.experiments if setting.collapse and not setting.both else float("nan")
+        shares = [counts.wrong / counts.experiments, of_all, counts.coverage, 1 - counts.regular / counts.pairs, counts.power]
         show(setting, f"{setting.effect:g}", setting.blocks, len(setting.looks) or 1, *map(percent, shares))
     wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
     print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
@@ -298,7 +306,7 @@ def report_blocks(experiments: int) -> None:
 def main(arguments: list[str]) -> None:
     """Print the report: `--quick` or a number of experiments per setting, then optionally `blocks` for the third table only."""
     quick = arguments[:1] == ["--quick"]
-    experiments = 1 if quick else int(arguments[0]) if arguments else 300
+    experiments = 1 if quick else int(arguments[0]) if arguments else 250
     paired.improvement_interval = lambda *_, **__: UNKNOWN  # a bootstrap on which no verdict depends
     paired.RESAMPLES = 99 if quick else 1999  # sign patterns of more than 10 blocks
     if arguments[1:] == ["blocks"]:
