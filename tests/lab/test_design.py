@@ -155,7 +155,8 @@ def test_new_cells_start(tmp_path: Path) -> None:
 def test_cells_resume_whatever_the_name_of_their_folder(folder: str, tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2"))
     place = tmp_path / folder
-    state = {"config": {"values": {"updates": 4}}}
+    config = {"values": {"updates": 4}, "choices": {}, "options": {}}
+    state = {"config": config, "update": 3, **{part: {} for part in ("hparams", "agent", "buffer", "env", "watch")}}
     Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 3)
     overrides = cell.pending(place)
     assert overrides is not None
@@ -195,6 +196,7 @@ def test_every_arm_is_checked_before_anything_runs() -> None:
         {"arms": ["one", "other"]},
         {"arms": {"one": "hosts=4", "other": []}},
         {"root": 1.5},
+        {"vary_split": 1},
         {"blocks": True},
         {"blocks": 10**9},
         {"common": [None]},
@@ -211,7 +213,7 @@ def test_every_arm_is_checked_before_anything_runs() -> None:
     ids=str,
 )
 def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    good = {"arms": {"one": [], "other": []}, "blocks": 1, "root": 1, "common": [], "plan": {}}
+    good = {"arms": {"one": [], "other": []}, "blocks": 1, "root": 1, "common": [], "vary_split": False, "plan": {}}
     for plain, fine in ((good, True), (good | change, False)):
         fixed = {name: value for name, value in plain.items() if name != "blocks"}
         if isinstance(fixed["plan"], dict):
