@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import torch
 
+from esper.memory import memory_shortage
+
 FORMAT = 3
 """Version of the file format, incremented when older files can no longer be read.
 
@@ -165,7 +167,9 @@ def load(path: Path | str) -> dict[str, Any]:
     content = _verified(Path(path))
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the digest is right, so the content is the cause
+    except Exception as error:  # the digest is right, so the content is the cause, or a lack of memory
+        if memory_shortage(error) is not None:
+            raise
         raise CheckpointError(
             f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
             f"use a checkpoint that this program wrote"
