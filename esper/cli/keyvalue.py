@@ -38,8 +38,11 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             config = _with(config, key, value, hints[key])
     try:
         whole = OmegaConf.to_object(config)
-    except (OmegaConfBaseException, ValueError) as error:  # from the validation of the config
-        raise ConfigError(str(error).split("\n")[0]) from error
+    except OmegaConfBaseException as error:  # an interpolation, or the validation of the config
+        named = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{named}{str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     assert isinstance(whole, kind)
     return whole
 
