@@ -29,10 +29,14 @@ from yaml import YAMLError
 
 from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
+from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
 
 _KEYS = {field.name for field in fields(Config)} - {*GROUPS}
 """Root keys that are no groups: Hydra need not look for their options."""
+
+JOBS_PER_CORE = 4
+"""Most processes of a sweep for each core: joblib starts all of them at once."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -123,6 +127,9 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
         folder = _check_folder(sweep, "hydra.sweep.dir")
+        jobs, most = sweep.hydra.launcher.get("n_jobs", 1), JOBS_PER_CORE * all_cores()
+        if jobs == 0 or jobs > most:
+            raise ConfigError(f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {jobs}")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))

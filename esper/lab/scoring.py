@@ -73,6 +73,7 @@ def score_all(
     if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
         log(f"choosing the schedules of all runs: {first.folder}")
         scoring.scores(first)
+    workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:

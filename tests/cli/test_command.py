@@ -118,6 +118,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
         (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same overrides"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
+        (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0", "seed=1,2"], "n_jobs must be 1 to .*, got 0"),
+        (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1000000000", "seed=1,2"], "n_jobs must be 1 to"),
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
