@@ -87,6 +87,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "exceeds any memory: lower host.base_channels",
         ),
         (["seed=9223372036854775808"], "seed must be at most 9007199254740992"),
+        (["reward.rent=1e300"], "reward.rent must be at most 9007199254740992"),
         (["--foo"], "unrecognized arguments: --foo; --help"),
         (["--cfg", "nonsense"], "invalid choice: 'nonsense'"),
         (["--resolve"], "--resolve changes what --cfg prints: add --cfg job"),
