@@ -36,7 +36,7 @@ def differences(found: Comparison) -> pd.DataFrame:
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
-    return flat.astype({"needed": "Int64"})
+    return flat.astype({"needed": "Int64"}) if rows else pd.DataFrame(columns=["outcome", "blocks"])
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL
+from esper.lab.report import differences, tables
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
 
@@ -84,6 +85,14 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[:2] == [f"no verdict on c and {arm}: {remedy}" for arm in "ab"]
     assert lines[2] == "b has no accuracy in block 4: remove it, or choose another outcome"
     assert lines[3].startswith("c has no accuracy in blocks 0, 1, 2")
+
+
+def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^a is the only arm: name the folders of others, or add baselines"):
+        compared(monkeypatch, {"a": np.zeros(3)})
+    alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
+    assert differences(alone).empty
+    assert [table["caption"] for table in tables(alone)] == ["Means over blocks"]
 
 
 @pytest.mark.parametrize("key", ["reward.rent", "governor.penalty", "agent.gamma"])
