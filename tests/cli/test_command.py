@@ -98,6 +98,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-sc"], "--shell-completion needs a command and a shell"),
         (["--config-dir", "missing"], "--config-dir missing is not a folder"),
         (["--config-dir", __file__], "is not a folder"),
+        (["--config-dir", ""], "is not a folder"),
+        (["--config-name", ""], "names no config"),
         (["hydra.run.dir="], "hydra.run.dir= names no folder"),
         ([f"hydra.run.dir={__file__}"], "choose another hydra.run.dir"),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
