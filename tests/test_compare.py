@@ -209,6 +209,15 @@ class Deadly:
         raise AssertionError("unreachable")
 
 
+def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, started = [run for run in find_runs([experiment]) if run.finished], list[int]()
+    monkeypatch.setattr(
+        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
+    )
+    assert len(list(score_all(runs, cast(Scoring, Deadly()), workers=10**9))) == len(runs)
+    assert started == [len(runs)]
+
+
 def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     runs = [run for run in find_runs([experiment]) if run.finished]
     with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
