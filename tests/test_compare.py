@@ -193,7 +193,7 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
     for run in find_runs([second]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
-        C.main([str(second), "hosts=2", "workers=2"])
+        C.main([str(second), "hosts=2", "baselines=[wait]", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
