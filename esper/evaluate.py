@@ -35,7 +35,7 @@ class EvaluateConfig:
     """One evaluation."""
 
     checkpoint: str = ""
-    """Folder of a run, or a checkpoint file."""
+    """Folder of a run, for its newest checkpoint; FOLDER/best, for the policy with the highest return in training; or a file."""
     hosts: int = 64
     """Held-out hosts that every controller grows, at least 2. Higher: narrower intervals, longer evaluation."""
     episode: int = 0

@@ -27,22 +27,22 @@ def main(cfg: DictConfig) -> None:
     from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    context = run_context(HydraConfig.get())
-    limit_cores(context.cores)
-    if context.worker:
-        end_with_parent()
     warn_plainly()  # the process may be a launcher's
-    remedy = f"resume with: python -m esper.train resume={folder}"
-    if context.name:
-        remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
     with in_one_sentence():
+        context = run_context(HydraConfig.get())
+        remedy = f"resume with: python -m esper.train resume={folder}"
+        if context.name:
+            remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
+        limit_cores(context.cores)
+        if context.worker:
+            end_with_parent()
         load_plugins(cfg.plugins)  # the process may be a launcher's
         config = typed(cfg, HydraConfig.get().runtime.choices)
         config = continued(config, HydraConfig.get().overrides.task)
         if context.shared:  # nobody has checked this machine
             ready(config)
         try:
-            Trainer(config, folder, name=context.name, shared=context.shared).run()
+            Trainer(config, folder, name=context.name, shared=context.shared, plan=context.plan).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import hydra._internal.utils as hydra_internals
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, load
+from esper.checkpoint import Checkpoints, DiskError, FileError, load_run
 from esper.cli import flags
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
@@ -111,7 +111,7 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration"):
+        if key in ("arms", "question", "plan"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 
@@ -142,7 +142,7 @@ def load_parts(overrides: list[str]) -> list[str]:
     names, others = split_plugins(overrides)
     resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
     newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load(newest)["config"]["values"].get("plugins", ()) if newest else ()
+    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
     load_plugins(recorded)
     return others

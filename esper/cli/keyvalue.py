@@ -15,10 +15,11 @@ from esper.ranges import check_sizes
 C = TypeVar("C")
 
 
-def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = ()) -> C:
+def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = (), base: C | None = None) -> C:
     """Parse overrides of the form key=value into a config.
 
     Args:
+        base: config with other defaults than those of its class.
         also: other keys of the command line, which are parsed elsewhere and listed in the message on an unknown key.
 
     Raises:
@@ -31,7 +32,7 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(renamed(key) or f"there is no key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}")
-    config = OmegaConf.structured(kind)
+    config = OmegaConf.structured(base or kind)
     hints = get_type_hints(kind)
     for override in overrides:
         key, _, value = override.partition("=")

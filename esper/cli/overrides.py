@@ -132,10 +132,8 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             raise ConfigError(f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {jobs}")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
-            asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
-            del asked["_target_"]
             common = [override for override in overrides if not override.startswith("hydra.")]
-            return [_job(loader, job, config_name)[0] for job in preview(asked, common)], folder
+            return [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)], folder
         if not target.endswith("BasicSweeper"):
             return [], folder  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from esper.checkpoint import load
+from esper.checkpoint import load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.shard import find_device
 from esper.env.shard_pool import largest_shard
@@ -48,7 +48,7 @@ def _check_devices(config: Config) -> None:
 def _check_hosts(config: Config) -> None:
     task = load_task(config.task, config.host)
     if config.resume is not None:
-        check_data(load(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
+        check_data(load_run(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
     named = f"task={config.choice('task')} host={config.choice('host')}"
     host, same = (task.host(config.seed, Split.TRAINING, 0, 0) for _ in range(2))
     data, slots, members = task.data, slot_specs(host), largest_shard(config.hosts, config.devices)

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
 from esper.env.shard_pool import all_cores
-from esper.lab.design import Cell
+from esper.lab.design import FILE, Cell, Design
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,8 @@ class RunContext:
     """Number of cores to use, at least 1; None for all."""
     worker: bool = False
     """If true, this process works for another one on this machine, and should end with it."""
+    plan: str | None = None
+    """Digest of the experiment of which the run is a cell; None if there is none."""
 
 
 def run_context(hydra: Any) -> RunContext:
@@ -52,7 +54,9 @@ def run_context(hydra: Any) -> RunContext:
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
     worker = kind == "JoblibLauncher"
-    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker)
+    folder = Path(hydra.sweep.dir)
+    plan = Design.load(folder).digest if (folder / FILE).is_file() else None
+    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker, plan=plan)
 
 
 @cache

@@ -76,7 +76,7 @@ class Tuning:
         """Return the settings that a resumed tuning must share: all but the number of trials."""
         config = {name: value for name, value in asdict(self.space.config).items() if name != "trials"}
         params = {key: repr(one) for key, one in self.space.params.items()}
-        return {"params": params, "common": self.space.common, **config}
+        return {"params": params, "common": self.space.common, **config, "seeds": self.space.seeds}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

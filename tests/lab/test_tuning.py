@@ -152,7 +152,7 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "here: trial 2 of 2, 2 of 4 runs done" in shown
     state = json.loads((here / FILE).read_text())
     scored = {
-        cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
+        cell.parent.name + cell.name: sum(json.loads(file.read_text())["rows"]["policy"]["validation"]) / 2
         for cell in here.glob("*/block-0*")
         for file in cell.glob("scored_*_2_hosts.json")
     }

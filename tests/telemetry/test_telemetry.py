@@ -55,10 +55,13 @@ def test_every_below_one_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "files"),
     [
-        (TelemetryConfig(), {"metrics.jsonl", "tensorboard", "decisions.jsonl"}),
-        (QuietConfig(), {"metrics.jsonl"}),
-        (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "decisions.jsonl"}),
-        (TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False), {"metrics.jsonl", "tensorboard"}),
+        (TelemetryConfig(), {"metrics.jsonl", "times.jsonl", "tensorboard", "decisions.jsonl"}),
+        (QuietConfig(), {"metrics.jsonl", "times.jsonl"}),
+        (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "times.jsonl", "decisions.jsonl"}),
+        (
+            TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False),
+            {"metrics.jsonl", "times.jsonl", "tensorboard"},
+        ),
     ],
 )
 def test_each_writer_writes_its_files(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
@@ -240,4 +243,4 @@ def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.
     kept: list[str] = []
     run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)
     assert kept == ["show 1", "write 2", "show 2", "write 3", "show 3"]
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "times.jsonl"}
