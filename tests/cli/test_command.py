@@ -132,6 +132,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
         (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0", "seed=1,2"], "n_jobs must be 1 to .*, got 0"),
         (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1000000000", "seed=1,2"], "n_jobs must be 1 to"),
+        (["-m", "seed=range(0,1000000000)"], r"seed=range\(0,1000000000\) asks for 1000000000 runs: a sweep has 1 to 10000"),
+        (["-m", "seed=glob(*)"], "asks for 0 runs"),
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
