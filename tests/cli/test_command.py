@@ -268,7 +268,18 @@ def main_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_cfg_job_prints_yaml_that_composes(main_here, tmp_path: Path) -> None:
     shown = yaml.safe_load(main_here("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]"))
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume", "plugins"}
+    assert set(shown) == {
+        *C.GROUPS,
+        "seed",
+        "updates",
+        "hosts",
+        "steps",
+        "policy_seed",
+        "counterfactuals",
+        "checkpoints",
+        "resume",
+        "plugins",
+    }
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 
