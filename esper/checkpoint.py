@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 
+from esper.memory import memory_shortage
 from esper.ranges import check_ranges
 
 FORMAT = 3
@@ -185,7 +186,9 @@ def load(path: Path | str) -> dict[str, Any]:
     content = _verified(Path(path))
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the digest is right, so the content is the cause
+    except Exception as error:  # the digest is right, so the content is the cause, or a lack of memory
+        if memory_shortage(error) is not None:
+            raise
         raise CheckpointError(
             f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
             f"use a checkpoint that this program wrote"

@@ -52,7 +52,7 @@ from esper.lifecycle.slots import (
     ThreeConfig,
 )
 from esper.measure.counterfactuals import CounterfactualsConfig
-from esper.ranges import check_ranges, check_whole_numbers
+from esper.ranges import check_ranges, check_sizes
 from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -129,7 +129,7 @@ class Config(Chosen):
     def __post_init__(self) -> None:
         self.choices = {}
         self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]
-        check_whole_numbers("", self)
+        check_sizes("", self)
         check_ranges("", self, {"[0, inf]": ["seed", "policy_seed"], "[1, inf]": ["updates", "hosts", "steps"]})
         if self.task.samples not in self.host.samples:
             fitting = [f"host={name}" for name, kind in HOSTS.items() if self.task.samples in kind.samples]

@@ -26,25 +26,27 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
 
 
 LARGEST = 2**53
-"""Largest whole number in a config: above it, JSON readers and floating-point arithmetic are no longer exact."""
+"""Largest finite number in a config: above it, JSON readers and floating-point arithmetic are no longer exact for whole numbers,
+and products of others soon overflow."""
 
 
-def check_whole_numbers(prefix: str, value: Any) -> None:
-    """Raise ValueError for the first whole number of a config, at any depth, that exceeds `LARGEST`."""
+def check_sizes(prefix: str, value: Any) -> None:
+    """Raise ValueError for the first finite number of a config, at any depth, whose size exceeds `LARGEST`."""
     if is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, dict):
         parts = cast(dict[str, Any], value)
     elif isinstance(value, list):
         for one in cast(list[Any], value):
-            check_whole_numbers(prefix, one)
+            check_sizes(prefix, one)
         return
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        raise ValueError(f"{prefix} must be at most {LARGEST}, got {value}: choose a smaller number")
+    elif isinstance(value, (int, float)) and LARGEST < abs(value) < math.inf:
+        limit = f"at most {LARGEST}" if value > 0 else f"at least -{LARGEST}"
+        raise ValueError(f"{prefix} must be {limit}, got {value}: choose a number closer to zero")
     else:
         return
     for name, part in parts.items():
-        check_whole_numbers(f"{prefix}.{name}".lstrip("."), part)
+        check_sizes(f"{prefix}.{name}".lstrip("."), part)
 
 
 def _in_english(interval: str, low: float, high: float) -> str:

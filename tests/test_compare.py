@@ -306,7 +306,7 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
     for run in find_runs([second]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
-        C.main([str(second), "hosts=2", "workers=2"])
+        C.main([str(second), "hosts=2", "baselines=[wait]", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
@@ -320,6 +320,15 @@ class Deadly:
     def scores(_: Run) -> Scores:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
+
+
+def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, started = [run for run in find_runs([experiment]) if run.finished], list[int]()
+    monkeypatch.setattr(
+        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
+    )
+    assert len(list(score_all(runs, cast(Scoring, Deadly()), workers=10**9))) == len(runs)
+    assert started == [len(runs)]
 
 
 def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:

@@ -6,6 +6,7 @@ import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Generator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -64,13 +65,18 @@ def _exit_with(error: Exception) -> NoReturn:
 
 
 @contextmanager
-def _from_hydra(main: Callable[[], None]) -> Generator[None]:
+def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generator[None]:
     """Turn an error of Hydra, or of a launcher, into ConfigError; one of our own is a bug and keeps its traceback."""
     hydra_internals.run_and_report = lambda work: work()  # pyright: ignore[reportPrivateUsage] # Hydra would print and exit
     try:
         yield
     except (*FOR_PEOPLE, OSError):
         raise
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
+            f"repeat the command with hydra.sweep.dir={folder}"
+        ) from error
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         in_a_run = any(frame.f_code is getattr(main, "__wrapped__", main).__code__ for frame in frames)
@@ -178,7 +184,7 @@ def _start(main: Callable[[], None], args: Namespace) -> None:
         with _from_hydra(main):
             main()
         return
-    with only_writer(folder), _from_hydra(main):
+    with only_writer(folder), _from_hydra(main, folder):
         if any(override.startswith("resume=") for override in overrides):
             sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
         main()

@@ -26,7 +26,9 @@ def parse(arguments: Sequence[str]) -> Namespace:
     if args.config_path is not None or args.experimental_rerun is not None:
         flag = "--config-path" if args.config_path is not None else "--experimental-rerun"
         raise ConfigError(f"{flag} is not supported: add a folder of your own options with --config-dir")
-    if args.config_dir is not None and not Path(args.config_dir).is_dir():
+    if args.config_name == "":
+        raise ConfigError("--config-name names no config: leave it out, or name a file of --config-dir")
+    if args.config_dir is not None and not (args.config_dir and Path(args.config_dir).is_dir()):
         raise ConfigError(f"--config-dir {args.config_dir} is not a folder: name one with your own options, such as experiment/")
     flags = {"--run": args.run, "--cfg": args.cfg, "--multirun": args.multirun, "--info": args.info}
     chosen = [flag for flag, given in {**flags, "--shell-completion": args.shell_completion}.items() if given]

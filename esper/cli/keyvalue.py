@@ -10,6 +10,7 @@ from yaml import YAMLError
 
 from esper.cli.help import as_typed, field_docs, in_words
 from esper.config import ConfigError, did_you_mean, renamed
+from esper.ranges import check_sizes
 
 C = TypeVar("C")
 
@@ -39,8 +40,12 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             config = _with(config, key, value, hints[key])
     try:
         whole = OmegaConf.to_object(config)
-    except (OmegaConfBaseException, ValueError) as error:  # from the validation of the config
-        raise ConfigError(str(error).split("\n")[0]) from error
+        check_sizes("", whole)
+    except OmegaConfBaseException as error:  # an interpolation, or the validation of the config
+        named = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{named}{str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     assert isinstance(whole, kind)
     return whole
 

@@ -27,6 +27,7 @@ from esper.lab.metered import Metered
 from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
+from esper.training.estimate import check_memory
 from esper.training.play import play
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import build_env
@@ -123,6 +124,7 @@ class Evaluation:
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:
             self.config.agent.check_evaluation(seed=self.config.seed, episode=episode)
+            check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True)

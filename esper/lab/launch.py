@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,6 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
-from esper.config import ConfigError
 from esper.env.shard_pool import all_cores
 from esper.lab.design import FILE, Cell, Design
 
@@ -139,11 +137,6 @@ class CellSweeper(Sweeper):
         for batch in _batches(jobs, launcher):
             try:
                 found = self.launcher.launch(batch, initial_job_idx=done + len(results))
-            except BrokenProcessPool as error:
-                raise ConfigError(
-                    "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
-                    f"repeat the command with hydra.sweep.dir={self.folder}"
-                ) from error
             except Exception as error:
                 if not type(error).__module__.startswith("submitit."):
                     raise

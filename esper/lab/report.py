@@ -41,6 +41,8 @@ def differences(found: Comparison) -> pd.DataFrame:
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
+    if not rows:
+        return pd.DataFrame(columns=["outcome", "blocks"])
     return flat.astype(dict.fromkeys(("needed", "look", "collapsed_first", "collapsed_second"), "Int64"))
 
 

@@ -68,6 +68,7 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
+    workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:

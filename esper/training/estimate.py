@@ -103,7 +103,8 @@ class Estimate:
             if needed <= there:
                 continue
             largest = max((part for part in parts if part.keys), key=lambda part: part.bytes)
-            keys = " or ".join(f"{key} (now {_value(config, key)})" for key in largest.keys)
+            now = {key: self.hosts if key == "hosts" else _value(config, key) for key in largest.keys}
+            keys = " or ".join(f"{key} (now {value})" for key, value in now.items())
             where = "this machine" if device.type == "cpu" else str(device)
             raise ConfigError(
                 f"the run needs about {in_bytes(needed)} of memory, most of it for {largest.name}, and {where} has "

@@ -1,7 +1,7 @@
 """Folders of runs and sweeps: a name of their own, and one process at a time that writes there."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -62,11 +62,14 @@ def create(folder: Path) -> Path:
 def only_writer(folder: Path) -> Generator[None]:
     """Hold the lock of a folder, creating the folder if it is missing. A process may enter several times.
 
+    A new folder into which nothing was written is removed.
+
     Raises:
         ConfigError: another process holds the lock.
         DiskError: the folder cannot be written to.
     """
     with disk(f"write into {folder}"):
+        new = not folder.exists() or (folder in _new.values() and not any(folder.iterdir()))
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
         try:
@@ -78,6 +81,10 @@ def only_writer(folder: Path) -> Generator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):
+            if new and [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
         lock.release()
 
 

@@ -87,6 +87,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "exceeds any memory: lower host.base_channels",
         ),
         (["seed=9223372036854775808"], "seed must be at most 9007199254740992"),
+        (["reward.rent=1e300"], "reward.rent must be at most 9007199254740992"),
         (["--foo"], "unrecognized arguments: --foo; --help"),
         (["--cfg", "nonsense"], "invalid choice: 'nonsense'"),
         (["--resolve"], "--resolve changes what --cfg prints: add --cfg job"),
@@ -97,6 +98,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-sc"], "--shell-completion needs a command and a shell"),
         (["--config-dir", "missing"], "--config-dir missing is not a folder"),
         (["--config-dir", __file__], "is not a folder"),
+        (["--config-dir", ""], "is not a folder"),
+        (["--config-name", ""], "names no config"),
         (["hydra.run.dir="], "hydra.run.dir= names no folder"),
         ([f"hydra.run.dir={__file__}"], "choose another hydra.run.dir"),
         (["slots=post"], "slots=post finds no slot in this host, which has r0c0, r0c1, r0c2: choose slots=all"),
@@ -127,6 +130,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=two"], "blocks must be a whole number, got two"),
         (["-m", "sweep=ab", "arms={a: hosts=2, b: hosts=2}"], "arms a and b have the same overrides"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "agent.hidden=16,32"], "or make arms of them"),
+        (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0", "seed=1,2"], "n_jobs must be 1 to .*, got 0"),
+        (["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1000000000", "seed=1,2"], "n_jobs must be 1 to"),
+        (["-m", "seed=range(0,1000000000)"], r"seed=range\(0,1000000000\) asks for 1000000000 runs: a sweep has 1 to 10000"),
+        (["-m", "seed=glob(*)"], "asks for 0 runs"),
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
@@ -261,7 +268,18 @@ def main_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_cfg_job_prints_yaml_that_composes(main_here, tmp_path: Path) -> None:
     shown = yaml.safe_load(main_here("--cfg", "job", "reward=sparse", "devices=[cuda:0,cuda:1]"))
-    assert set(shown) == {*C.GROUPS, "seed", "updates", "hosts", "steps", "policy_seed", "counterfactuals", "resume", "plugins"}
+    assert set(shown) == {
+        *C.GROUPS,
+        "seed",
+        "updates",
+        "hosts",
+        "steps",
+        "policy_seed",
+        "counterfactuals",
+        "checkpoints",
+        "resume",
+        "plugins",
+    }
     assert set(shown["devices"]) == {"cuda:0", "cuda:1"}
     assert not list(tmp_path.iterdir())
 

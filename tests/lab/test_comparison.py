@@ -12,6 +12,7 @@ from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.report import differences
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
 from esper.stats.verdict import Conclusion
@@ -175,6 +176,13 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[:2] == [f"no verdict on c and {arm}: the comparison is unfinished" for arm in "ab"]
     assert lines[-2] == "b has no accuracy in block 4: remove it, choose another outcome, or set final=true"
     assert lines[-1].startswith("c has no accuracy in blocks 0, 1, 2")
+
+
+def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^a is the only arm: name the folders of others, or add baselines"):
+        compared(monkeypatch, {"a": np.zeros(3)})
+    alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
+    assert differences(alone).empty
 
 
 @pytest.mark.parametrize("key", ["reward.rent", "governor.penalty", "agent.gamma"])

@@ -42,7 +42,7 @@ def test_a_run_takes_what_was_estimated(tmp_path: Path) -> None:
 def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
     line = estimate(check(["hosts=64", "updates=50"])).line()
     assert line == "64 hosts of 500 parameters, about 750 MB of memory; 64,000 host epochs"
-    assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 380 MB of memory; 32,000")
+    assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 400 MB of memory; 32,000")
 
 
 def test_numbers_are_short() -> None:
@@ -109,6 +109,21 @@ def configs() -> Iterator[Any]:
         yield check([f"agent={agent}"])
 
 
+def answer(config: Any, key: str, value: int) -> tuple[float, str]:
+    """Processor time in which a config with one other value is checked [s], and the message about it, empty if it is valid."""
+    whole = copy.deepcopy(config)
+    node, name = next((node, name) for node, name, other in whole_numbers(whole) if other == key)
+    setattr(node, name, value)
+    begun, message = time.thread_time(), ""
+    try:
+        for part in (node, whole):
+            getattr(part, "__post_init__", lambda: None)()
+        ready(whole)
+    except ValueError as error:
+        message = str(error)
+    return time.thread_time() - begun, message
+
+
 def test_absurd_whole_numbers_are_answered_at_once() -> None:
     slow, unnamed = list[str](), list[str]()
     for config in configs():
@@ -116,15 +131,9 @@ def test_absurd_whole_numbers_are_answered_at_once() -> None:
         keys = [key for _, _, key in whole_numbers(config) if config.agent.buffered or key.startswith("agent")]
         for key in keys:
             for value in (10**9, 2**63):
-                whole = copy.deepcopy(config)
-                node, name = next((node, name) for node, name, other in whole_numbers(whole) if other == key)
-                setattr(node, name, value)
-                begun = time.process_time()
-                try:
-                    for part in (node, whole):
-                        getattr(part, "__post_init__", lambda: None)()
-                    ready(whole)
-                except ValueError as error:
-                    unnamed += [] if name in str(error) else [f"{key}: {error}"]
-                slow += [f"{key}={value}"] if time.process_time() - begun > 1 else []
+                seconds, message = answer(config, key, value)
+                if seconds > 1:  # may be the first use of a library, or another process
+                    seconds, message = answer(config, key, value)
+                slow += [f"{key}={value}"] if seconds > 1 else []
+                unnamed += [f"{key}: {message}"] if message and key.rpartition(".")[2] not in message else []
     assert (slow, unnamed) == ([], [])
