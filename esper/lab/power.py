@@ -17,6 +17,8 @@ from esper.stats.paired import MIN_BLOCKS, likely_spread
 from esper.stats.power import PlannedTest, VarianceParts, variance_parts
 
 Pairs = Sequence[tuple[str, str]]
+LEAST_BLOCKS = 5
+"""Fewest blocks from which a variance is estimated."""
 TYPICAL = {
     "accuracy": 2.4,
     "accuracy_greedy": 13.0,
@@ -42,7 +44,7 @@ class Spread:
 
 
 def spread_of(cells: pd.DataFrame, hosts: pd.DataFrame, outcome: str, pairs: Pairs) -> Spread | None:
-    """Return the spread of an outcome, pooled over pairs of arms; None if no pair shares two blocks.
+    """Return the spread of an outcome, pooled over pairs of arms; None if no pair shares `LEAST_BLOCKS`.
 
     Args:
         cells: values of runs, blocks by arms.
@@ -51,7 +53,7 @@ def spread_of(cells: pd.DataFrame, hosts: pd.DataFrame, outcome: str, pairs: Pai
         pairs: pairs of arms.
     """
     shared = [(cells[first] - cells[second]).dropna() for first, second in pairs if {first, second} <= {*cells.columns}]
-    spreads = [likely_spread(values) for values in shared if len(values) >= 2]
+    spreads = [likely_spread(values) for values in shared if len(values) >= LEAST_BLOCKS]
     if not spreads:
         return None
     value = math.sqrt(np.mean(np.square(spreads)))
@@ -70,7 +72,7 @@ def _parts(hosts: pd.DataFrame, outcome: str, pairs: Pairs) -> VarianceParts | N
     wide = rows.pivot(index=["block", "host"], columns="arm", values=column)
     known = [(first, second) for first, second in pairs if {first, second} <= {*wide.columns}]
     tables = [(wide[first] - wide[second]).unstack("host").dropna() for first, second in known]
-    tables = [table.to_numpy() for table in tables if len(table) >= 2]
+    tables = [table.to_numpy() for table in tables if len(table) >= LEAST_BLOCKS]
     return variance_parts(tables) if tables else None
 
 
@@ -137,7 +139,9 @@ def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
                 return spread
             parts = replace(spread.parts, hosts=spread.parts.hosts * spread.parts.num_hosts / plan.score_hosts)
             return Spread(value=spread.parts.spread(plan.score_hosts), parts=replace(parts, num_hosts=plan.score_hosts))
-    raise ConfigError(f"pilot={folder} has no two arms with {plan.outcome} in two blocks: choose another folder, or remove it")
+    raise ConfigError(
+        f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: choose another folder, or remove it"
+    )
 
 
 def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:

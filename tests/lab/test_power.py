@@ -103,5 +103,5 @@ def test_a_useless_pilot_is_one_sentence(content: str | None, outcome: str, tmp_
     with pytest.raises(ConfigError, match=r"has no comparison\.csv with accuracy: run python -m esper\.compare on it"):
         expected_power(planned(pilot=str(tmp_path), outcome=outcome))
     (tmp_path / "comparison.csv").write_text("arm,block,accuracy\nppo,0,1.0\n")
-    with pytest.raises(ConfigError, match="has no two arms with accuracy in two blocks"):
+    with pytest.raises(ConfigError, match="has no two arms with accuracy in 5 blocks"):
         expected_power(planned(pilot=str(tmp_path)))
