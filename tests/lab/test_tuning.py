@@ -111,9 +111,12 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
     run(tuning(tmp_path))
     with pytest.raises(ConfigError, match="holds a tuning that differs in root"):
         tuning(tmp_path, root=1)
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(ConfigError, match="is damaged: remove it"):
-        tuning(tmp_path)
+    edited = json.loads((tmp_path / FILE).read_text())
+    edited["trials"][0]["gains"][0] += 1
+    for content in (json.dumps(edited), "{", "[" * 100_000):
+        (tmp_path / FILE).write_text(content)
+        with pytest.raises(ConfigError, match="is damaged, or was edited: remove it"):
+            tuning(tmp_path)
 
 
 def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
