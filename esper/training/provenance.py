@@ -143,7 +143,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    kinds = {"cell": str | None, "plan": str | None, "esper": dict | None}
+    text, table = (str, type(None)), (dict, type(None))
+    kinds = {"cell": text, "plan": text, "esper": table}
     try:
         records = json.loads(path.read_text())
         if type(records) is not list or not all(

@@ -28,7 +28,10 @@ TINY = (
     f"hosts=2 steps=6 gates.min_training=1 gates.min_blending=1 agent.minibatches=1 agent.epochs=1 agent.hidden=8 "
     f"blueprint=[norm,conv_light] {SMALL_HOST} {JSONL}"
 )
-TUNE = f"-m hydra.sweep.dir=FOLDER sweep=tune agent.learning_rate=1e-2,1e-3 blocks=1 score_hosts=2 outcome=validation {TINY} updates=1"
+TUNE = (
+    "-m hydra.sweep.dir=FOLDER sweep=tune agent.learning_rate=1e-2,1e-3 blocks=1 score_hosts=2 outcome=validation "
+    f"{TINY} updates=1"
+)
 COMPARE = "FOLDER hosts=2"
 REPEAT = f"{SWEEP} '{ARMS}' {TINY} hydra.sweep.dir=FOLDER"
 CASES = {
