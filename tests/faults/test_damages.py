@@ -11,7 +11,7 @@ CELL = "a/block-00"
     ("file", "kind"),
     [
         ("design.json", "folder"),
-        (f"{CELL}/run.json", "object"),
+        (f"{CELL}/run.json", "types"),
         (f"{CELL}/run.json", "deep"),
         (f"{CELL}/metrics.jsonl", "cut"),
         (f"{CELL}/times.jsonl", "empty"),
