@@ -155,8 +155,8 @@ def forge(folder: Path) -> None:
             lambda place: shutil.copytree(place / "shaped/block-01", place / "sparse/block-01"),
             "is a copy of .*: remove one of them",
         ),
-        (forge, "was trained under .*, and design.json holds plan .*: restore design.json, or remove the run"),
-        (lambda place: (place / "sparse/block-00/run.json").unlink(), "sparse/block-00 was trained under no plan"),
+        (forge, "run.json names .*, and design.json holds plan .*: restore the changed file, or remove the run"),
+        (lambda place: (place / "sparse/block-00/run.json").unlink(), "sparse/block-00/run.json names no plan"),
     ],
 )
 def test_tampered_experiments_are_refused(

@@ -203,7 +203,7 @@ class Design:
             found = Design(**plain | {"plan": Claims(**plain["plan"])})
             if not found.well_formed():
                 raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path} is damaged, or of an earlier version: restore it, or remove it to compare the runs without a plan"
             ) from error

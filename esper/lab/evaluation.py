@@ -168,7 +168,7 @@ class Evaluation:
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             what = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"the state of agent={self.config.choice('agent')} in the checkpoint is damaged ({what})"
+                f"the state of agent={self.config.choice('agent')} in the checkpoint is damaged ({what}): use another checkpoint"
             ) from error
         return built
 

@@ -26,7 +26,7 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
         if (twin := twins.setdefault(run.digest, run)) is not run:
             raise ConfigError(f"{run.folder} is a copy of {twin.folder}: remove one of them, or compare only one")
     by_folder = {run.folder: run for run in runs if run.updates}
-    for folder in (folder for folder in folders if (folder / FILE).is_file()):
+    for folder in (folder for folder in folders if (folder / FILE).exists()):
         design = Design.load(folder)
         for cell in design.cells:
             if run := by_folder.get(folder / cell.folder):
@@ -44,8 +44,8 @@ def _check_cell(run: Run, cell: Cell, plan: str) -> None:
     if plans != {plan}:
         found = ", ".join(str(other)[:12] for other in plans) or "no plan"
         raise ConfigError(
-            f"{run.folder} was trained under {found}, and {FILE} holds plan {plan[:12]}: restore {FILE}, or remove the run "
-            "and repeat the command of the experiment"
+            f"{run.folder / provenance.FILE} names {found}, and {FILE} holds plan {plan[:12]}: restore the changed file, or "
+            "remove the run and repeat the command of the experiment"
         )
     for key, value in _asked(cell.overrides).items():
         if key in run.config and not _equal(run.config[key], value):

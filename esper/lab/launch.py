@@ -55,7 +55,7 @@ def run_context(hydra: Any) -> RunContext:
     cores = cores_each(hydra.launcher)
     worker = kind == "JoblibLauncher"
     folder = Path(hydra.sweep.dir)
-    plan = Design.load(folder).digest if (folder / FILE).is_file() else None
+    plan = Design.load(folder).digest if (folder / FILE).exists() else None
     return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker, plan=plan)
 
 

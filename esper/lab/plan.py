@@ -38,7 +38,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         asked = replace(asked, **{key: value for key, value in _read(asked.plan).items() if key not in typed})
     folder = Path(hydra.sweep.dir)
     looks = asked.looks
-    if not looks and (folder / FILE).is_file():  # blocks are added
+    if not looks and (folder / FILE).exists():  # blocks are added
         looks = Design.load(folder).plan.looks
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
@@ -129,7 +129,7 @@ def planned(folders: Sequence[Path]) -> Design | None:
     Raises:
         ConfigError: its file is damaged or was edited.
     """
-    return Design.load(folders[0]) if len(folders) == 1 and (folders[0] / FILE).is_file() else None
+    return Design.load(folders[0]) if len(folders) == 1 and (folders[0] / FILE).exists() else None
 
 
 def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[str]) -> list[str]:
@@ -161,6 +161,8 @@ def record_look(folders: Sequence[Path], look: dict[str, Any]) -> None:
     """
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), **look})
     for folder in folders:
-        if (folder / FILE).is_file():
-            with disk(f"write {folder / LOOKS}"), (folder / LOOKS).open("a") as file:
-                file.write(line + "\n")
+        if (folder / FILE).exists():
+            with disk(f"write {folder / LOOKS}"), (folder / LOOKS).open("a+b") as file:
+                file.seek(max(0, file.tell() - 1))
+                end = b"" if file.read() in (b"", b"\n") else b"\n"  # a line that was cut short
+                file.write(end + line.encode() + b"\n")

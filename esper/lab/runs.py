@@ -158,7 +158,7 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder: name the folder of an experiment, or of its runs")
-        if (folder / FILE).is_file():
+        if (folder / FILE).exists():
             design = Design.load(folder)
             cells = sorted(design.cells, key=lambda cell: list(design.arms).index(cell.arm))
             read = [_read(folder / cell.folder, cell.arm, cell.block, design.seeds[cell.block]) for cell in cells]
@@ -249,7 +249,10 @@ def records_of(run: Run) -> list[dict[str, float]]:
     for name in ("metrics", "times"):
         path = run.folder / f"{name}.jsonl"
         try:
-            for record in read_records(path):
+            found = read_records(path)
+            if run.finished and (not found or found[-1]["update"] < run.updates):
+                raise ValueError(f"it ends before update {run.updates}")
+            for record in found:
                 records.setdefault(record["update"], {}).update(record)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error

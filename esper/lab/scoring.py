@@ -171,7 +171,7 @@ def _digest(scored: Mapping[str, Any]) -> str:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
 
 

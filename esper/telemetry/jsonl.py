@@ -91,6 +91,7 @@ class JsonlWriter(Writer):
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    before = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):  # only the last line can lack it: a kill cut it short
@@ -99,8 +100,10 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
+            update = cast(dict[str, Any], record).get("update") if isinstance(record, dict) else None
+            if type(update) is not int or update < before:
                 raise FileError(f"line {number} of {path} is not a record: fix the line, or move the file away")
+            before = update
             yield line, cast(dict[str, Any], record)
 
 

@@ -143,10 +143,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
+    text, table = (str, type(None)), (dict, type(None))
+    kinds = {"cell": text, "plan": text, "esper": table}
     try:
         records = json.loads(path.read_text())
-    except ValueError as error:
+        if type(records) is not list or not all(
+            isinstance(one.get(name), kind) for one in records for name, kind in kinds.items()
+        ):
+            raise ValueError
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: move it away, a new one will be started") from error
-    if not isinstance(records, list):
-        raise ConfigError(f"{path} is damaged: move it away, a new one will be started")
     return records

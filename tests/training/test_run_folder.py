@@ -100,9 +100,10 @@ def test_provenance_keeps_every_process(tmp_path: Path) -> None:
     assert [(r["first_update"], r["updates"], r["status"]) for r in records] == [(0, 2, "failed"), (2, 5, "finished")]
     assert records[0]["libraries"]["torch"].startswith("2.")
     assert records[0]["wall_seconds"] >= 0
-    (tmp_path / provenance.FILE).write_text("[{]")
-    with pytest.raises(ConfigError, match=r"run.json is damaged"):
-        Provenance(tmp_path, 5, ["cpu"])
+    for content in ("[{]", "[null]", '[{"plan": 1}]', '[{"esper": "1.0"}]', "[" * 100_000):
+        (tmp_path / provenance.FILE).write_text(content)
+        with pytest.raises(ConfigError, match=r"run.json is damaged"):
+            Provenance(tmp_path, 5, ["cpu"])
 
 
 def test_the_code_version_names_the_commit_of_this_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

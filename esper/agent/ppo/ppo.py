@@ -442,12 +442,16 @@ class PPO(Learner):
 
         Raises:
             ValueError: the policy was trained with other observations or actions.
+            TypeError: a tensor has another dtype.
         """
         for what, names in self._names().items():
             trained = state["names"][what]
             if trained != names and (what != "slots" or self.config.slot_identity):
                 was, here = ", ".join(trained), ", ".join(names)
                 raise ValueError(f"this policy was trained with the {what} {was}, but this run has {here}: {_REMEDY[what]}")
+        for name, tensor in self.network.state_dict().items():  # PyTorch would cast other dtypes
+            if name in state["network"] and state["network"][name].dtype != tensor.dtype:
+                raise TypeError(f"{name} is {state['network'][name].dtype}, not {tensor.dtype}")
         self.network.load_state_dict(state["network"])
         self.popart.load_state_dict(state["popart"])
         self.optimizer.load_state_dict(state["optimizer"])
