@@ -132,7 +132,7 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
         size = _weights(config, task)
         places = _of_hosts(config, task, size, count)
         if all(sum(part.bytes for part in parts) < capacity(device) for device, parts in places.items()):
-            size = _features(task.host(config.seed, Split.TRAINING, 0, 0), size, task)
+            size = _features(config, size, task)
             places = _of_hosts(config, task, size, count)
     places[CPU].append(Part("Python and its libraries", PROCESS, ()))
     if hosts is None and config.agent.buffered:
@@ -148,22 +148,23 @@ def _weights(config: Config, task: Task) -> HostSize:
         ConfigError: torch cannot even describe a host of this size.
     """
     instance = task.instance(config.seed, Split.TRAINING, 0, 0)
-    try:
-        with torch.device("meta"):
-            host = task.make_host(instance)
-            slots = slot_specs(host)
-            chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
-            used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
-            seeds = [one.branch(slot) for one in config.blueprint.values() for slot in used if one.obstacle(slot) is None]
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if "overflow" not in str(error).lower():
-            raise
-        keys = " or ".join(f"{key} (now {_value(config, key)})" for key in (_size_key(config), _seed_key(config)))
-        raise ConfigError(f"a host or a seed of this size exceeds any memory: lower {keys}") from error
-    return HostSize(slots=len(slots), parameters=count_parameters(host), seeds=sum(map(count_parameters, seeds)))
+    for device in ("meta", "cpu"):  # a class from outside may need values
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device(device):
+                host = task.make_host(instance)
+                slots = slot_specs(host)
+                chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
+                used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
+                seeds = [one.branch(slot) for one in config.blueprint.values() for slot in used if one.obstacle(slot) is None]
+            return HostSize(slots=len(slots), parameters=count_parameters(host), seeds=sum(map(count_parameters, seeds)))
+        except Exception as error:
+            if "overflow" in str(error).lower():
+                keys = " or ".join(f"{key} (now {_value(config, key)})" for key in (_size_key(config), _seed_key(config)))
+                raise ConfigError(f"a host or a seed of this size exceeds any memory: lower {keys}") from error
+    return HostSize(slots=0, parameters=0, seeds=0)  # the check of the host says what is wrong
 
 
-def _features(host: nn.Module, size: HostSize, task: Task) -> HostSize:
+def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
     # A copy, since its storage may be saved as a whole.
     x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
@@ -173,13 +174,14 @@ def _features(host: nn.Module, size: HostSize, task: Task) -> HostSize:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for segment in cast(nn.ModuleList, host.train().segments):
-            try:
+    try:
+        host = task.host(config.seed, Split.TRAINING, 0, 0)
+        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for segment in cast(nn.ModuleList, host.train().segments):
                 x = segment(x)
-            except (RuntimeError, TypeError, ValueError, IndexError):  # the check of the host says what is wrong
-                return size
-            widths.append(x.numel() // 2)
+                widths.append(x.numel() // 2)
+    except Exception:  # the check of the host says what is wrong
+        return size
     needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
     return size._replace(features=sum(widths[:-1]), widest=max(widths), saved=needed)
 
