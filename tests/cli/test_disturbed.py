@@ -29,9 +29,9 @@ def wait_for(ready: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def wait_for_checkpoints(folder: Path) -> None:
-    """Wait until a run in a folder keeps two checkpoints; the run goes on, and replaces them."""
-    wait_for(lambda: len(list(folder.rglob("checkpoint_*.pt"))) > 1, 120)
+def wait_for_checkpoints(folder: Path, runs: int = 1) -> None:
+    """Wait until this many runs in a folder keep two checkpoints; the runs go on, and replace them."""
+    wait_for(lambda: sum(len(list(place.glob("*.pt"))) > 1 for place in folder.rglob("checkpoints")) >= runs, 300)
 
 
 def sentence(err: str) -> str:
@@ -124,7 +124,7 @@ def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
         words = ["-m", *sweep, *overrides]
         sweeps[killed] = Forked("esper.train", *words, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
     for killed, process in sweeps.items():
-        wait_for_checkpoints(tmp_path / killed)
+        wait_for_checkpoints(tmp_path / killed, runs=2)  # a worker that has not begun does not yet watch its parent
         working = workers(process.pid)
         assert working
         os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
