@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from esper.checkpoint import CheckpointsConfig
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
@@ -270,8 +271,9 @@ def plan_costs() -> Iterator[str]:
 
 
 def root_config() -> Iterator[str]:
-    """Yield the keys of the root config and of `counterfactuals`."""
+    """Yield the keys of the root config, of `checkpoints` and of `counterfactuals`."""
     yield from section("## Root", Config)
+    yield from section("## checkpoints", CheckpointsConfig, "checkpoints.")
     yield from section("## counterfactuals", CounterfactualsConfig, "counterfactuals.")
 
 

@@ -17,10 +17,14 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+
+from esper.memory import memory_shortage
+from esper.ranges import check_ranges
 
 FORMAT = 3
 """Version of the file format, incremented when older files can no longer be read.
@@ -61,6 +65,8 @@ def _remedy(number: int | None) -> str:
         return "free some space"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a writable folder"
+    if number == errno.ENOENT:
+        return "restore the folder, or start a new run"
     if number in (errno.EEXIST, errno.ENOTDIR):
         return "choose a folder whose path has no file in it"
     return "check the disk"
@@ -77,6 +83,17 @@ def disk(doing: str, outcome: str = "") -> Generator[None]:
         raise DiskError(doing, error, f"{_remedy(error.errno)}; {outcome}" if outcome else "") from error
 
 
+@dataclass(kw_only=True, slots=True)
+class CheckpointsConfig:
+    """Which checkpoints of a run are kept, besides the one with the highest return."""
+
+    keep: int = 2
+    """Number of newest checkpoints to keep, at least 1. Higher: more disk space, and older states to return to."""
+
+    def __post_init__(self) -> None:
+        check_ranges("checkpoints", self, {"[1, inf]": ["keep"]})
+
+
 class Checkpoints:
     """The checkpoints of one run, in one folder. Reading (`latest`, `load`) never changes the folder."""
 
@@ -91,7 +108,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
 
-    def save(self, state: Mapping[str, Any], update: int) -> Path:
+    def save(self, state: Mapping[str, Any], update: int, *, best: int | None = None) -> Path:
         """Save a state as the newest checkpoint; a crash at any instruction leaves it or the previous one intact.
 
         Checkpoints of later updates belong to an abandoned run; they are renamed to `*.aside`.
@@ -100,6 +117,7 @@ class Checkpoints:
             state: tensors, numbers, strings, bytes and None, in dicts, lists and tuples to any depth. A view is saved
                 with its whole storage.
             update: number of completed updates, at least 0.
+            best: update of a checkpoint to keep besides the newest.
 
         Raises:
             CheckpointError: the state holds something else; nothing was written.
@@ -107,7 +125,7 @@ class Checkpoints:
         """
         refuse(state)
         content = encode(state)
-        path = self.folder / f"checkpoint_{update:06d}.pt"
+        path = self.path(update)
         before = self.paths()
         intact = f"the previous {before[-1].name} is intact" if before else "there is no earlier checkpoint"
         with disk(f"save {path.name} in {self.folder}", intact):
@@ -115,16 +133,21 @@ class Checkpoints:
             for orphan in self.folder.glob("checkpoint_*.pt.tmp"):  # half-written by a killed run
                 orphan.unlink()
             _replace(path, content)
-            self._retire(update)
+            self._retire(update, best)
         return path
 
-    def _retire(self, update: int) -> None:
-        """Set aside checkpoints later than `update`, and remove all but the newest `keep`."""
+    def _retire(self, update: int, best: int | None) -> None:
+        """Set aside checkpoints later than `update`, and remove all but the newest `keep` and the best."""
         kept = [path for path in self.paths() if update_of(path) <= update]
         for later in self.paths()[len(kept) :]:
             os.replace(later, later.with_name(later.name + ".aside"))
         for old in kept[: -self.keep]:
-            old.unlink()
+            if update_of(old) != best:
+                old.unlink()
+
+    def path(self, update: int) -> Path:
+        """Return the file of the checkpoint after an update."""
+        return self.folder / f"checkpoint_{update:06d}.pt"
 
     def paths(self) -> list[Path]:
         """Return the files of all checkpoints, oldest update first, without checking them."""
@@ -163,7 +186,9 @@ def load(path: Path | str) -> dict[str, Any]:
     content = _verified(Path(path))
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the digest is right, so the content is the cause
+    except Exception as error:  # the digest is right, so the content is the cause, or a lack of memory
+        if memory_shortage(error) is not None:
+            raise
         raise CheckpointError(
             f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
             f"use a checkpoint that this program wrote"
@@ -173,6 +198,42 @@ def load(path: Path | str) -> dict[str, Any]:
     return cast(dict[str, Any], state)
 
 
+@contextmanager
+def entries(path: Path | str) -> Generator[None]:
+    """Turn an error from reading a loaded state into one sentence: its digest is right, and its entries are not.
+
+    Raises:
+        CheckpointError: an entry is missing, or of another type, shape or dtype.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+        if isinstance(error, ValueError) and type(error) is not ValueError:  # a sentence for the user
+            raise
+        what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} holds a state that does not fit ({what}): use a checkpoint that this program wrote"
+        ) from error
+
+
+_ENTRIES = {"config": dict, "update": int, **dict.fromkeys(("hparams", "agent", "buffer", "env", "watch"), dict)}
+"""Entries of the state of a run, and their types."""
+
+
+def load_run(path: Path | str) -> dict[str, Any]:
+    """Return the state of a run saved in a file, as `load` does, after checking its entries.
+
+    Raises:
+        CheckpointError: the file cannot be used, or an entry is missing or of another type.
+    """
+    state = load(path)
+    with entries(path):
+        for parts, kinds in ((state, _ENTRIES), (state["config"], dict.fromkeys(("choices", "options", "values"), dict))):
+            if wrong := next((name for name, kind in kinds.items() if type(parts[name]) is not kind), None):
+                raise ValueError(f"its {wrong} is a {type(parts[wrong]).__name__}")
+    return state
+
+
 def update_of(path: Path) -> int:
     """Return the update in a checkpoint's file name."""
     match = _NAME.fullmatch(path.name)
@@ -180,14 +241,35 @@ def update_of(path: Path) -> int:
     return int(match[1])
 
 
+def digest_of(path: Path) -> str:
+    """Return the digest that a checkpoint ends with."""
+    with path.open("rb") as file:
+        file.seek(-64, os.SEEK_END)
+        return file.read().decode()
+
+
 def encode(state: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file. They are hashed in memory, so the state briefly exists twice."""
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
+    torch.save(_canonical(dict(state), {}), buffer)
     archive = buffer.getvalue()
     # A zip archive ends with the length of its comment, 0 so far, and the comment.
     content = archive[:-2] + _COMMENT_BYTES.to_bytes(2, "little") + f"esper checkpoint {FORMAT:04d} ".encode()
     return content + hashlib.sha256(content).hexdigest().encode()
+
+
+def _canonical(value: Any, texts: dict[Any, Any]) -> Any:
+    """Return a state in which equal texts are one object. Pickle writes an object once, so that a state that was loaded would
+    otherwise have other bytes than an equal one that was computed."""
+    kind = type(value)
+    if kind in (str, bytes):
+        return texts.setdefault(value, value)
+    if kind in (dict, OrderedDict):
+        copy = kind((_canonical(key, texts), _canonical(child, texts)) for key, child in value.items())
+        if kind is OrderedDict:
+            vars(copy).update(_canonical(vars(value), texts))  # the versions of a module's state
+        return copy
+    return kind(_canonical(child, texts) for child in value) if kind in (list, tuple) else value
 
 
 def refuse(value: Any, where: str = "state") -> None:

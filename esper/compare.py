@@ -10,6 +10,7 @@ of the files then contain them.
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,9 @@ from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
+from esper.lab.plan import as_planned, planned, record_look
 from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.training.run_folder import writing_reports
 
 WIDTH = 160
 """Width of the tables without a terminal [columns]."""
@@ -35,11 +38,16 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     overrides = [argument for argument in settings if is_run_override(argument)]
     if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
         raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
+    design = planned(folders)
+    keys = [argument for argument in settings if argument not in overrides]
     config = read_overrides(
         CompareConfig,
-        [argument for argument in settings if argument not in overrides],
+        keys,
         also=[key for key in TRANSFERABLE if key != "seed"],
+        base=as_planned(design.plan) if design else None,
     )
+    if design and config.outcome != design.plan.outcome and not any(key.startswith("margin=") for key in keys):
+        config.margin = None  # the planned margin has another unit
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.compare multirun/ab/...")
     return folders, config, overrides
@@ -66,8 +74,13 @@ def main(arguments: list[str]) -> None:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
+        runs = [run for run in found.runs if run.finished]
+        look = {"finished_runs": len(runs), "config": asdict(config), "overrides": overrides, "sentences": found.sentences()}
+        record_look(folders, look)
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
-        print("written:", *write(found, folders[0], " ".join(["python -m esper.compare", *arguments])), sep="\n  ")
+        with writing_reports(folders[0]):
+            written = write(found, folders[0], " ".join(["python -m esper.compare", *arguments]))
+        print("written:", *written, sep="\n  ")
 
 
 if __name__ == "__main__":

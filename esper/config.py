@@ -28,6 +28,7 @@ from esper.agent.search import BestOfRandomConfig
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutConfig
 from esper.buffer.window import WindowConfig
+from esper.checkpoint import CheckpointsConfig
 from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
 from esper.env.growth_env import GrowthConfig
@@ -52,7 +53,7 @@ from esper.lifecycle.slots import (
     ThreeConfig,
 )
 from esper.measure.counterfactuals import CounterfactualsConfig
-from esper.ranges import check_ranges
+from esper.ranges import check_ranges, check_sizes
 from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -90,6 +91,8 @@ class Config(Chosen):
     plugins: list[str] = field(default_factory=lambda: list[str]())
     """Modules with parts of your own, by import path or file, as in plugins=[my_parts] or plugins=[path/to/my_parts.py]. They are
     imported before options are chosen, so they must be given on the command line; the run records them."""
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
+    """Checkpoints that the run keeps."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     """Measurements with seeds switched off, beyond leave-one-out."""
     env: EnvConfig = MISSING
@@ -127,6 +130,7 @@ class Config(Chosen):
     def __post_init__(self) -> None:
         self.choices = {}
         self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]
+        check_sizes("", self)
         check_ranges("", self, {"[0, inf]": ["seed", "policy_seed"], "[1, inf]": ["updates", "hosts", "steps"]})
         if self.task.samples not in self.host.samples:
             fitting = [f"host={name}" for name, kind in HOSTS.items() if self.task.samples in kind.samples]
@@ -161,7 +165,8 @@ BLOCK_SWEEPER = "hydra_plugins.esper_sweeps.BlockSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class BlocksConfig:
-    """An experiment in blocks, run by `sweep=ab`; see `esper.lab.design`."""
+    """An experiment in blocks and the plan of its claims, run by `sweep=ab`; see `esper.lab.design`. Only `blocks` may change
+    after the first run has started."""
 
     _target_: str = BLOCK_SWEEPER
     arms: Any = None
@@ -172,8 +177,32 @@ class BlocksConfig:
     """Root seed of the blocks and of the order of runs, at least 0."""
     aa_control: bool = True
     """If true, run the first arm a second time with another policy seed, as an A/A control."""
-    preregistration: str | None = None
-    """Text file with the question, outcome and decision rule. The experiment keeps a copy, and its report shows it."""
+    outcome: str = "accuracy"
+    """Primary outcome, the only one on which esper.compare gives a verdict."""
+    margin: float | None = None
+    """Smallest difference that matters, > 0, in the unit of the outcome; null: the default of the outcome. Higher: fewer blocks
+    show equivalence."""
+    alpha: float = 0.05
+    """Probability of any wrong verdict, over all pairs of arms and all looks, in (0, 0.5). Higher: more verdicts, and more false
+    ones."""
+    score_hosts: int = 96
+    """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
+    baselines: list[str] = field(default_factory=lambda: list[str]())
+    """Other controllers that are compared like arms, as in esper.compare."""
+    against: str | None = None
+    """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
+    looks: list[int] = field(default_factory=lambda: list[int]())
+    """Numbers of blocks at which a verdict may be given, increasing, each at least 10, as in looks=[12,24]; []: at `blocks` only.
+    More looks: an earlier end if the difference is large, and slightly less power at the last."""
+    question: str | None = None
+    """Text for the report: why the experiment is run."""
+    vary_split: bool = False
+    """If true, every block divides the data into training, validation and test samples in its own way (task.split_seed), so that
+    verdicts are not about a single split."""
+    pilot: str | None = None
+    """Folder of an earlier experiment that was compared. Its outcomes tell the power of this one; null: typical values."""
+    plan: str | None = None
+    """YAML file with any of these keys. Those of the command line take precedence."""
 
 
 TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
@@ -256,7 +285,7 @@ FORMER = {
     **dict.fromkeys(("telemetry.console", "telemetry.tensorboard", "telemetry.jsonl"), "telemetry.writers"),
     "task.host": "host",
     "again": "aa_control",
-    "plan": "preregistration",
+    "preregistration": "plan",
     "judge_hosts": "score_hosts",
     "rivals": "baselines",
     "catastrophes": "rollbacks",

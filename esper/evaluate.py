@@ -27,6 +27,7 @@ from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
+from esper.training.run_folder import writing_reports
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +35,7 @@ class EvaluateConfig:
     """One evaluation."""
 
     checkpoint: str = ""
-    """Folder of a run, or a checkpoint file."""
+    """Folder of a run, for its newest checkpoint; FOLDER/best, for the policy with the highest return in training; or a file."""
     hosts: int = 64
     """Held-out hosts that every controller grows, at least 2. Higher: narrower intervals, longer evaluation."""
     episode: int = 0
@@ -130,7 +131,8 @@ def main(arguments: list[str]) -> None:
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
         hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}
-        write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
+        with writing_reports(folder):
+            write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
 
 

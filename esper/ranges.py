@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
 
 def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) -> None:
@@ -23,6 +23,30 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
             if not (above and below):
                 key, allowed = f"{prefix}.{name}".lstrip("."), _in_english(interval, low, high)
                 raise ValueError(f"{key} must be {allowed}, got {value}: the default is {defaults[name]}")
+
+
+LARGEST = 2**53
+"""Largest finite number in a config: above it, JSON readers and floating-point arithmetic are no longer exact for whole numbers,
+and products of others soon overflow."""
+
+
+def check_sizes(prefix: str, value: Any) -> None:
+    """Raise ValueError for the first finite number of a config, at any depth, whose size exceeds `LARGEST`."""
+    if is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, dict):
+        parts = cast(dict[str, Any], value)
+    elif isinstance(value, list):
+        for one in cast(list[Any], value):
+            check_sizes(prefix, one)
+        return
+    elif isinstance(value, (int, float)) and LARGEST < abs(value) < math.inf:
+        limit = f"at most {LARGEST}" if value > 0 else f"at least -{LARGEST}"
+        raise ValueError(f"{prefix} must be {limit}, got {value}: choose a number closer to zero")
+    else:
+        return
+    for name, part in parts.items():
+        check_sizes(f"{prefix}.{name}".lstrip("."), part)
 
 
 def _in_english(interval: str, low: float, high: float) -> str:

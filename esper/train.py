@@ -9,9 +9,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
-from esper.config import CONF, typed
+from esper.cli.readiness import ready
+from esper.config import CHECKPOINTS, CONF, typed
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
+from esper.memory import memory_shortage
 from esper.plugins import load_plugins
 from esper.training.resume import continued
 
@@ -25,32 +27,38 @@ def main(cfg: DictConfig) -> None:
     from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    context = run_context(HydraConfig.get())
-    limit_cores(context.cores)
-    if context.worker:
-        end_with_parent()
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
+        context = run_context(HydraConfig.get())
+        remedy = f"resume with: python -m esper.train resume={folder}"
+        if context.name:
+            remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
+        limit_cores(context.cores)
+        if context.worker:
+            end_with_parent()
+        load_plugins(cfg.plugins)  # the process may be a launcher's
+        config = typed(cfg, HydraConfig.get().runtime.choices)
+        config = continued(config, HydraConfig.get().overrides.task)
+        if context.shared:  # nobody has checked this machine
+            ready(config)
         try:
-            load_plugins(cfg.plugins)  # the process may be a launcher's
-            config = typed(cfg, HydraConfig.get().runtime.choices)
-            config = continued(config, HydraConfig.get().overrides.task)
-            Trainer(config, folder, name=context.name, shared=context.shared).run()
+            Trainer(config, folder, name=context.name, shared=context.shared, plan=context.plan).run()
             score_tuned(HydraConfig.get().sweeper, folder)
         except Stopped as stopped:
-            remedy = f"resume with: python -m esper.train resume={folder}"
-            if context.name:
-                remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
             sys.exit(130)
         except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)
-            print(
-                f"esper: {error}; all earlier updates are saved: fix the blueprint, and resume with: "
-                f"python -m esper.train resume={folder}",
-                file=sys.stderr,
-            )
+            print(f"esper: {error}; all earlier updates are saved: fix the blueprint, and {remedy}", file=sys.stderr)
             sys.exit(1)
+        except Exception as error:
+            shortage = memory_shortage(error)
+            if shortage is None or not any((folder / CHECKPOINTS).glob("*.pt")):
+                raise
+            smaller = "hosts or steps" if "task" in config.env.ignores else "hosts or task.batch_size"
+            saved = f"all earlier updates are saved: free some memory and {remedy}"
+            print(f"esper: {shortage}; {saved}, or start a new run with smaller {smaller}", file=sys.stderr)
+            sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,8 +17,9 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.lab.design import design
-from esper.lab.evaluation import Choice, Evaluation
+from esper.lab.design import FILE, Claims, design
+from esper.lab.evaluation import Evaluation
+from esper.lab.integrity import check_runs
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
@@ -37,19 +41,19 @@ TINY = [
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms and an A/A control in two blocks; one run is missing."""
     folder = tmp_path_factory.mktemp("experiment")
-    (folder / "preregistration.md").write_text("Which <reward>?\n")
-    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, preregistration=str(folder / "preregistration.md"))
+    plan = Claims(score_hosts=2, question="Which <reward>?\n")
+    planned = design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=plan)
     planned.save(folder)
     for cell in planned.cells:
         if (cell.arm, cell.block) != ("sparse", 1):
-            Trainer(check(list(cell.overrides)), folder / cell.folder).run()
+            Trainer(check(list(cell.overrides)), folder / cell.folder, name=cell.folder, plan=planned.digest).run()
     return folder
 
 
 def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    C.main([str(experiment), "hosts=2"])
+    C.main([str(experiment)])
     shown = capsys.readouterr().out
-    assert "no verdict on shaped and sparse: the experiment is unfinished" in shown
+    assert "no verdict on shaped and sparse: the comparison is unfinished" in shown
     assert "1 of 6 planned runs are not finished" in shown
     assert "sparse, block 1: never started" in shown
     numbers = json.loads((experiment / "comparison.json").read_text())
@@ -61,8 +65,11 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     assert "sparse, block 1: never started" in page
     assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
-    assert numbers["preregistration"]["sha256"] in page
+    assert numbers["plan"]["sha256"] in page
     assert "<td>shaped - aa_control</td>" in page
+    (look,) = [json.loads(line) for line in (experiment / "looks.jsonl").read_text().splitlines()]
+    assert look["finished_runs"] == 5
+    assert look["sentences"] == numbers["sentences"]
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["status"] for row in rows].count("finished") == 5
@@ -76,10 +83,19 @@ def test_scores_are_cached(experiment: Path) -> None:
     first = score(run, 2)
     path = scored_file(run, 2)
     kept = json.loads(path.read_text())
-    assert first["accuracy"] == pytest.approx(np.mean(kept["policy"]["accuracy"]))
-    kept["policy"]["accuracy"] = [1.0, 3.0]
+    assert first["accuracy"] == pytest.approx(np.mean(kept["rows"]["policy"]["accuracy"]))
+    before = path.stat().st_mtime_ns
+    assert score(run, 2) == first
+    assert path.stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match=r"holds the scores of another checkpoint than the newest in .*: remove it"):
+        score(replace(run, digest="0"), 2)
+    kept["rows"]["policy"]["accuracy"] = [1.0, 3.0]
     path.write_text(json.dumps(kept))
-    assert score(run, 2)["accuracy"] == 2.0
+    with pytest.raises(ConfigError, match="was edited after scoring: remove it, and the run is scored again"):
+        score(run, 2)
+    path.write_text(json.dumps(kept["rows"]))
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: remove it, and the run is scored again"):
+        score(run, 2)
     path.unlink()
     assert score(run, 2) == first
 
@@ -97,8 +113,87 @@ def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="cannot be read"):
         score(run, 2)
     (copy / "design.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: remove it and repeat"):
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: restore it"):
         find_runs([copy])
+
+
+def swap(one: Path, other: Path) -> None:
+    """Let two folders change places."""
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def forge(folder: Path) -> None:
+    """Replace the plan by one with another margin and a matching digest."""
+    (folder / FILE).unlink()
+    design("reward: shaped,sparse", blocks=2, root=1, common=TINY, plan=Claims(score_hosts=2, margin=0.1)).save(folder)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "sentence"),
+    [
+        (
+            lambda place: swap(place / "shaped/block-00", place / "shaped/block-01"),
+            "holds the run of shaped/block-0.: move it back",
+        ),
+        (lambda place: swap(place / "shaped/block-00", place / "sparse/block-00"), "holds the run of s.*/block-00: move it back"),
+        (
+            lambda place: swap(place / "shaped/block-00/checkpoints", place / "sparse/block-00/checkpoints"),
+            "shaped/block-00 was trained with reward=sparse, and design.json says reward=shaped",
+        ),
+        (
+            lambda place: swap(place / "shaped/block-00/checkpoints", place / "shaped/block-01/checkpoints"),
+            "shaped/block-00 was trained with seed=.*, and design.json says seed=",
+        ),
+        (
+            lambda place: swap(place / "shaped/block-00/checkpoints", place / "aa_control/block-00/checkpoints"),
+            "aa_control/block-00 was trained with policy_seed=None, and design.json says policy_seed=",
+        ),
+        (
+            lambda place: shutil.copytree(place / "shaped/block-01", place / "sparse/block-01"),
+            "is a copy of .*: remove one of them",
+        ),
+        (forge, "run.json names .*, and design.json holds plan .*: restore the changed file, or remove the run"),
+        (lambda place: (place / "sparse/block-00/run.json").unlink(), "sparse/block-00/run.json names no plan"),
+    ],
+)
+def test_tampered_experiments_are_refused(
+    tamper: Callable[[Path], object], sentence: str, experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    assert check_runs(find_runs([copy]), [copy]) == []
+    tamper(copy)
+    with pytest.raises(SystemExit) as ended:
+        C.main([str(copy)])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert re.search(sentence, shown)
+    assert len(shown.splitlines()) == 1
+
+
+def test_mixed_code_versions_are_a_warning(experiment: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    path = copy / "sparse/block-00/run.json"
+    (record,) = json.loads(path.read_text())
+    commit = {**record["esper"], "commit": "0123456789abc", "changed": False}
+    path.write_text(json.dumps([record | {"esper": commit}]))
+    assert check_runs(find_runs([copy]), [copy]) == [], "other commit, same source"
+    path.write_text(json.dumps([record | {"esper": commit | {"source": "1"}}]))
+    (warning,) = check_runs(find_runs([copy]), [copy])
+    assert "trained by different code versions, whose numbers may differ" in warning
+    assert f"012345678: {copy}/sparse/block-00" in warning
+
+
+def test_the_same_loose_run_twice_is_refused(experiment: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(experiment / "shaped/block-00", tmp_path / name)
+    folders = [tmp_path / "one", tmp_path / "other"]
+    with pytest.raises(ConfigError, match=r"other is a copy of .*one: remove one of them, or compare only one"):
+        check_runs(find_runs(folders), folders)
 
 
 def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -> None:
@@ -119,17 +214,36 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
     assert pairs == {("oracle", "shaped"), ("oracle", "wait"), ("oracle", "static")}
     runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
     for run in runs:
-        kept = json.loads(scored_file(run, 4).read_text())
+        kept = json.loads(scored_file(run, 4).read_text())["rows"]
         assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
         assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
-    chosen = json.loads((experiment / "shaped" / "schedules_4_hosts.json").read_text())
-    for run in runs:  # the schedules chosen once, on the hosts of each run
+    for run in runs:  # each run has its own choice
         evaluation = Evaluation.load(str(run.folder), hosts=4)
-        _, oracle = evaluation.grow_schedules(Choice(**chosen))
+        choice = evaluation.choose()
+        _, oracle = evaluation.grow_schedules(choice)
         evaluation.env.close()
+        kept = json.loads(scored_file(run, 4).read_text())["choice"]
+        assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}
         assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
+        (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("oracle", run.block)]
+        assert (cost["search"], cost["seconds"]) == (kept["flops"], kept["seconds"])
+    costs = {one["arm"]: one for one in numbers["costs"] if one["block"] == runs[0].block}
+    assert costs["wait"]["total"] == 0 < costs["static"]["search"] == costs["shaped"]["total"]
+
+
+def test_every_host_has_its_row(experiment: Path) -> None:
+    folder = experiment / "shaped"
+    C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
+    rows = list(csv.DictReader((folder / "hosts.csv").open()))
+    assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
+    runs = list(csv.DictReader((folder / "comparison.csv").open()))
+    assert len(runs) == 5
+    for run in runs:
+        own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]
+        assert len(own) == 2
+        assert np.mean([float(row["accuracy"]) for row in own]) == pytest.approx(float(run["accuracy"]))
 
 
 def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +299,6 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
         C.main([str(folder), "hosts=2", "baselines=[wait,oracle]", f"workers={workers}"])
         shown = capsys.readouterr().out
         assert "scored 2 of 2" in shown
-        assert "choosing the schedules of all runs" in shown
         cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
         tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
     assert np.isfinite(tables[0]).any()
@@ -193,7 +306,7 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
     for run in find_runs([second]):
         scored_file(run, 2).write_text("[")
     with pytest.raises(SystemExit) as ended:
-        C.main([str(second), "hosts=2", "workers=2"])
+        C.main([str(second), "hosts=2", "baselines=[wait]", "workers=2"])
     assert ended.value.code == 2
     assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
 
@@ -209,6 +322,15 @@ class Deadly:
         raise AssertionError("unreachable")
 
 
+def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, started = [run for run in find_runs([experiment]) if run.finished], list[int]()
+    monkeypatch.setattr(
+        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
+    )
+    assert len(list(score_all(runs, cast(Scoring, Deadly()), workers=10**9))) == len(runs)
+    assert started == [len(runs)]
+
+
 def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     runs = [run for run in find_runs([experiment]) if run.finished]
     with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
@@ -220,7 +342,6 @@ def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
     [
         (["outcome=return"], "cannot compare arms that are paid by different reward"),
         (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
-        (["strata=[task]", "baselines=[oracle]"], "baselines=oracle is chosen for a single setting"),
         (["baselines=[shaped]"], "baselines=shaped is not known"),
         (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),
         (["against=again"], "against=again is not an arm"),

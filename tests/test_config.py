@@ -86,7 +86,7 @@ BAD: list[tuple[str, str]] = [
     ("task=python_text host=mlp", "task=python_text cannot take host=mlp, which does not read sequences: leave host out"),
     ("task=digits host=transformer", "for the task's default, or choose host=cnn or host=mlp or host=custom"),
     ("host=custom task.instances=healthy", "host.path must name a module and a class, as in my_package.my_module:MyHost"),
-    (f"{CUSTOM} host.context=-1", "host.context must be at least 0"),
+    (f"{CUSTOM} host.context=-1", "host.context must be in [0, 1e6], got -1"),
     (f"{CUSTOM} host.context=8", "host.context=8 has no effect on images: leave it out"),
     (f"{CUSTOM} task.instances=lesioned", "task.instances=lesioned needs a host with parts to lesion"),
     (f"task=python_text {CUSTOM}", "host.context must be at least 1 for a text task"),

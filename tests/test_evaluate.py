@@ -138,6 +138,8 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),
         (["checkpoint=x", "hosts=many"], "hosts|many"),
         (["checkpoint=x", "hosts=1"], "hosts must be at least 2, got 1"),
+        (["checkpoint=x", "episode=99999999999999999999"], "episode must be at most 9007199254740992"),
+        (["checkpoint=x", "hosts=${foo}"], "hosts: Interpolation key 'foo' not found"),
         (["checkpoint=x", "episode=-1"], "episode must be at least 0, got -1"),
         (["checkpoint=x", "controllers=[polcy]"], "controllers=polcy is not known: .*did you mean policy"),
     ],
@@ -146,6 +148,12 @@ def test_invalid_arguments_are_one_sentence(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         parse(overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_too_many_hosts_are_refused_before_any_exists(folder, monkeypatch):
+    monkeypatch.setattr("esper.training.estimate.capacity", lambda device: 4e8)
+    with pytest.raises(ConfigError, match=r"this machine has 400 MB: lower hosts \(now 1000\) or "):
+        Evaluation.load(str(folder), hosts=1000)
 
 
 def test_a_missing_checkpoint_ends_with_one_line_and_exit_code_2(tmp_path, capsys):

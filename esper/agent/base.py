@@ -111,6 +111,16 @@ class AgentConfig:
         """Hosts that share instance, initial weights and data order; 1 for no twins."""
         return 1
 
+    def network_size(self, slots: int, features: int, slot_features: int) -> tuple[int, int, Sequence[str]]:
+        """Return the weights of the controller's network, its activations per decision, and the two keys that make it smaller.
+
+        Args:
+            slots: slots of a host.
+            features: numbers in an observation, without those of slots.
+            slot_features: numbers for each slot.
+        """
+        return 0, 0, ()
+
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> Controller:
         """Return the controller.
 

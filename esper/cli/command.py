@@ -4,18 +4,23 @@ import os
 import sys
 import traceback
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Generator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
+import hydra._internal.utils as hydra_internals
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, load
+from esper.checkpoint import Checkpoints, DiskError, FileError, load_run
+from esper.cli import flags
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, SWEEPS, ConfigError
+from esper.memory import memory_shortage
 from esper.plugins import load_plugins, split_plugins
 from esper.task.data import TaskError
 from esper.training.resume import continued
@@ -27,17 +32,15 @@ FOR_PEOPLE = (ConfigError, TaskError, FileError, DiskError)
 
 @contextmanager
 def in_one_sentence() -> Generator[None]:
-    """Turn an error for the user into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback.
+    """Turn an error for the user, or of the file system, into one line and exit code 2; HYDRA_FULL_ERROR=1 adds the traceback.
 
-    Ctrl-C and a closed output are one line too, with exit codes 130 and 1.
+    So are lack of memory, Ctrl-C and a closed output, with exit codes 2, 130 and 1.
     """
     try:
         yield
+        sys.stdout.flush()  # else a closed output shows only at the end of Python
     except FOR_PEOPLE as error:
-        if os.environ.get("HYDRA_FULL_ERROR"):
-            traceback.print_exc()
-        print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _exit_with(error)
     except KeyboardInterrupt:
         print("esper: interrupted; what was saved before is intact", file=sys.stderr)
         sys.exit(130)
@@ -45,6 +48,42 @@ def in_one_sentence() -> Generator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
         print("esper: the reader of the output went away; what was saved before is intact", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:  # of Hydra or another library: ours are DiskErrors
+        _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
+    except Exception as error:
+        if (shortage := memory_shortage(error)) is None:
+            raise
+        print(f"esper: {shortage}; what was saved before is intact: lower hosts or task.batch_size", file=sys.stderr)
+        sys.exit(2)
+
+
+def _exit_with(error: Exception) -> NoReturn:
+    if os.environ.get("HYDRA_FULL_ERROR"):
+        traceback.print_exc()
+    print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextmanager
+def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generator[None]:
+    """Turn an error of Hydra, or of a launcher, into ConfigError; one of our own is a bug and keeps its traceback."""
+    hydra_internals.run_and_report = lambda work: work()  # pyright: ignore[reportPrivateUsage] # Hydra would print and exit
+    try:
+        yield
+    except (*FOR_PEOPLE, OSError):
+        raise
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
+            f"repeat the command with hydra.sweep.dir={folder}"
+        ) from error
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        in_a_run = any(frame.f_code is getattr(main, "__wrapped__", main).__code__ for frame in frames)
+        in_a_worker = type(error.__cause__).__name__ == "_RemoteTraceback"
+        if in_a_run or in_a_worker or Path(frames[-1].f_code.co_filename).is_relative_to(Path(__file__).parents[1]):
+            raise
+        raise ConfigError(f"Hydra cannot run this command ({type(error).__name__}: {error}); see --hydra-help") from error
 
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -72,7 +111,7 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
     def spelled(override: str) -> str:
         key, _, value = override.partition("=")
-        if key in ("arms", "preregistration"):
+        if key in ("arms", "question", "plan"):
             return f"hydra.sweeper.{key}={quoted(value)}"
         return f"hydra.sweeper.{override}"
 
@@ -103,7 +142,7 @@ def load_parts(overrides: list[str]) -> list[str]:
     names, others = split_plugins(overrides)
     resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
     newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load(newest)["config"]["values"].get("plugins", ()) if newest else ()
+    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
     load_plugins(recorded)
     return others
@@ -115,32 +154,40 @@ def run(main: Callable[[], None]) -> None:
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
     """
     warn_plainly()
-    flags = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
-    typed = [argument for argument in sys.argv[1:] if argument not in flags]
+    multirun = [argument for argument in sys.argv[1:] if argument in ("-m", "--multirun")]  # Hydra wants flags first
+    typed = [argument for argument in sys.argv[1:] if argument not in multirun]
     with in_one_sentence():
-        load_parts(typed)
-        _check_sweep(typed, many=bool(flags) or "hydra.mode=MULTIRUN" in typed)
-    sys.argv[1:] = [*flags[:1], *spelled_out(typed)]
-    args = get_args_parser().parse_args()
-    if args.help:
-        print(help_text(main.__doc__ or ""))
-        return
-    elsewhere = args.config_path is not None or args.experimental_rerun is not None
-    if not (args.hydra_help or args.shell_completion or args.info is not None or elsewhere):
-        overrides = list(args.overrides)
-        if args.config_dir is not None:  # a folder with options and experiments of the user
-            overrides.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
-        many = args.multirun or "hydra.mode=MULTIRUN" in overrides
-        with in_one_sentence(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings are shown once, when the run reads its config
-            folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
-        if args.cfg is None:
-            with in_one_sentence(), only_writer(folder):
-                if any(override.startswith("resume=") for override in overrides):
-                    sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
+        args = flags.parse([*multirun[:1], *typed])
+        load_parts(args.overrides)
+        _check_sweep(args.overrides, many=args.multirun or "hydra.mode=MULTIRUN" in args.overrides)
+        sys.argv[1:] = [*multirun[:1], *spelled_out(typed)]
+        args = flags.parse(sys.argv[1:])
+        if args.help:
+            print(help_text(main.__doc__ or ""))
+        elif args.hydra_help or args.shell_completion or args.info is not None:
+            with _from_hydra(main):
                 main()
-            return
-    main()
+        else:
+            _start(main, args)
+
+
+def _start(main: Callable[[], None], args: Namespace) -> None:
+    """Check a command, and run it or show its config."""
+    overrides = list(args.overrides)
+    if args.config_dir is not None:  # a folder with options and experiments of the user
+        overrides.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
+    many = args.multirun or "hydra.mode=MULTIRUN" in overrides
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings are shown once, when the run reads its config
+        folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
+    if args.cfg is not None:
+        with _from_hydra(main):
+            main()
+        return
+    with only_writer(folder), _from_hydra(main, folder):
+        if any(override.startswith("resume=") for override in overrides):
+            sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
+        main()
 
 
 def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:

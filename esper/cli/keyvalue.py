@@ -10,14 +10,16 @@ from yaml import YAMLError
 
 from esper.cli.help import as_typed, field_docs, in_words
 from esper.config import ConfigError, did_you_mean, renamed
+from esper.ranges import check_sizes
 
 C = TypeVar("C")
 
 
-def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = ()) -> C:
+def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = (), base: C | None = None) -> C:
     """Parse overrides of the form key=value into a config.
 
     Args:
+        base: config with other defaults than those of its class.
         also: other keys of the command line, which are parsed elsewhere and listed in the message on an unknown key.
 
     Raises:
@@ -30,7 +32,7 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
             raise ConfigError(renamed(key) or f"there is no key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}")
-    config = OmegaConf.structured(kind)
+    config = OmegaConf.structured(base or kind)
     hints = get_type_hints(kind)
     for override in overrides:
         key, _, value = override.partition("=")
@@ -38,8 +40,12 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
             config = _with(config, key, value, hints[key])
     try:
         whole = OmegaConf.to_object(config)
-    except (OmegaConfBaseException, ValueError) as error:  # from the validation of the config
-        raise ConfigError(str(error).split("\n")[0]) from error
+        check_sizes("", whole)
+    except OmegaConfBaseException as error:  # an interpolation, or the validation of the config
+        named = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{named}{str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     assert isinstance(whole, kind)
     return whole
 

@@ -5,6 +5,7 @@ command, including all jobs of a sweep, is composed here first, and only a valid
 keys are applied one by one, to find the first mistake.
 """
 
+import math
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_class
@@ -29,10 +30,17 @@ from yaml import YAMLError
 
 from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
+from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
 
 _KEYS = {field.name for field in fields(Config)} - {*GROUPS}
 """Root keys that are no groups: Hydra need not look for their options."""
+
+JOBS_PER_CORE = 4
+"""Most processes of a sweep for each core: joblib starts all of them at once."""
+
+RUNS = 10_000
+"""Most runs of a sweep; each is checked before the first one starts."""
 
 # Errors of Hydra while it composes; none of our code runs then, so these are never bugs of ours.
 _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -123,12 +131,13 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
         folder = _check_folder(sweep, "hydra.sweep.dir")
+        jobs, most = sweep.hydra.launcher.get("n_jobs", 1), JOBS_PER_CORE * all_cores()
+        if jobs == 0 or jobs > most:
+            raise ConfigError(f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {jobs}")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
-            asked = cast(dict[str, Any], OmegaConf.to_container(sweeper))
-            del asked["_target_"]
             common = [override for override in overrides if not override.startswith("hydra.")]
-            return [_job(loader, job, config_name)[0] for job in preview(asked, common)], folder
+            return [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)], folder
         if not target.endswith("BasicSweeper"):
             return [], folder  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
@@ -141,9 +150,12 @@ def _check_folder(cfg: DictConfig, key: str) -> Path:
     The folder is left as it was.
     """
     try:
-        folder = Path(OmegaConf.select(cfg, key))
+        named = OmegaConf.select(cfg, key)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
+    if not isinstance(named, str) or not named:
+        raise ConfigError(f"{key}={named or ''} names no folder: write {key}=FOLDER, or leave it out")
+    folder = Path(named)
     try:
         with TemporaryDirectory(dir=next(place for place in (folder, *folder.absolute().parents) if place.exists())):
             pass
@@ -184,7 +196,19 @@ def _jobs(overrides: list[Override]) -> list[list[str]]:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             key = override.get_key_element()
             raise ConfigError(f"{override.input_line} is not a list of values: write them out, as in {key}=1,2,3")
+    values = {str(override.input_line): _count(override) for override in overrides if override.is_sweep_override()}
+    if not 1 <= (runs := math.prod(values.values())) <= RUNS:
+        raise ConfigError(f"{' '.join(values)} asks for {runs} runs: a sweep has 1 to {RUNS}")
     return BasicSweeper.split_arguments(overrides, None)[0]
+
+
+def _count(override: Override) -> int:
+    """Return the number of values that an override sweeps over."""
+    value = override.value()
+    if not isinstance(value, RangeSweep):
+        return sum(1 for _ in override.sweep_iterator())
+    start, stop, step = (float(end or 0) for end in (value.start, value.stop, value.step))
+    return max(0, math.ceil((stop - start) / step)) if step else 0
 
 
 def _split(loader: ConfigLoader, overrides: list[Override]) -> tuple[list[Override], list[Override]]:

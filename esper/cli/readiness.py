@@ -2,15 +2,21 @@
 
 from pathlib import Path
 
-from esper.checkpoint import load
+import torch
+
+from esper.checkpoint import load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.shard import find_device
 from esper.env.shard_pool import largest_shard
-from esper.growth.compatibility import check_fit, check_output
+from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
+from esper.training.estimate import check_memory
 from esper.training.resume import check_data, find_checkpoint
+
+PROBED = 3
+"""Number of samples in the probe of hosts and seeds."""
 
 
 def ready(config: Config) -> None:
@@ -23,6 +29,7 @@ def ready(config: Config) -> None:
         raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")
     try:
         _check_devices(config)
+        check_memory(config)
         if "task" not in config.env.ignores:
             _check_hosts(config)
     except ValueError as error:
@@ -41,15 +48,17 @@ def _check_devices(config: Config) -> None:
 def _check_hosts(config: Config) -> None:
     task = load_task(config.task, config.host)
     if config.resume is not None:
-        check_data(load(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
+        check_data(load_run(find_checkpoint(config.resume, "resume")), {"data": task.data.fingerprint()})
     named = f"task={config.choice('task')} host={config.choice('host')}"
-    host, data = task.host(config.seed, Split.TRAINING, 0, 0), task.data
-    slots = slot_specs(host)
-    check_output(host, data.inputs(data.valid_x[:2]), (*data.valid_y[:2].shape, data.num_classes), named)
+    host, same = (task.host(config.seed, Split.TRAINING, 0, 0) for _ in range(2))
+    data, slots, members = task.data, slot_specs(host), largest_shard(config.hosts, config.devices)
+    some = torch.arange(PROBED) % len(data.valid_y)
+    wanted = (*data.valid_y[some].shape, data.num_classes)
+    features = check_host(host, same, data.inputs(data.valid_x[some]), wanted, members, named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
-    used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
-    check_fit(host, config.blueprint, used, largest_shard(config.hosts, config.devices), named)
+    used = {slot: h for slot, h, chosen in zip(slots, features, chosen_S, strict=True) if chosen}
+    check_seeds(config.blueprint, used, members, named)
     cap, blueprints = config.slots.max_seeds, tuple(config.blueprint)
     config.counterfactuals.check_hosts(min(cap or len(used), len(used)))
     config.agent.check_hosts(slots=names, in_use=chosen_S, cap=cap, blueprints=blueprints, hosts=config.hosts)

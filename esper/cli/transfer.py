@@ -24,7 +24,8 @@ _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",
     **dict.fromkeys(("experiment", "sweep"), "it is a preset for training: name groups and keys, as in task=digits steps=40"),
     **dict.fromkeys(
-        ("updates", "resume", "telemetry", "policy_seed", "counterfactuals"), "it has no effect on an evaluation: leave it out"
+        ("updates", "resume", "telemetry", "checkpoints", "policy_seed", "counterfactuals"),
+        "it has no effect on an evaluation: leave it out",
     ),
 }
 """Root key that an evaluation may not change -> reason and remedy."""

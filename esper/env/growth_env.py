@@ -169,7 +169,7 @@ class GrowthEnv(Environment):
         observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances()}
-            final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N}
+            final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N.copy()}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy()
             info["final_info"], info["_final_info"] = final, signals.ended_N

@@ -1,6 +1,6 @@
 """Compatibility of task, host and blueprints, checked before a run starts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout
-from esper.fusion.stacked import FusionError
+from esper.growth.probe import Flaw, check_features, flaws, probe_host, probe_seed
 from esper.hosts.base import SlotSpec, slot_specs
 from esper.seeds.bank import SeedBank, SGDConfig
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -18,68 +18,68 @@ AXES = {Layout.IMAGES: (4, 1), Layout.VECTORS: (2, 1), Layout.SEQUENCES: (3, 2)}
 """Number of axes of the features in a slot, and the axis of the channels."""
 
 
-def check_output(host: nn.Module, x: Tensor, wanted: tuple[int, ...], name: str) -> None:
-    """Run a host on samples and compare its features and logits with its slots and the task.
+def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, ...], members: int, name: str) -> list[Tensor]:
+    """Run a host on samples, compare its features and logits with its slots and the task, and return the features of its slots.
 
     Args:
         host: one of the hosts; it is left in evaluation mode.
-        x: samples.
+        same: the same host, built again.
+        x: two samples or more.
         wanted: shape of their logits.
+        members: largest number of hosts per shard.
         name: task and host as options, for messages.
 
     Raises:
-        ValueError: the host cannot read the samples, or a slot or the logits have another shape.
+        ValueError: the host cannot read the samples, a slot or the logits have another form, `members` hosts cannot be fused into
+            one program, or the host has a flaw (see `probe_host`).
     """
     segments, slots = list(cast(nn.ModuleList, host.eval().segments)), slot_specs(host)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for index, segment in enumerate(segments):
-            try:
-                x = segment(x)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise ValueError(f"{name}: segment {index} of the host fails on {tuple(x.shape)}: {error}") from error
-            if index == len(slots):
-                break
-            slot = slots[index]
-            axes, axis = AXES[slot.layout]
-            if x.dim() != axes or x.shape[axis] != slot.channels:
-                raise ValueError(
-                    f"{name}: slot {slot.name} declares {slot.layout} with {slot.channels} channels, but its features have the "
-                    f"shape {tuple(x.shape)}: correct its SlotSpec"
-                )
+    features, samples = list[Tensor](), x
+    for index, segment in enumerate(segments):
+        with flaws(name, f"segment {index} of the host", x.shape), torch.no_grad():
+            before, y = x.clone(), segment(x)
+            if not x.equal(before):
+                raise Flaw("changes its input in place: use inplace=False")
+            check_features(y, None, torch.get_default_dtype())
+        x = y
+        if index == len(slots):
+            break
+        slot = slots[index]
+        axes, axis = AXES[slot.layout]
+        if x.dim() != axes or x.shape[axis] != slot.channels:
+            raise ValueError(
+                f"{name}: slot {slot.name} declares {slot.layout} with {slot.channels} channels, but its features have the "
+                f"shape {tuple(x.shape)}: correct its SlotSpec"
+            )
+        features.append(x)
     if tuple(x.shape) != wanted:
         raise ValueError(
             f"{name}: the host's output has the shape {tuple(x.shape)}, and the task needs {wanted}, one logit per "
             "class: correct the last segment"
         )
+    with flaws(name, "the host"):
+        fleet = Fleet([host] * min(2, members))
+        probe_host(host, same, samples, fleet if fleet.members > 1 else None)
+    return features
 
 
-def check_fit(
-    host: nn.Module, blueprints: Mapping[str, BlueprintConfig], slots: Sequence[SlotSpec], members: int, name: str
-) -> None:
-    """Build a host and every seed once, as a shard does. Torch's random stream is left unchanged.
+def check_seeds(blueprints: Mapping[str, BlueprintConfig], slots: Mapping[SlotSpec, Tensor], members: int, name: str) -> None:
+    """Build and probe every seed once, as a shard does. Torch's random stream is left unchanged.
 
     Args:
-        host: one of the hosts.
         blueprints: the blueprints of the run, by name.
-        slots: the slots in use.
+        slots: the slots in use, each with features of two samples or more.
         members: largest number of hosts per shard.
         name: task and host as options, for messages.
 
     Raises:
-        ValueError: a blueprint cannot grow in a slot, or `members` hosts or seeds cannot be fused into one program; the message
-            names the option and the remedy.
+        ValueError: a blueprint cannot grow in a slot, `members` seeds cannot be fused into one program, or a seed has a flaw (see
+            `probe_seed`); the message names the option and the remedy.
     """
-    check_blueprints(blueprints, slots, name)
+    check_blueprints(blueprints, tuple(slots), name)
     few = min(2, members)
-    with torch.random.fork_rng(devices=[]):
-        _try(name, lambda: Fleet([host] * few))
-        for blueprint_name, blueprint in blueprints.items():
-            for slot in slots if blueprint.plantable else ():
-                _try(f"blueprint={blueprint_name}", lambda b=blueprint, s=slot: SeedBank(b, s, few, SGDConfig(), "cpu"))
-
-
-def _try(what: str, build: Callable[[], object]) -> None:
-    try:
-        build()
-    except FusionError as error:
-        raise ValueError(f"{what}: {error}") from error
+    for blueprint_name, blueprint in blueprints.items():
+        for slot, features in slots.items() if blueprint.plantable else ():
+            with flaws(f"blueprint={blueprint_name}", f"the seed in slot {slot.name}", features.shape):
+                bank = SeedBank(blueprint, slot, few, SGDConfig(), "cpu")
+                probe_seed(blueprint, slot, features, bank.fleet if few > 1 else None)

@@ -52,6 +52,8 @@ class HostConfig:
     """Samples that the host reads: images `[B, C, H, W]`, sequences of tokens `[B, T]`, or both."""
     part: ClassVar[str] = "part"
     """Name of a part that can be lesioned, with the key of the number of parts."""
+    size_key: ClassVar[str] = ""
+    """Field that most enlarges a host; empty if there is none."""
 
     def num_parts(self) -> int:
         """Return the number of blocks or layers that can be lesioned."""

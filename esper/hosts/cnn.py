@@ -22,6 +22,7 @@ class CNNConfig(HostConfig):
     """
 
     part = "block (host.blocks)"
+    size_key = "base_channels"
 
     blocks: int = 3
     """Number of blocks, at least 1."""
@@ -39,7 +40,11 @@ class CNNConfig(HostConfig):
     fast-changing weights, and validation accuracy is low and noisy; 0.1 costs 5 pp on `digits` and doubles the noise."""
 
     def __post_init__(self) -> None:
-        check_ranges("host", self, {"[1, inf]": ["blocks", "base_channels"], "(0, 1]": ["norm_momentum"]})
+        check_ranges(
+            "host",
+            self,
+            {"[1, 30]": ["blocks"], "[1, 1e6]": ["base_channels"], "[1, 999]": ["kernel"], "(0, 1]": ["norm_momentum"]},
+        )
         if not 0 <= self.pools <= self.blocks:
             raise ValueError(
                 f"host.pools must be from 0 to host.blocks={self.blocks}, got {self.pools}: each pooling belongs to a block"

@@ -26,7 +26,7 @@ class CustomConfig(HostConfig):
         if not all(self.path.partition(":")):
             got = self.path or "nothing"
             raise ValueError(f"host.path must name a module and a class, as in my_package.my_module:MyHost, got {got}")
-        check_ranges("host", self, {"[0, inf]": ["context"]})
+        check_ranges("host", self, {"[0, 1e6]": ["context"]})
 
     def sequence_length(self) -> int:
         return self.context

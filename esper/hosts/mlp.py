@@ -22,6 +22,7 @@ class MLPConfig(HostConfig):
     """
 
     part = "layer (host.layers)"
+    size_key = "width"
 
     layers: int = 2
     """Number of hidden layers, and so of slots, at least 1."""
@@ -31,7 +32,7 @@ class MLPConfig(HostConfig):
     """Share of its inputs that a lesioned layer sees, in (0, 1). Lower: a more severe lesion."""
 
     def __post_init__(self) -> None:
-        check_ranges("host", self, {"[1, inf]": ["layers", "width"], "(0, 1)": ["lesion_keeps"]})
+        check_ranges("host", self, {"[1, 1000]": ["layers"], "[1, 1e6]": ["width"], "(0, 1)": ["lesion_keeps"]})
 
     def num_parts(self) -> int:
         return self.layers

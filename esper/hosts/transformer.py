@@ -26,6 +26,7 @@ class TransformerConfig(HostConfig):
 
     samples = (Layout.SEQUENCES,)
     part = "layer (host.layers)"
+    size_key = "width"
 
     layers: int = 2
     """Number of layers, at least 1. Higher: a stronger host, at proportional cost."""
@@ -44,7 +45,7 @@ class TransformerConfig(HostConfig):
     """If true, the head shares its weights with the token embedding, which saves vocabulary times width parameters."""
 
     def __post_init__(self) -> None:
-        check_ranges("host", self, {"[1, inf]": ["layers", "width", "heads", "context"]})
+        check_ranges("host", self, {"[1, 1000]": ["layers"], "[1, 1e6]": ["width", "heads", "context"]})
         if self.width % self.heads:
             raise ValueError(
                 f"host.width={self.width} must be a multiple of host.heads={self.heads}: "

@@ -8,11 +8,18 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
-from esper.lab.design import AA_CONTROL, FILE, Design
-from esper.lab.runs import OUTCOMES, REWARD_KEYS, SEARCHED, CompareConfig, OutcomeSpec, Run, defines_return, faults, find_runs
-from esper.lab.scoring import TRAINING, Scoring, score_all
+from esper.lab.costs import cost_table
+from esper.lab.design import AA_CONTROL, Design
+from esper.lab.integrity import check_runs, mixed
+from esper.lab.plan import deviations, planned
+from esper.lab.power import advice, spread_of
+from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
+from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
+from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
+from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
+from esper.training.provenance import code_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +33,18 @@ class Comparison:
     NaN if not measured."""
     results: dict[str, list[PairResult]]
     """All pairs of arms, by outcome."""
+    hosts: pd.DataFrame
+    """Outcomes of every held-out host; see `host_table`."""
+    costs: pd.DataFrame
+    """Costs of every arm; see `cost_table`."""
     controls: dict[str, Difference]
     """Difference of the first arm to its A/A control, by outcome; empty without a control."""
-    faults: list[str]
-    """Reasons why the experiment is void."""
-    preregistration: str | None = None
-    """Text written before the first run."""
+    warnings: list[str]
+    """What a reader should know about the runs before believing a verdict."""
+    design: Design | None = None
+    """The experiment with its plan; None for loose runs and for several experiments."""
+    deviations: list[str]
+    """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
 
@@ -52,9 +65,18 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]
-        lines = [f"void: {fault}" for fault in self.faults] + [str(result) for result in results]
+        lines = [str(result) for result in results]
+        if self.deviations:
+            lines = [f"exploratory, hence no verdict: {'; '.join(self.deviations)}"]
+        else:
+            lines += self._next_look()
+        control = self.controls.get(self.config.outcome)
+        if control and control.blocks >= MIN_BLOCKS:
+            lines.append(_about_control(control))
+        lines += [f"warning: {warning}" for warning in [*self._pair_warnings(), *self.warnings]]
+        lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
-        if any(result.verdict is Conclusion.unfinished for result in results):
+        if missing and not self.config.final:
             lines.append(
                 f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that started them, "
                 "or set final=true if they never will be"
@@ -62,6 +84,34 @@ class Comparison:
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
         return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+
+    def _advice(self, results: Sequence[PairResult]) -> list[str]:
+        """Say whether more hosts or more blocks would help, unless everything is decided."""
+        if all(result.decided for result in results):
+            return []
+        pairs = [(result.difference.first, result.difference.second) for result in results]
+        spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
+        test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
+        return advice(spread, test) if spread else []
+
+    def _pair_warnings(self) -> list[str]:
+        """Return the warnings on pairs whose own sentence does not hold them."""
+        results = [result for result in self.results[self.config.outcome] if result.verdict is not Conclusion.withheld]
+        pairs = [(result.difference, warning) for result in results for warning in result.warnings]
+        return [f"{pair.first} and {pair.second}: {warning}" for pair, warning in pairs]
+
+    def _next_look(self) -> list[str]:
+        """Say where the next look is, if blocks must be added for it, or that blocks were added after the last one."""
+        if self.design is None:
+            return []
+        blocks, looks = self.design.blocks, self.design.plan.looks
+        if blocks > looks[-1]:
+            return [f"blocks from {looks[-1]} on are beyond the last planned look: they enter no verdict"]
+        later = next((look for look in looks if look > blocks), None)
+        if later is None or all(result.decided for result in self.results[self.config.outcome]):
+            return []
+        return [f"a later look is planned at {later} blocks: repeat the command of the experiment with blocks={later}"]
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""
@@ -72,7 +122,9 @@ class Comparison:
             lacking = [block for block in rows.loc[rows["value"].isna(), "block"] if (arm, block) in finished]
             if lacking or ((rows["controller"] != "policy").all() and rows["value"].isna().all()):
                 blocks = f"block{'s' * (len(lacking) != 1)} {', '.join(map(str, lacking))}" if lacking else "any block"
-                lines.append(f"{arm} has no {self.config.outcome} in {blocks}: remove it, or choose another outcome")
+                lines.append(
+                    f"{arm} has no {self.config.outcome} in {blocks}: remove it, choose another outcome, or set final=true"
+                )
         return lines
 
 
@@ -97,8 +149,11 @@ def compare(
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
-    runs = find_runs(folders, config.strata)
-    outcomes = _outcomes(runs, config, overrides, folders[0] if folders else Path(), log)
+    runs, design = find_runs(folders, config.strata), planned(folders)
+    warnings = check_runs(runs, folders)
+    finished = [run for run in runs if run.finished]
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
+    outcomes = _outcomes(runs, config, scoring, log)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
@@ -108,8 +163,7 @@ def compare(
         for name, rows in tables.items():
             (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
-    found = [*faults([run for run in runs if run.finished]), *_control_fault(controls.get(config.outcome))]
-    unfinished = not config.final and any(not run.finished for run in runs)
+    deviating = deviations(design, config, overrides)
     results = {
         name: compare_arms(
             rows[rows["arm"] != AA_CONTROL],
@@ -117,7 +171,10 @@ def compare(
             higher_is_better=OUTCOMES[name].higher_is_better,
             alpha=config.alpha,
             against=config.against,
-            withheld=Conclusion.void if found else Conclusion.unfinished if unfinished else None,
+            withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
+            looks=design.plan.looks if design and name == config.outcome else None,
+            final=config.final,
+            bounds=OUTCOMES[name].bounds,
         )
         for name, rows in tables.items()
     }
@@ -126,22 +183,22 @@ def compare(
         runs=runs,
         outcomes=outcomes,
         results=results,
+        hosts=host_table(finished, scoring),
+        costs=cost_table(finished, scoring),
         controls=controls,
-        faults=found,
-        preregistration=_preregistration(folders),
+        warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
+        design=design,
+        deviations=deviating,
         overrides=overrides,
     )
 
 
-def _outcomes(
-    runs: Sequence[Run], config: CompareConfig, overrides: Sequence[str], folder: Path, log: Callable[[str], None]
-) -> pd.DataFrame:
+def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log: Callable[[str], None]) -> pd.DataFrame:
     """Return the table of outcomes of all arms, with the baselines on the hosts of the first arm; the A/A control comes last."""
     trained = list(dict.fromkeys(run.arm for run in runs))
     finished = [run for run in runs if run.finished]
     paid_alike = _paid_alike(finished)
     _check(config, trained, paid_alike)
-    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=trained[0], folder=folder, overrides=overrides)
     scores = score_all(finished, scoring, workers=config.workers, log=log)
     by_cell = {(run.arm, run.block): found for run, found in zip(finished, scores, strict=True)}
     measured = [name for name in OUTCOMES if paid_alike or name != "return"]
@@ -161,20 +218,21 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
     if clash := set(trained) & set(config.baselines):
         raise ConfigError(f"baselines={clash.pop()} is already an arm: remove it from baselines")
     arms = [arm for arm in (*trained, *config.baselines) if arm != AA_CONTROL]
+    if len(arms) < 2 and AA_CONTROL not in trained:
+        raise ConfigError(f"{arms[0]} is the only arm: name the folders of others, or add baselines, as in baselines=[static]")
     if config.against not in (None, *arms):
         raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
     if config.outcome == "return" and not paid_alike:
         raise ConfigError(
             f"outcome=return cannot compare arms that are paid by different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
         )
-    if config.strata and (searched := set(config.baselines) & set(SEARCHED)):
-        raise ConfigError(f"baselines={searched.pop()} is chosen for a single setting: remove it, or compare without strata")
 
 
-def _preregistration(folders: Sequence[Path]) -> str | None:
-    """Return the preregistrations of the experiments in these folders."""
-    designs = [Design.load(folder) for folder in folders if (folder / FILE).is_file()]
-    return "\n\n".join(design.preregistration for design in designs if design.preregistration is not None) or None
+def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:
+    """Return a warning if stored scores come from different code versions, or from another one than this."""
+    paths = {run.folder: scored_file(run, hosts, overrides) for run in runs}
+    found = {str(path): [read_scores(run, path)["esper"]] for run in runs if (path := paths[run.folder]).exists()}
+    return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
 
 
 def _paid_alike(runs: Sequence[Run]) -> bool:
@@ -183,8 +241,9 @@ def _paid_alike(runs: Sequence[Run]) -> bool:
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
-def _control_fault(control: Difference | None) -> list[str]:
-    """Return the reason why the A/A control makes the experiment void, if any."""
-    if control is None or control.blocks < MIN_BLOCKS or control.mean.low <= 0 <= control.mean.high:
-        return []
-    return [f"{control.first} differs from its A/A control by {control.mean.low:.2g} to {control.mean.high:.2g}"]
+def _about_control(control: Difference) -> str:
+    """Return a sentence on the difference of the first arm to its A/A control."""
+    mean = control.mean
+    interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
+    line = f"A/A control: {control.first} minus its copy with other policy seeds is {interval}"
+    return line if mean.low <= 0 <= mean.high else f"{line}, which excludes 0 as 5 % of null effects do: look for a cause"

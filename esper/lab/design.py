@@ -1,30 +1,36 @@
-"""Design of an experiment: arms times blocks, in an order that avoids bias from drift of the machine.
+"""Design of an experiment: arms times blocks, in an order that avoids bias from drift of the machine, and a plan of its claims.
 
 A block is one run of every arm from one seed, drawn from the root seed. Its runs share every random stream that their configs do
 not change. Blocks run one after another, with the arms of each in random order. By default, the first arm is run a second time
 with another policy seed, as an A/A control: their difference shows what a null effect looks like.
+
+Seeds and order of a block do not depend on the number of blocks, so that blocks can be added. All else is fixed when the
+experiment starts, under one digest that each run records.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from esper.checkpoint import CheckpointError, Checkpoints, load, update_of, write_whole
+from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of, write_whole
 from esper.cli.overrides import quoted
 from esper.config import CHECKPOINTS, ConfigError, root_key
-from esper.seeding import stream
+from esper.seeding import stream_seed
 
 FILE = "design.json"
 """Name of the file in the folder of an experiment."""
 AA_CONTROL = "aa_control"
 """Name of the arm that repeats the first one with another policy seed."""
+MAX_BLOCKS = 100_000
+"""Bound on the number of blocks, so that an absurd one is refused before the runs are listed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -60,7 +66,7 @@ class Cell:
             ) from error
         if newest is None:
             return [*self.overrides, subdir]
-        if update_of(newest) >= load(newest)["config"]["values"]["updates"]:
+        if update_of(newest) >= load_run(newest)["config"]["values"]["updates"]:
             return None
         return [
             *(override for override in self.overrides if override.startswith("sweep=")),
@@ -71,21 +77,67 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Claims:
+    """What an experiment will claim and when; see `esper.config.BlocksConfig` for the fields."""
+
+    outcome: str = "accuracy"
+    margin: float = 1.0
+    alpha: float = 0.05
+    score_hosts: int = 96
+    baselines: list[str] = field(default_factory=lambda: list[str]())
+    against: str | None = None
+    looks: list[int] = field(default_factory=lambda: list[int]())
+    """Numbers of blocks at which a verdict may be given, increasing."""
+    question: str | None = None
+    pilot: str | None = None
+
+    def well_formed(self) -> bool:
+        """Return whether all fields have their types, and looks increase."""
+        texts, numbers = (self.against, self.question, self.pilot), (self.margin, self.alpha)
+        return (
+            all(text is None or isinstance(cast(Any, text), str) for text in texts)
+            and isinstance(cast(Any, self.outcome), str)
+            and all(type(number) in (int, float) for number in numbers)
+            and type(self.score_hosts) is int
+            and _are(self.baselines, str)
+            and _are(self.looks, int)
+            and self.looks == sorted({*self.looks})
+            and all(look > 0 for look in self.looks)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Design:
     """An experiment before it is run."""
 
     arms: dict[str, list[str]]
     """Overrides of each arm, by its name."""
-    seeds: list[int]
-    """Seed of each block."""
-    policy_seeds: list[int]
-    """Policy seed of the A/A control in each block."""
-    order: list[list[str]]
-    """Arms of each block, in the order in which they run."""
+    blocks: int
+    """Number of blocks so far: all else is fixed."""
+    root: int
+    """Root seed of the blocks and of the order of runs."""
     common: list[str]
     """Overrides of all cells."""
-    preregistration: str | None = None
-    """Question, outcome and decision rule, written before the first run; None if there is none."""
+    vary_split: bool = False
+    """If true, every block has a split seed of its own."""
+    plan: Claims
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seed of each block."""
+        return draw_seeds(self.root, self.blocks)
+
+    @property
+    def order(self) -> list[list[str]]:
+        """Arms of each block, in the order in which they run."""
+        keys = [partial(stream_seed, self.root, "arm_order", block) for block in range(self.blocks)]
+        return [sorted(self.arms, key=key) for key in keys]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all but the number of blocks."""
+        fixed = {name: value for name, value in asdict(self).items() if name != "blocks"}
+        return fingerprint(json.dumps(fixed, sort_keys=True))
 
     @property
     def cells(self) -> list[Cell]:
@@ -97,26 +149,24 @@ class Design:
         return [self._cell(arm, 0) for arm in self.arms]
 
     def _cell(self, arm: str, block: int) -> Cell:
-        overrides = [*self.common, *self.arms[arm], f"seed={self.seeds[block]}"]
+        overrides = [*self.common, *self.arms[arm], f"seed={_draw(self.root, 'block', block)}"]
+        if self.vary_split:
+            overrides.append(f"task.split_seed={_draw(self.root, 'split', block)}")
         if arm == AA_CONTROL:
-            overrides.append(f"policy_seed={self.policy_seeds[block]}")
+            overrides.append(f"policy_seed={_draw(self.root, 'policy', block)}")
         return Cell(arm=arm, block=block, overrides=tuple(overrides))
 
     def well_formed(self) -> bool:
         """Return whether all fields hold what they should: the file may come from anybody, and its arms name folders."""
-        arms, text = cast(Any, self.arms), cast(Any, self.preregistration)
-        if (
-            not isinstance(arms, dict)
-            or not all(isinstance(arm, str) and _NAME.fullmatch(arm) for arm in arms)
-            or "again" in arms
-        ):
-            return False
-        blocks, seeds = len(self.order), (self.seeds, self.policy_seeds)
+        arms = cast(Any, self.arms)
         return (
-            all(map(_are, [self.common, *arms.values()], repeat(str)))
-            and all(_are(list_, int) and len(list_) == blocks for list_ in seeds)
-            and all(_are(row, str) and {*row} <= {*arms} for row in self.order)
-            and (text is None or isinstance(text, str))
+            isinstance(arms, dict)
+            and all(isinstance(arm, str) and _NAME.fullmatch(arm) for arm in arms)
+            and all(map(_are, [self.common, *arms.values()], repeat(str)))
+            and _are([self.blocks, self.root], int)
+            and 0 < self.blocks < MAX_BLOCKS
+            and type(self.vary_split) is bool
+            and self.plan.well_formed()
         )
 
     def save(self, folder: Path) -> None:
@@ -125,32 +175,40 @@ class Design:
         Raises:
             ConfigError: the folder holds another experiment.
         """
-        path = folder / FILE
-        if path.exists() and (old := Design.load(folder)) != self:
-            changed = next(name for name, value in asdict(self).items() if value != asdict(old)[name])
-            raise ConfigError(
-                f"{folder} holds an experiment that differs in {changed}: repeat its command, or choose another hydra.sweep.dir"
-            )
+        if (folder / FILE).exists():
+            old = Design.load(folder)
+            fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
+            if old.digest != self.digest:
+                changed = next(name for name, value in fixed.items() if name != "blocks" and value != before[name])
+                raise ConfigError(
+                    f"{folder} holds an experiment that differs in {changed}: repeat its command, or choose another "
+                    "hydra.sweep.dir"
+                )
+            if self.blocks < old.blocks:
+                raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_whole(folder / FILE, json.dumps(asdict(self) | {"sha256": self.digest}, indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> "Design":
         """Return the design of the experiment in a folder.
 
         Raises:
-            ConfigError: its file is damaged, or was written by an earlier version.
+            ConfigError: its file is damaged, was edited, or was written by an earlier version.
         """
         path = folder / FILE
         try:
-            found = Design(**json.loads(path.read_text()))
+            plain = json.loads(path.read_text())
+            digest = plain.pop("sha256")
+            found = Design(**plain | {"plan": Claims(**plain["plan"])})
             if not found.well_formed():
                 raise ValueError
-        except (ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"{path} is damaged, or of an earlier version: remove it and repeat the command that made it, or rename in it "
-                f"key plan to preregistration and arm again to {AA_CONTROL}, with its folder"
+                f"{path} is damaged, or of an earlier version: restore it, or remove it to compare the runs without a plan"
             ) from error
+        if found.digest != digest:
+            raise ConfigError(f"{path} was edited after the experiment started: restore it, or start a new experiment")
         return found
 
 
@@ -164,8 +222,9 @@ def design(
     blocks: int,
     root: int,
     aa_control: bool = True,
-    preregistration: str | None = None,
     common: Sequence[str] = (),
+    vary_split: bool = False,
+    plan: Claims | None = None,
 ) -> Design:
     """Return the design of an experiment.
 
@@ -175,16 +234,20 @@ def design(
         blocks: runs per arm, at least 1.
         root: root seed of the blocks and of the order.
         aa_control: if true, add an A/A control.
-        preregistration: file with the question, outcome and decision rule, of which the experiment keeps a copy.
         common: overrides of all cells, including the choice of the sweep.
+        vary_split: if true, draw a split seed for every block.
+        plan: what the experiment will claim; without looks, or without a plan, there is one look, at the last block.
 
     Raises:
         ConfigError: the arguments do not describe an experiment.
     """
     table = _arms(arms)
-    if blocks < 1:
-        raise ConfigError(f"blocks must be at least 1, got {blocks}: a verdict takes at least 10")
-    refuse_seeds([*common, *(override for overrides in table.values() for override in overrides)])
+    if not 0 < blocks < MAX_BLOCKS:
+        raise ConfigError(f"blocks must be at least 1 and below {MAX_BLOCKS}, got {blocks}: a verdict takes at least 10")
+    every = [*common, *(override for overrides in table.values() for override in overrides)]
+    refuse_seeds(every)
+    if vary_split and (fixed := next((override for override in every if "task.split_seed=" in override), None)):
+        raise ConfigError(f"{fixed} has no effect, since vary_split=true draws it for every block: remove one of them")
     if aa_control:
         if AA_CONTROL in table:
             raise ConfigError(f"{AA_CONTROL} is the name of the A/A control: rename the arm, or set aa_control=false")
@@ -193,21 +256,18 @@ def design(
         raise ConfigError(
             "a comparison needs at least two arms: add arms, as in arms='reward: shaped,sparse', or leave aa_control=true"
         )
-    drawn = draw_seeds(root, 2 * blocks)
-    names = list(table)
-    return Design(
-        arms=table,
-        seeds=drawn[:blocks],
-        policy_seeds=drawn[blocks:],
-        order=[[names[i] for i in stream(root, "arm_order", block).permutation(len(names))] for block in range(blocks)],
-        common=list(common),
-        preregistration=None if preregistration is None else _read_preregistration(preregistration),
-    )
+    plan = plan or Claims()
+    plan = replace(plan, looks=plan.looks or [blocks])
+    return Design(arms=table, blocks=blocks, root=root, common=list(common), vary_split=vary_split, plan=plan)
 
 
 def draw_seeds(root: int, count: int) -> list[int]:
-    """Return distinct seeds for the blocks of an experiment."""
-    return stream(root, "blocks").choice(2**31, size=count, replace=False).tolist()
+    """Return seeds for the blocks of an experiment; more blocks do not change those of the first."""
+    return [_draw(root, "block", block) for block in range(count)]
+
+
+def _draw(root: int, purpose: str, block: int) -> int:
+    return stream_seed(root, purpose, block) % 2**31
 
 
 def refuse_seeds(overrides: Sequence[str]) -> None:
@@ -220,16 +280,6 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
 def fingerprint(text: str) -> str:
     """Return the SHA-256 of a text, as sha256sum prints it."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_preregistration(path: str) -> str:
-    try:
-        text = Path(path).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"preregistration={path} cannot be read: name a text file, or remove it") from error
-    if not text.strip():
-        raise ConfigError(f"preregistration={path} is empty: write down the question, the outcome and the margin that decide")
-    return text
 
 
 def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ that of the committed network, host and fossils, on the test split of the data, 
 
 # N hosts
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,15 +17,17 @@ import torch
 from esper.agent.base import Controller, Learner
 from esper.agent.scripted.replay import Replay, Topology, topologies
 from esper.agent.scripted.schedule import ScheduleConfig
-from esper.checkpoint import load
+from esper.checkpoint import load_run
 from esper.cli.transfer import changes, transferred
 from esper.config import GROUPS, Config, ConfigError, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
+from esper.lab.metered import Metered
 from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
+from esper.training.estimate import check_memory
 from esper.training.play import play
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import build_env
@@ -35,9 +38,10 @@ REPLAY = "replay"
 """The topologies that `policy` kept at the end, grown from the start on the same hosts."""
 
 
-HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops")
+HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training_flops", "measuring_flops", "policy_flops")
 """Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [pp], return, parameters of
-its seeds, its FLOPs per sample, and the FLOPs of training it."""
+its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it, counterfactuals included, and of the controller's
+decisions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +67,11 @@ class HostOutcomes:
             values["parameters"] = episode.kept_params_N
             values["flops"] = episode.committed["flops"]
             values["training_flops"] = episode.training_flops_N
+            values["measuring_flops"] = episode.measuring_flops_N
             kept = topologies(episode.kept_NS, episode.blend_NS, layout)
         return HostOutcomes(values=values, instance=episode.instance, kept=kept)
 
-    def lists(self) -> dict[str, list[float]]:
+    def lists(self) -> dict[str, list[Any]]:
         """Return the value of every host, by outcome."""
         return {name: values_N.tolist() for name, values_N in self.values.items()}
 
@@ -79,6 +84,10 @@ class Choice:
     """The best one over all hosts, as in `conv_light in r0c1`."""
     for_kind: dict[str, str]
     """The best one for each kind of host."""
+    flops: float
+    """FLOPs of the search: training and validating all hosts under every schedule."""
+    seconds: float
+    """Time of the search [s]."""
 
 
 class Evaluation:
@@ -115,6 +124,7 @@ class Evaluation:
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:
             self.config.agent.check_evaluation(seed=self.config.seed, episode=episode)
+            check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True)
@@ -124,7 +134,7 @@ class Evaluation:
     @staticmethod
     def load(checkpoint: str, *, hosts: int, episode: int = 0, overrides: Sequence[str] = ()) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
-        state = load(find_checkpoint(checkpoint, "checkpoint"))
+        state = load_run(find_checkpoint(checkpoint, "checkpoint"))
         return Evaluation(
             from_plain(state["config"]),
             state["agent"],
@@ -155,6 +165,11 @@ class Evaluation:
                 built.load_state_dict(self.agent_state)
         except ValueError as error:  # its message is always one sentence for the user
             raise ConfigError(str(error)) from error
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            what = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"the state of agent={self.config.choice('agent')} in the checkpoint is damaged ({what}): use another checkpoint"
+            ) from error
         return built
 
     def names(self, controllers: Sequence[str] = ()) -> list[str]:
@@ -180,7 +195,10 @@ class Evaluation:
         """Return the outcomes of one controller on the hosts of the evaluation, or of another environment."""
         env = env or self.env
         env.reset(options={"episode": self.episode})
-        return HostOutcomes.of(play(env, controller, greedy=greedy), env.layout)
+        metered = Metered(controller)
+        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy), env.layout)
+        outcomes.values["policy_flops"] = np.full(env.num_envs, metered.flops / env.num_envs)
+        return outcomes
 
     def search(self) -> dict[str, HostOutcomes]:
         """Return the outcomes of the best fixed schedule of at most one seed, and of the oracle, both chosen on other hosts."""
@@ -190,14 +208,19 @@ class Evaluation:
 
     def choose(self) -> Choice:
         """Return the schedules with the highest return on hosts of the training split."""
+        begun = time.perf_counter()
         env = build_env(self.config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
         grown = {name: self.grow(self._schedule(name), env) for name in names}
         env.close()
         kinds, returns = np.array(grown["wait"].instance), {name: one.values["return"] for name, one in grown.items()}
-        for_kind = {kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)}
-        return Choice(best=max(returns, key=lambda name: returns[name].mean()), for_kind=for_kind)
+        return Choice(
+            best=max(returns, key=lambda name: returns[name].mean()),
+            for_kind={kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)},
+            flops=float(sum(one.values["training_flops"].sum() + one.values["measuring_flops"].sum() for one in grown.values())),
+            seconds=time.perf_counter() - begun,
+        )
 
     def grow_schedules(self, choice: Choice) -> tuple[HostOutcomes, HostOutcomes]:
         """Return the outcomes of the best fixed schedule and of the oracle, which uses the former for an unknown kind of host."""

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,8 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
-from esper.config import ConfigError
 from esper.env.shard_pool import all_cores
-from esper.lab.design import Cell
+from esper.lab.design import FILE, Cell, Design
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +39,8 @@ class RunContext:
     """Number of cores to use, at least 1; None for all."""
     worker: bool = False
     """If true, this process works for another one on this machine, and should end with it."""
+    plan: str | None = None
+    """Digest of the experiment of which the run is a cell; None if there is none."""
 
 
 def run_context(hydra: Any) -> RunContext:
@@ -54,7 +54,9 @@ def run_context(hydra: Any) -> RunContext:
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
     worker = kind == "JoblibLauncher"
-    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker)
+    folder = Path(hydra.sweep.dir)
+    plan = Design.load(folder).digest if (folder / FILE).exists() else None
+    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker, plan=plan)
 
 
 @cache
@@ -135,11 +137,6 @@ class CellSweeper(Sweeper):
         for batch in _batches(jobs, launcher):
             try:
                 found = self.launcher.launch(batch, initial_job_idx=done + len(results))
-            except BrokenProcessPool as error:
-                raise ConfigError(
-                    "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
-                    f"repeat the command with hydra.sweep.dir={self.folder}"
-                ) from error
             except Exception as error:
                 if not type(error).__module__.startswith("submitit."):
                     raise

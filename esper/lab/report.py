@@ -17,9 +17,11 @@ from rich.table import Table
 from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
 from esper.lab.comparison import Comparison
-from esper.lab.design import AA_CONTROL, fingerprint
+from esper.lab.costs import PARTS
+from esper.lab.design import AA_CONTROL, Design
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
+from esper.lab.tables import latex
 
 HEAD = ("first - second", "blocks", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)", "p", "p within", "verdict")
 """Columns of the tables of differences. p and p within are Holm-corrected."""
@@ -32,15 +34,20 @@ def differences(found: Comparison) -> pd.DataFrame:
     for name, results in found.results.items():
         for result in results:
             plain = asdict(result)
+            plain |= {"looks": " ".join(map(str, result.looks)), "warnings": "; ".join(result.warnings)}
+            first, second = plain.pop("collapses")
+            plain |= {"collapsed_first": first["collapsed"], "collapsed_second": second["collapsed"]}
             rows.append({"outcome": name, **plain.pop("difference"), **plain, "verdict": result.verdict.value})
         if control := found.controls.get(name):
             rows.append({"outcome": name, **asdict(control), "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
-    return flat.astype({"needed": "Int64"})
+    if not rows:
+        return pd.DataFrame(columns=["outcome", "blocks"])
+    return flat.astype(dict.fromkeys(("needed", "look", "collapsed_first", "collapsed_second"), "Int64"))
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:
-    """Return the means of all arms, and the differences in each outcome, as rows of text with `caption` and `head`.
+    """Return the means and the costs of all arms, and the differences in each outcome, as rows of text with `caption` and `head`.
 
     The primary outcome comes first; outcomes that were not measured are left out.
     """
@@ -49,14 +56,27 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     means: list[Any] = [found.values(name).mean() for name in OUTCOMES]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
     units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in OUTCOMES.items()]  # line breaks keep columns narrow
-    shown = [{"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": rows}]
+    shown = [{"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
     pairs = differences(found)
     for name in sorted(OUTCOMES, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
         if len(chosen):
-            caption = f"Differences in {name} [{OUTCOMES[name].unit}]: {OUTCOMES[name].description}"
+            kind = ", exploratory" if found.deviations or name != decisive else ""
+            caption = f"Differences in {name} [{OUTCOMES[name].unit}]{kind}: {OUTCOMES[name].description}"
             shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
     return shown
+
+
+def _costs(found: Comparison) -> dict[str, Any]:
+    """Return the costs of all arms as rows of text."""
+    means: Any = found.costs.groupby("arm").mean()
+    arms = [arm for arm in found.arms if arm in means.index]
+    scale = dict.fromkeys((*PARTS, "total", "host"), 1e9) | {"seconds": 1.0}
+    return {
+        "caption": "Costs of a run, mean over blocks; host: of growing one held-out host",
+        "head": ["arm", *(f"{name}\n[{'s' if name == 'seconds' else 'GFLOP'}]" for name in scale)],
+        "rows": [[arm, *(_number(means.loc[arm, name] / unit) for name, unit in scale.items())] for arm in arms],
+    }
 
 
 def _number(value: float) -> str:
@@ -86,8 +106,8 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 
 def show(found: Comparison, console: Console) -> None:
-    """Print the means, the differences in the primary outcome, and the sentences."""
-    for one in tables(found)[:2]:
+    """Print the means, the costs, the differences in the primary outcome, and the sentences."""
+    for one in tables(found)[:3]:
         table = Table(title=escape(one["caption"]), title_justify="left")
         for index, heading in enumerate(one["head"]):  # fold numbers rather than names
             table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=not index)
@@ -100,19 +120,21 @@ def show(found: Comparison, console: Console) -> None:
 
 def summary(found: Comparison) -> dict[str, Any]:
     """Return all numbers as plain values; None for NaN and infinity, which JSON lacks."""
-    text = found.preregistration
     return {
         "sentences": found.sentences(),
-        "preregistration": None if text is None else {"sha256": fingerprint(text), "text": text},
+        "plan": None if found.design is None else {"sha256": found.design.digest, **asdict(found.design)},
+        "exploratory": bool(found.deviations),
+        "deviations": found.deviations,
         "config": asdict(found.config),
         "overrides": list(found.overrides),
-        "faults": found.faults,
+        "warnings": found.warnings,
         "runs": [
             {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
         ],
         "outcomes": _records(found.outcomes),
         "differences": _records(differences(found)),
+        "costs": _records(found.costs),
     }
 
 
@@ -131,17 +153,19 @@ def _runs_csv(found: Comparison) -> str:
 
 
 def write(found: Comparison, folder: Path, command: str) -> list[Path]:
-    """Write the report, its numbers as JSON and CSV, and the figures if asked for.
+    """Write the report, its numbers as JSON, CSV and LaTeX, and the figures if asked for.
 
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings = draw(found.runs, found.outcomes, found.outcome)
+    drawings, pairs = draw(found.runs, found.outcomes, found.outcome), differences(found)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
         "comparison.csv": _runs_csv(found),
-        "differences.csv": differences(found).to_csv(index=False),
+        "differences.csv": pairs.to_csv(index=False),
+        "differences.tex": latex(pairs),
+        "hosts.csv": found.hosts.to_csv(index=False),
     }
     if kind := found.config.figures:
         files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}
@@ -153,7 +177,6 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
-    text = found.preregistration
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
     return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
@@ -161,9 +184,16 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
         tables=tables(found),
         figures=[{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings],
         command=command,
-        preregistration=text,
-        sha256=None if text is None else fingerprint(text),
+        plan=None if found.design is None else _about_plan(found.design),
     )
+
+
+def _about_plan(design: Design) -> str:
+    """Return the plan of an experiment as text."""
+    plan = {name: value for name, value in asdict(design.plan).items() if name != "question"}
+    lines = [design.plan.question or "", *(f"{name}: {value}" for name, value in plan.items()), "arms:"]
+    lines += [f"  {arm}: {' '.join([*design.common, *own])}" for arm, own in design.arms.items()]
+    return "\n".join([*lines, f"blocks: {design.blocks} from root {design.root}", f"SHA-256: {design.digest}"]).strip()
 
 
 def _file_name(name: str, overrides: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs of an experiment: arm and block of each, outcomes for the comparison, and checks that make an experiment void."""
+"""Runs of an experiment: arm and block of each, outcomes for the comparison, and warnings about arms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.checkpoint import Checkpoints, load, update_of
+from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
 from esper.ranges import check_ranges
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import flat
 
-UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "plugins")
+UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
 """Keys that never distinguish arms."""
 
 
@@ -28,19 +28,22 @@ class OutcomeSpec:
     margin: float
     """Smallest difference that matters by default, in the unit."""
     higher_is_better: bool = True
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest possible value, for runs that will never finish; None if there are none."""
 
 
+PERCENT = (0.0, 100.0)
 OUTCOMES = {
     spec.name: spec
     for spec in (
-        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, sampled actions", 1.0),
-        OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0),
-        OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0),
+        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, sampled actions", 1.0, bounds=PERCENT),
+        OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0, bounds=PERCENT),
+        OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0, bounds=PERCENT),
         OutcomeSpec("parameters", "1", "parameters of the seeds kept", 20.0, higher_is_better=False),
         OutcomeSpec("flops", "1", "FLOPs per sample of committed networks", 1000.0, higher_is_better=False),
         OutcomeSpec("training_flops", "1", "FLOPs of training a held-out host", 1e8, higher_is_better=False),
         OutcomeSpec("return", "points", "return of sampled actions, if all arms have the same reward", 1.0),
-        OutcomeSpec("learning", "pp", "committed accuracy in training, mean over updates", 1.0),
+        OutcomeSpec("learning", "pp", "committed accuracy in training, mean over updates", 1.0, bounds=PERCENT),
         OutcomeSpec("rollbacks", "1", "rollbacks per host and episode in training", 0.05, higher_is_better=False),
     )
 }
@@ -63,10 +66,10 @@ def defines_return(key: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class CompareConfig:
-    """One comparison of the arms of an experiment."""
+    """One comparison of the arms of an experiment. The defaults are those of its plan; other values make it exploratory."""
 
     outcome: str = "accuracy"
-    """Primary outcome, chosen before the experiment is run. The other outcomes are also reported."""
+    """Primary outcome, the only one that gets a verdict, if it was planned. The others are exploratory."""
     margin: float | None = None
     """Smallest difference that matters, > 0, in the unit of the outcome; null: the default of the outcome. Higher: fewer
     blocks show equivalence."""
@@ -86,7 +89,7 @@ class CompareConfig:
     workers: int = 1
     """Processes that score runs in parallel, at least 1, each with its share of the cores. Higher: faster, more memory."""
     final: bool = False
-    """If true, give verdicts despite missing runs. Optional stopping inflates the error rate."""
+    """If true, missing runs will never finish: a verdict is given if it holds whatever they would have shown."""
     figures: str | None = None
     """File format in which figures are also written, for a paper: png, pdf or svg; null for none."""
 
@@ -124,6 +127,8 @@ class Run:
     updates: int = 0
     config: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Values by dotted key."""
+    digest: str = ""
+    """SHA-256 in its newest checkpoint."""
 
     @property
     def finished(self) -> bool:
@@ -153,7 +158,7 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder: name the folder of an experiment, or of its runs")
-        if (folder / FILE).is_file():
+        if (folder / FILE).exists():
             design = Design.load(folder)
             cells = sorted(design.cells, key=lambda cell: list(design.arms).index(cell.arm))
             read = [_read(folder / cell.folder, cell.arm, cell.block, design.seeds[cell.block]) for cell in cells]
@@ -188,7 +193,7 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
     newest = Checkpoints(folder / CHECKPOINTS).latest()
     if newest is None:
         return Run(arm=arm, block=block, folder=folder, seed=seed)
-    plain = load(newest)["config"]
+    plain = load_run(newest)["config"]
     return Run(
         arm=arm,
         block=block,
@@ -197,6 +202,7 @@ def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:
         update=update_of(newest),
         updates=plain["values"]["updates"],
         config=flat(plain),
+        digest=digest_of(newest),
     )
 
 
@@ -234,19 +240,26 @@ def _differs_in_choice(runs: Sequence[Run], key: str) -> bool:
 
 
 def records_of(run: Run) -> list[dict[str, float]]:
-    """Return the metrics of a run, one record per update.
+    """Return the metrics and times of a run, one record per update.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: a file cannot be read.
     """
-    path = run.folder / "metrics.jsonl"
-    try:
-        return read_records(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error
+    records: dict[float, dict[str, float]] = {}
+    for name in ("metrics", "times"):
+        path = run.folder / f"{name}.jsonl"
+        try:
+            found = read_records(path)
+            if run.finished and (not found or found[-1]["update"] < run.updates):
+                raise ValueError(f"it ends before update {run.updates}")
+            for record in found:
+                records.setdefault(record["update"], {}).update(record)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error
+    return list(records.values())
 
 
-# ---- what makes an experiment void
+# ---- what a reader should know about arms
 
 MIN_ENTROPY = 0.01
 """Share of the maximal entropy of the operation below which a policy no longer explores."""
@@ -254,11 +267,13 @@ MAX_BLUEPRINT_SHARE = 0.99
 """Share of germinations of one blueprint above which a policy has collapsed onto it."""
 DATA_KEYS = ("task", "steps")
 """Keys that determine, with hosts times updates, how much data an arm sees."""
+BY_BLOCK = "task.split_seed"
+"""Key of these that may differ between blocks (vary_split)."""
 EPISODES = "hosts times updates"
 
 
-def faults(runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why an experiment is void, except a difference to its A/A control, which the comparison finds."""
+def anomalies(runs: Sequence[Run]) -> list[str]:
+    """Return warnings on arms whose runs differ in their data, or whose policies no longer explore; both may be intended."""
     found: list[str] = []
     for stratum in dict.fromkeys(run.stratum for run in runs):
         found += _different_data([run for run in runs if run.stratum == stratum])
@@ -282,7 +297,8 @@ def _different_data(runs: Sequence[Run]) -> list[str]:
         values = [
             (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
         ]
-        if len({value for _, value in values}) > 1:
+        settings = {(run.block if key == BY_BLOCK else 0, value) for run, (_, value) in zip(runs, values, strict=True)}
+        if len(settings) > len({block for block, _ in settings}):
             arms = dict.fromkeys(arm for arm, _ in values)
             shown = ", ".join(f"{arm} {' and '.join(sorted({value for own, value in values if own == arm}))}" for arm in arms)
             found.append(f"runs see different data: {key} is {shown}; if this is a separate setting, add it to strata")

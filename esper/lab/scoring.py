@@ -1,31 +1,37 @@
 """Scores of finished runs: outcomes of their policies, and of baselines, on held-out hosts.
 
-The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`.
+The hosts of a run are grown once; the outcomes are stored in its folder, in `scored_*.json`, with the digest of the checkpoint,
+the code version and a digest of the file itself.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from joblib import Parallel, delayed
 
-from esper.checkpoint import load, write_whole
+from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Choice, Evaluation
+from esper.lab.design import fingerprint
+from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
+from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
+from esper.training.run_folder import writing_reports
 
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
+HostRows = dict[str, dict[str, list[Any]]]
+"""Controller -> `instance`, the kind of each host, and each outcome in `HELD_OUT` -> value of each host."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
@@ -40,8 +46,6 @@ class Scoring:
     """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
     arm: str
     """Arm whose hosts the baselines grow."""
-    folder: Path
-    """Folder of the file with the chosen schedules, which are the same for all runs of an experiment."""
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
 
@@ -51,10 +55,6 @@ class Scoring:
         if self.baselines and run.arm == self.arm:
             scores |= score_baselines(run, self)
         return scores
-
-    def choice_file(self) -> Path:
-        """Return the path of the chosen schedules."""
-        return self.folder / _file_name("schedules", self.hosts, self.overrides)
 
 
 def score_all(
@@ -68,10 +68,7 @@ def score_all(
         workers: number of processes, at least 1.
         log: receives a line per run.
     """
-    choose = bool(set(scoring.baselines) & set(SEARCHED)) and not scoring.choice_file().exists()
-    if first := next((run for run in runs if choose and run.arm == scoring.arm), None):
-        log(f"choosing the schedules of all runs: {first.folder}")
-        scoring.scores(first)
+    workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:
@@ -95,16 +92,13 @@ def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
 
 def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     """Return the path of the outcomes of a run on this many held-out hosts."""
-    return run.folder / _file_name(f"scored_{run.updates:06d}", hosts, overrides)
-
-
-def _file_name(stem: str, hosts: int, overrides: Sequence[str]) -> str:
-    return "_".join([stem, str(hosts), "hosts", *filter(None, [slug(overrides)])]) + ".json"
+    parts = ["scored", f"{run.updates:06d}", str(hosts), "hosts", *filter(None, [slug(overrides)])]
+    return run.folder / f"{'_'.join(parts)}.json"
 
 
 def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
     """Return the outcomes of a finished run by name; outcomes of training are left out with evaluation overrides."""
-    greedy = from_plain(load(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
+    greedy = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
     rows = _grown(run, hosts, POLICIES if greedy else POLICIES[:1], overrides)
     scores = {name: float(np.mean(rows["policy"][name])) for name in HELD_OUT}
     if greedy:
@@ -114,20 +108,18 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, floa
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
-    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides, scoring.choice_file())
+    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides)
     return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in HELD_OUT} for name in scoring.baselines}
 
 
-def _grown(
-    run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str], choice_file: Path | None = None
-) -> dict[str, dict[str, list[float]]]:
+def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str]) -> HostRows:
     """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, hosts, overrides)
-    rows: dict[str, dict[str, list[float]]] = _read(path) if path.exists() else {}
+    rows: HostRows = _stored(run, path)["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
     if not missing:
         return rows
@@ -135,22 +127,51 @@ def _grown(
     controllers += [name for name in missing if name not in BASELINES]
     evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
     outcomes = evaluation.run(controllers or ["wait"])
+    choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
-        assert choice_file is not None
-        if not choice_file.exists():
-            write_whole(choice_file, json.dumps(asdict(evaluation.choose())) + "\n")
-        schedules = evaluation.grow_schedules(Choice(**_read(choice_file)))
-        outcomes |= dict(zip(SEARCHED, schedules, strict=True))
+        chosen = evaluation.choose()
+        choice = {"choice": asdict(chosen)}
+        outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(chosen), strict=True))
     evaluation.env.close()
-    rows |= {"static" if name == REPLAY else name: outcome.lists() for name, outcome in outcomes.items()}
-    write_whole(path, json.dumps(rows) + "\n")
-    return rows
+    grown = {name: {"instance": outcome.instance, **outcome.lists()} for name, outcome in outcomes.items()}
+    with writing_reports(run.folder):
+        scored: dict[str, Any] = {**_stored(run, path), **choice, "checkpoint": run.digest, "esper": code_version()}
+        scored["rows"] |= {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
+    return scored["rows"]
+
+
+def _stored(run: Run, path: Path) -> dict[str, Any]:
+    """Return the content of a file of scores, to which another comparison may have added, or of an empty one."""
+    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}}
+
+
+def read_scores(run: Run, path: Path) -> dict[str, Any]:
+    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of the searched baselines; `checkpoint`; `esper`.
+
+    Raises:
+        ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
+    """
+    remedy = "remove it, and the run is scored again"
+    found = _read(path)
+    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
+        raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
+    scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
+    if _digest(scored) != found["sha256"]:
+        raise ConfigError(f"{path} was edited after scoring: {remedy}")
+    if scored["checkpoint"] != run.digest:
+        raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+    return scored
+
+
+def _digest(scored: Mapping[str, Any]) -> str:
+    return fingerprint(json.dumps(scored, sort_keys=True))
 
 
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
 
 

@@ -7,32 +7,36 @@ several seeds, and requires Optuna below 3.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.cli.command import in_one_sentence
 from esper.config import ConfigError, TuneConfig, typed
-from esper.lab.design import design
 from esper.lab.launch import CellSweeper
+from esper.lab.plan import announce, experiment
+from esper.lab.power import expected_power
 from esper.lab.search_space import search_space
 from esper.lab.tuning import FILE, Tuning
 
 
 class BlockSweeper(CellSweeper):
-    """Runs arms times blocks; see `esper.lab.design.design` for its arguments."""
+    """Runs arms times blocks; see `esper.config.BlocksConfig` for its arguments."""
 
     @staticmethod
-    def preview(arguments: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
-        """Return the overrides of one run of every arm, so that all arms are checked before the first run starts."""
-        return [list(cell.overrides) for cell in design(**arguments, common=common).firsts()]
+    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
+        """Return the overrides of one run of every arm, so that plan and arms are checked before the first run starts."""
+        return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():
-            experiment = design(**self.arguments, common=arguments)
-            experiment.save(self.folder)
+            assert self.config is not None
+            design = experiment(self.config.hydra, arguments)
+            lines = [*announce(design), *expected_power(design)]
+            design.save(self.folder)
             self.save_config()
-            results = self.run_cells(f"{len(experiment.arms)} arms x {len(experiment.seeds)} blocks", experiment.cells)
+            print("\n".join(lines), flush=True)
+            results = self.run_cells(f"{len(design.arms)} arms x {design.blocks} blocks", design.cells)
         print(f"compare them with: python -m esper.compare {self.folder}")
         return [results]
 
@@ -41,9 +45,10 @@ class TuneSweeper(CellSweeper):
     """Runs trials against a baseline; see `esper.config.TuneConfig` for its arguments."""
 
     @staticmethod
-    def preview(arguments: dict[str, Any], common: Sequence[str]) -> list[list[str]]:
+    def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
         """Return the overrides of the baseline, and of every tuned key at the ends of its range."""
-        return search_space(TuneConfig(**arguments), common).previews()
+        asked = cast(dict[str, Any], OmegaConf.to_container(hydra.sweeper))
+        return search_space(TuneConfig(**asked), common).previews()
 
     def sweep(self, arguments: list[str]) -> Any:
         with in_one_sentence():

@@ -18,7 +18,7 @@ import numpy as np
 
 from esper.checkpoint import write_whole
 from esper.config import TUNE_SWEEPER, ConfigError
-from esper.lab.design import Cell
+from esper.lab.design import Cell, fingerprint
 from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
@@ -76,19 +76,21 @@ class Tuning:
         """Return the settings that a resumed tuning must share: all but the number of trials."""
         config = {name: value for name, value in asdict(self.space.config).items() if name != "trials"}
         params = {key: repr(one) for key, one in self.space.params.items()}
-        return {"params": params, "common": self.space.common, **config}
+        return {"params": params, "common": self.space.common, **config, "seeds": self.space.seeds}
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {**self._identity(), "trials": [asdict(trial) for trial in self.trials]}
-        write_whole(self.folder / FILE, json.dumps(state, indent=1) + "\n")
+        write_whole(self.folder / FILE, json.dumps(state | {"sha256": _digest(state)}, indent=1) + "\n")
 
     def _load(self, path: Path) -> None:
         try:
             state = json.loads(path.read_text())
+            if state.pop("sha256") != _digest(state):
+                raise ValueError
             trials = [Trial(**trial) for trial in state.pop("trials")]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path} is damaged: remove it, and repeat the command that made it") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged, or was edited: remove it, and repeat the command that made it") from error
         if changed := [name for name, value in self._identity().items() if value != state.get(name)]:
             raise ConfigError(
                 f"{self.folder} holds a tuning that differs in {changed[0]}: repeat its command, or choose another "
@@ -182,6 +184,10 @@ class Tuning:
             f"the best of {len(ran)} trials is biased upwards; test it on new seeds: "
             f"python -m esper.train {shlex.join(arguments)}",
         ]
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return fingerprint(json.dumps(state, sort_keys=True))
 
 
 def name(number: int) -> str:

@@ -39,7 +39,7 @@ class SGDConfig:
 
     def check(self, where: str) -> None:
         """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
-        ranges = {"(0, inf]": ["learning_rate", "max_norm"], "[0, 1)": ["momentum"], "[0, inf]": ["weight_decay"]}
+        ranges = {"(0, inf]": ["max_norm"], "(0, inf)": ["learning_rate"], "[0, 1)": ["momentum"], "[0, inf)": ["weight_decay"]}
         check_ranges(where, self, ranges)
 
 

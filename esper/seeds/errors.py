@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from esper.hosts.base import SlotSpec
+from esper.memory import memory_shortage
 from esper.seeds.blueprints.base import BlueprintConfig
 
 
@@ -17,9 +18,11 @@ class SeedError(RuntimeError):
 
 @contextmanager
 def seed_errors(blueprint: BlueprintConfig, slot: SlotSpec) -> Generator[None]:
-    """Turn any error into a `SeedError` with blueprint and slot."""
+    """Turn any error into a `SeedError` with blueprint and slot, but for lack of memory."""
     try:
         yield
     except Exception as error:
+        if memory_shortage(error):
+            raise
         name, kind = type(blueprint).__name__, type(error).__name__
         raise SeedError(f"blueprint {name} failed in slot {slot.name} with {kind}: {error}") from error

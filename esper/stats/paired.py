@@ -162,14 +162,16 @@ class Difference:
     second: str
     blocks: int
     """Number of shared blocks."""
+    confidence: float = 0.95
+    """Coverage of the interval of the mean; above 95 % at a look before the last, so that all looks together reach 95 %."""
     mean: Interval = UNKNOWN
-    """Mean difference with its 95 % interval."""
+    """Mean difference with its interval; with missing runs, all intervals between their worst cases."""
     iqm: Interval = UNKNOWN
     """Interquartile mean of the differences."""
     improvement: Interval = UNKNOWN
     """P(a run of the first arm has a higher outcome than one of the second), ties count half, in [0, 1]."""
     p: float = 1.0
-    """p value of no difference: paired permutation test."""
+    """p value of no difference: paired permutation test; with missing runs, the larger one of their worst cases."""
     p_equivalence: float = 1.0
     """p value of a difference of at least the margin."""
     spread: float = float("nan")
@@ -184,30 +186,44 @@ def paired_difference(
     margin: float,
     generator: np.random.Generator,
     strata: npt.ArrayLike | None = None,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = None,
 ) -> Difference:
     """Compare two arms block by block.
 
     Args:
         names: names of the arms.
-        first: outcome of each shared block in the first arm `[n]`.
+        first: outcome of each shared block in the first arm `[n]`; NaN for a missing run.
         second: outcome of the same blocks in the second arm `[n]`.
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         generator: source of resamples.
         strata: stratum of each block `[n]`, such as its task; None for a single one.
+        confidence: coverage of the interval of the mean.
+        bounds: lowest and highest possible outcome. The test, its interval and equivalence then hold whatever the missing runs
+            would have shown; None leaves blocks with a missing run out.
     """
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    differences = one - other
-    if len(differences) < 2:
-        return Difference(first=names[0], second=names[1], blocks=len(differences))
-    test = sign_flip(differences, generator)
+    measured = np.isfinite(one) & np.isfinite(other)
+    blocks = int(measured.sum())
+    if blocks < 2:
+        return Difference(first=names[0], second=names[1], blocks=blocks)
+    differences = (one - other)[measured]
+    cases = [differences]
+    if bounds is not None and blocks < len(measured):
+        cases = [np.nan_to_num(one, nan=end) - np.nan_to_num(other, nan=sum(bounds) - end) for end in bounds]
+    tests = [sign_flip(case, generator, confidence=confidence) for case in cases]
+    low, high = min(test.interval.low for test in tests), max(test.interval.high for test in tests)
+    agree = len({test.interval.mean > 0 for test in tests}) == 1
+    one, other = one[measured], other[measured]
     return Difference(
         first=names[0],
         second=names[1],
-        blocks=len(differences),
-        mean=test.interval,
+        blocks=blocks,
+        confidence=confidence,
+        mean=Interval(float(differences.mean()), low, high),
         iqm=iqm_interval(differences),
-        improvement=improvement_interval(one, other, generator, strata=strata),
-        p=test.p,
-        p_equivalence=equivalence(differences, margin),
+        improvement=improvement_interval(one, other, generator, strata=None if strata is None else np.asarray(strata)[measured]),
+        p=max(test.p for test in tests) if agree else 1.0,
+        p_equivalence=max(equivalence(case, margin) for case in cases),
         spread=likely_spread(differences),
     )

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, outliers
+from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
 
@@ -24,9 +27,11 @@ class Conclusion(StrEnum):
     too_few = "too few blocks"
     """No verdict: fewer than `MIN_BLOCKS` blocks."""
     unfinished = "unfinished"
-    """No verdict: planned runs are missing, and optional stopping inflates the error rate."""
-    void = "void"
-    """No verdict: the experiment is void."""
+    """No verdict: runs of the first planned look are missing, and optional stopping inflates the error rate."""
+    exploratory = "exploratory"
+    """No verdict: the comparison was not planned before the experiment."""
+    withheld = "withheld"
+    """No verdict: the data do not permit what they seem to show; the warnings tell why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +39,32 @@ class PairResult:
     """The difference of two arms, and the verdict on it given all other pairs of the experiment."""
 
     difference: Difference
+    """Difference in the blocks of the look, without those in which a run collapsed."""
     p_holm: float
-    """p value of the difference, corrected for the number of pairs (Holm 1979)."""
+    """p value of the difference, corrected for the number of looks and, by Holm's (1979) method, of pairs."""
     p_equivalence_holm: float
     """p value of equivalence, corrected in the same way."""
     verdict: Conclusion
     higher_is_better: bool
     margin: float
     needed: int | None
-    """Blocks at which a difference of the margin is detected with a power of 80 % among as many pairs; None if nothing is known
-    about this pair."""
+    """Blocks of a new experiment that detects a difference of the margin with a power of 80 % among as many pairs; None if
+    nothing is known about this pair."""
+    look: int | None
+    """Number of blocks of the look that decided, or else of the last look; None before the first look."""
+    looks: tuple[int, ...]
+    """Planned numbers of blocks."""
+    collapses: tuple[CollapseRate, CollapseRate]
+    """Collapsed runs of both arms."""
+    p_collapse: float
+    """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
+    warnings: tuple[str, ...]
+    """Reasons for caution about the interval of the mean, such as collapsed runs, outliers and missing runs."""
+
+    @property
+    def decided(self) -> bool:
+        """If true, later looks do not change the verdict."""
+        return self.verdict in (Conclusion.better, Conclusion.equivalent)
 
     @property
     def winner(self) -> str | None:
@@ -55,20 +76,26 @@ class PairResult:
 
     def __str__(self) -> str:
         pair, margin = self.difference, f"{self.margin:g}"
-        power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} blocks"
+        names = f"{pair.first} and {pair.second}"
+        power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} new blocks"
+        collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}"
         match self.verdict:
             case Conclusion.better:
-                return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}"
+                return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}{collapses}"
             case Conclusion.equivalent:
-                return f"{pair.first} and {pair.second} differ by less than {margin}"
+                return f"{names} differ by less than {margin}{collapses}"
             case Conclusion.undecided:
-                return f"undecided between {pair.first} and {pair.second}: {power}"
+                later = [look for look in self.looks if self.look is not None and look > self.look]
+                remedy = f"the next look is at {later[0]} blocks" if later else power
+                return f"undecided between {names}: {remedy}"
             case Conclusion.too_few:
                 shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks"
                 remedy = power or "run them on the same seeds, as sweep=ab does"
-                return f"no verdict on {pair.first} and {pair.second}: {shared}; {remedy}"
-            case Conclusion.unfinished | Conclusion.void:
-                return f"no verdict on {pair.first} and {pair.second}: the experiment is {self.verdict.value}"
+                return f"no verdict on {names}: {shared}; {remedy}"
+            case Conclusion.unfinished | Conclusion.exploratory:
+                return f"no verdict on {names}: the comparison is {self.verdict.value}"
+            case Conclusion.withheld:
+                return f"no verdict on {names}: {'; '.join(self.warnings) or 'it is withheld'}"
 
 
 def compare_arms(
@@ -79,59 +106,169 @@ def compare_arms(
     alpha: float = 0.05,
     against: str | None = None,
     withheld: Conclusion | None = None,
+    looks: Sequence[int] | None = None,
+    final: bool = False,
+    bounds: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
 
-    The probability of any wrong claim is at most `alpha`, for differences and for equivalences alike.
+    The probability of any wrong claim is at most `alpha` over all looks, for differences and for equivalences alike. Each look
+    is computed from the first blocks, whatever blocks follow, and the first one that decides on a pair stands.
 
     Args:
-        cells: one row per run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the block
-            belongs. Arms are compared in the order of their first rows.
+        cells: one row per planned run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the
+            block belongs. Arms are compared in the order of their first rows.
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         higher_is_better: if true, the arm with the higher outcome is the better one.
         alpha: family-wise error rate, in (0, 1).
         against: arm that all others are compared with; None compares every pair.
         withheld: reason why there can be no verdict, if any.
+        looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look.
+        final: if true, missing runs will never be measured: a verdict is given if it holds whatever they would have shown.
+        bounds: lowest and highest possible value, for missing runs; without them, a pair that lacks a run gets no verdict.
         seed: seed of the resamples.
     """
     assert margin > 0
-    measured = cells.dropna(subset="value")
-    values = {arm: measured[measured["arm"] == arm].set_index("block").sort_index() for arm in cells["arm"].unique()}
-    pairs = combinations(values, 2) if against is None else [(against, arm) for arm in values if arm != against]
-    differences = [_difference(pair, values[pair[0]], values[pair[1]], margin, seed) for pair in pairs]
-    p_holm = _holm([one.p for one in differences])
-    p_equivalence_holm = _holm([one.p_equivalence for one in differences])
-    results: list[PairResult] = []
-    for one, p, p_equivalence in zip(differences, p_holm, p_equivalence_holm, strict=True):
-        if withheld is not None:
-            verdict = withheld
-        elif one.blocks < MIN_BLOCKS:
-            verdict = Conclusion.too_few
-        elif p_equivalence < alpha:  # even if significant: a difference below the margin does not matter
-            verdict = Conclusion.equivalent
-        else:
-            verdict = Conclusion.better if p < alpha else Conclusion.undecided
-        results.append(
-            PairResult(
-                difference=one,
-                p_holm=p,
-                p_equivalence_holm=p_equivalence,
-                verdict=verdict,
-                higher_is_better=higher_is_better,
-                margin=margin,
-                needed=blocks_needed(one.spread, margin, alpha=alpha / len(differences)) if np.isfinite(one.spread) else None,
-            )
-        )
-    return results
+    blocks = np.unique(cells["block"])
+    missing = np.isin(blocks, cells.loc[cells["value"].isna(), "block"])
+    complete = len(blocks) if final or not missing.any() else int(np.argmax(missing))
+    planned = tuple(looks) if looks is not None else (len(blocks),)
+    taken = [look for look in planned if look <= complete]
+    arms = cells["arm"].unique().tolist()
+    pairs = list(combinations(arms, 2)) if against is None else [(against, arm) for arm in arms if arm != against]
+    rule = _Rule(
+        margin=margin,
+        higher_is_better=higher_is_better,
+        alpha=alpha,
+        pairs=len(pairs),
+        looks=planned,
+        bounds=bounds if final else None,
+        withheld=withheld if taken else withheld or Conclusion.unfinished,
+        seed=seed,
+    )
+    found: dict[tuple[str, str], _Evidence] = {}
+    results: dict[tuple[str, str], PairResult] = {}
+    for look in taken or [None]:
+        seen: Any = cells[cells["block"].isin(blocks[:look].tolist())]
+        runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
+        undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
+        found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
+        p, p_same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
+        new = [(i, pair) for i, pair in enumerate(pairs) if pair in undecided]
+        results |= {pair: _conclude(found[pair], p[i], p_same[i], rule, look) for i, pair in new}
+    return [results[pair] for pair in pairs]
 
 
-def _difference(names: tuple[str, str], first: pd.DataFrame, second: pd.DataFrame, margin: float, seed: int) -> Difference:
-    """Return the difference of two arms, given their measured runs by block."""
-    generator = stream(seed, "comparison", *names)
-    shared = first.index.intersection(second.index)
-    one, other, strata = first.loc[shared, "value"], second.loc[shared, "value"], first.loc[shared, "stratum"]
-    return paired_difference(names, one, other, margin=margin, generator=generator, strata=strata)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """What all pairs and looks of a comparison have in common; most fields are arguments of `compare_arms`."""
+
+    margin: float
+    higher_is_better: bool
+    alpha: float
+    pairs: int
+    """Number of pairs that are compared."""
+    looks: tuple[int, ...]
+    bounds: tuple[float, float] | None
+    """Bounds of missing runs that will never be measured."""
+    withheld: Conclusion | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Evidence:
+    """What a look shows about a pair of arms."""
+
+    difference: Difference
+    p: float
+    """p value of the difference, corrected for the looks."""
+    p_equivalence: float
+    """p value of equivalence, corrected for the looks."""
+    collapses: tuple[CollapseRate, CollapseRate]
+    p_collapse: float
+    outliers: int
+    """Number of outliers among the differences."""
+    missing: int
+    """Number of missing runs."""
+
+
+def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule, look: int | None) -> _Evidence:
+    """Return what the blocks of a look show about two arms, given the runs of every arm by block."""
+    one, other = (runs[name] for name in names)
+    shared = one.index.intersection(other.index)
+    strata = np.asarray(one.loc[shared, "stratum"])
+    values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
+    down = [collapsed(arm, strata, margin=rule.margin, higher_is_better=rule.higher_is_better) for arm in values]
+    whole, measured = ~(down[0] | down[1]), np.isfinite(values)
+    index = None if look is None else rule.looks.index(look)
+    difference = paired_difference(
+        names,
+        values[0][whole],
+        values[1][whole],
+        margin=rule.margin,
+        generator=stream(rule.seed, "comparison", *names),
+        strata=strata[whole],
+        confidence=0.95 if index is None or len(rule.looks) == 1 else 1 - 2 * levels(rule.looks, 0.025)[index],
+        bounds=rule.bounds,
+    )
+    p, p_equivalence = 1.0, 1.0
+    if index is not None and (measured.all() or rule.bounds is not None):
+        p = min(1.0, 2 * repeated_p(difference.p / 2, rule.looks, index))
+        p_equivalence = repeated_p(difference.p_equivalence, rule.looks, index)
+    first, second = (
+        CollapseRate(arm=name, collapsed=int(fallen.sum()), runs=int(there.sum()))
+        for name, fallen, there in zip(names, down, measured, strict=True)
+    )
+    return _Evidence(
+        difference=difference,
+        p=p,
+        p_equivalence=p_equivalence,
+        collapses=(first, second),
+        p_collapse=collapse_p(*down),
+        outliers=int(outliers((values[0] - values[1])[whole], strata[whole], margin=rule.margin).sum()),
+        missing=int((~measured).sum()),
+    )
+
+
+def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look: int | None) -> PairResult:
+    """Return the verdict on a pair, given its corrected p values.
+
+    Collapsed runs and outliers withhold "equivalent"; "better" is withheld if the better arm collapsed more often.
+    """
+    difference, (first, second) = one.difference, one.collapses
+    gain = difference.mean.mean if rule.higher_is_better else -difference.mean.mean
+    risk = first.collapsed - second.collapsed
+    if rule.withheld is not None:
+        verdict = rule.withheld
+    elif difference.blocks < MIN_BLOCKS:
+        verdict = Conclusion.too_few
+    elif p_equivalence < rule.alpha:  # even if significant: a difference below the margin does not matter
+        verdict = Conclusion.withheld if first.collapsed or second.collapsed or one.outliers else Conclusion.equivalent
+    elif p < rule.alpha:
+        verdict = Conclusion.withheld if gain * risk > 0 else Conclusion.better
+    else:
+        verdict = Conclusion.withheld if one.missing else Conclusion.undecided
+    warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
+    warnings += [f"{one.outliers} of {difference.blocks} differences are outliers"] if one.outliers else []
+    if one.missing:
+        worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
+        warnings.append(f"{one.missing} runs are missing ({worst})")
+    known = np.isfinite(difference.spread)
+    return PairResult(
+        difference=difference,
+        p_holm=p,
+        p_equivalence_holm=p_equivalence,
+        verdict=verdict,
+        higher_is_better=rule.higher_is_better,
+        margin=rule.margin,
+        needed=blocks_needed(difference.spread, rule.margin, alpha=rule.alpha / rule.pairs) if known else None,
+        look=look,
+        looks=rule.looks,
+        collapses=one.collapses,
+        p_collapse=one.p_collapse,
+        warnings=tuple(warnings),
+    )
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

@@ -13,6 +13,7 @@ from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
+from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
@@ -109,8 +110,10 @@ class TaskConfig:
         return None
 
     def build(self, host: HostConfig) -> "Task":
-        """Load the data and return the task for hosts of this architecture; see `load`."""
-        return Task(self, host, self.load(host.sequence_length()))
+        """Load and check the data, and return the task for hosts of this architecture; see `load`."""
+        data = self.load(host.sequence_length())
+        check_samples(data, self.samples, self.batch_size)
+        return Task(self, host, data)
 
 
 class Task:

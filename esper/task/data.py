@@ -21,6 +21,10 @@ class TaskError(ValueError):
     """A task that cannot be set up; the message names what is missing and how to get it."""
 
 
+class DataError(TaskError):
+    """What is wrong with the data of a task, with the remedy; the message names the field of `Data`."""
+
+
 @contextmanager
 def reading(path: Path, remedy: str) -> Generator[None]:
     """Report a missing or damaged file in one sentence.

@@ -14,7 +14,8 @@ from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
-from esper.task.data import Data, TaskError
+from esper.task.check import PARTS
+from esper.task.data import Data, DataError, TaskError
 from esper.task.instances import Name
 
 
@@ -47,6 +48,9 @@ class ImagesConfig(TaskConfig):
         task = TaskConfig.build(self, host)
         if max(self.classes) > task.data.num_classes:
             raise TaskError(f"task.classes={self.classes} exceeds the {task.data.num_classes} classes: use 0 for all")
+        for part in PARTS if any(self.classes) else ():
+            if missing := set(range(task.data.num_classes)).difference(getattr(task.data, f"{part}_y").tolist()):
+                raise DataError(f"{part}_y has no sample of class {min(missing)}, which hosts may draw: use task.classes=[0]")
         return task
 
 

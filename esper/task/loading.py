@@ -2,6 +2,8 @@
 
 from esper.hosts.base import HostConfig
 from esper.task.base import Task, TaskConfig
+from esper.task.data import DataError, TaskError
+from esper.task.table import TASKS
 
 _loaded: dict[tuple[str, str], Task] = {}
 
@@ -10,11 +12,15 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     """Return the task of a config; the newest one is kept, since a task does not change.
 
     Raises:
-        TaskError: the data is missing or damaged.
+        TaskError: the data is missing, damaged or wrong.
     """
     key = repr(config), repr(host)
     if key not in _loaded:
-        task = config.build(host)
+        try:
+            task = config.build(host)
+        except DataError as error:
+            name = next((name for name, kind in TASKS.items() if kind is type(config)), type(config).__name__)
+            raise TaskError(f"task={name}: {error}") from error
         _loaded.clear()
         _loaded[key] = task
     return _loaded[key]

@@ -27,6 +27,8 @@ class RunInfo:
     """Name of the run among several, empty if it is alone."""
     shared: bool = False
     """If true, other runs write to the same terminal at the same time."""
+    size: str = ""
+    """Size of the run in one line: hosts, parameters, memory, host epochs."""
     file: TextIO | None = None
     """Output of a console; None for standard output."""
 

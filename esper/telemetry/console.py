@@ -76,7 +76,7 @@ class PlainConsole(Writer):
     def __init__(self, file: TextIO, run: RunInfo) -> None:
         self._file = file
         self._lead = f"{run.name}: " if run.name else ""
-        self._first = run.resume_update
+        self._first, self._size = run.resume_update, run.size
         self._total = run.total_updates
         self._tenth = 10 * self._first // self._total
         self._began = time.monotonic()
@@ -90,15 +90,24 @@ class PlainConsole(Writer):
         self._began = time.monotonic()
         after = f", resumed after {self._first}" if self._first else ""
         self._print_line(f"{title}: {self._total - self._first} updates{after}")
+        if self._size:
+            self._print_line(self._size)
 
     def show(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Print the metrics when a tenth of the updates is complete; `finish` prints the last tenth."""
+        """Print the metrics when a tenth of the updates is complete, and the expected time after the first update.
+
+        `finish` prints the last tenth.
+        """
         tenth = 10 * update // self._total
-        if tenth == self._tenth or update == self._total:
-            return
-        self._tenth = tenth
         elapsed = time.monotonic() - self._began
         left = elapsed / max(1, update - self._first) * (self._total - update)
+        if tenth == self._tenth or update == self._total:
+            if update == self._first + 1 < self._total:
+                speed = metrics.get("time/host_epochs_per_second")
+                at = "" if speed is None else f" at {number(speed)} host epochs/s"
+                self._print_line(f"update {update}/{self._total}: about {duration(left)} left{at}")
+            return
+        self._tenth = tenth
         values = ", ".join(f"{SHOWN[tag]} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
         self._print_line(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
@@ -117,6 +126,14 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
+def duration(seconds: float) -> str:
+    """Return an expected duration with two digits, as in 12 min."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+    return f"{seconds:.0f} s"
+
+
 class LiveConsole(Writer):
     """A progress bar and a table, redrawn in place at most 4 times per second by a thread of rich."""
 
@@ -127,7 +144,7 @@ class LiveConsole(Writer):
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
-        self._title = ""
+        self._title, self._size = "", run.size
         # A long estimate period: progress is uneven, since hosts train first and the controller learns after.
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -149,6 +166,8 @@ class LiveConsole(Writer):
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Start the display on the last lines of the terminal, until `close`."""
         self._title = self._lead + title
+        if self._size:
+            self._console.print(Text(self._lead + self._size))
         self._live.update(self._picture())
         self._live.start(refresh=True)
 

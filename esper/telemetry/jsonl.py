@@ -15,7 +15,8 @@ from esper.telemetry.base import RunInfo, Writer, WriterConfig
 
 @dataclass(kw_only=True, slots=True)
 class JsonlConfig(WriterConfig):
-    """JSON lines: `metrics.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds, `costs.json`."""
+    """JSON lines: `metrics.jsonl`, `times.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds,
+    `costs.json`."""
 
     def build(self, run: RunInfo) -> "JsonlWriter":
         return JsonlWriter(run.folder, resume_update=run.resume_update)
@@ -63,13 +64,13 @@ class Lines:
 
 class JsonlWriter(Writer):
     """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and decisions and anomalies in the same form, if there are
-    any."""
+    any. Times have a file of their own, so that the others depend on the config alone."""
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """See `Lines`."""
         self._costs = folder / "costs.json"
-        names = ("metrics", "decisions", "events")
-        self._metrics, self._decisions, self._events = (
+        names = ("metrics", "times", "decisions", "events")
+        self._metrics, self._times, self._decisions, self._events = (
             Lines(folder / f"{name}.jsonl", resume_update=resume_update) for name in names
         )
 
@@ -78,7 +79,9 @@ class JsonlWriter(Writer):
             self._costs.write_text(json.dumps(table, indent=1, allow_nan=False) + "\n")
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
-        self._metrics.append(update, metrics)
+        times = {tag: value for tag, value in metrics.items() if tag.startswith("time/")}
+        self._times.append(update, times)
+        self._metrics.append(update, {tag: value for tag, value in metrics.items() if tag not in times})
 
     def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
         self._decisions.append(update, *records)
@@ -88,6 +91,7 @@ class JsonlWriter(Writer):
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    before = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):  # only the last line can lack it: a kill cut it short
@@ -96,8 +100,10 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not isinstance(record, dict) or not isinstance(cast(dict[str, Any], record).get("update"), int):
+            update = cast(dict[str, Any], record).get("update") if isinstance(record, dict) else None
+            if type(update) is not int or update < before:
                 raise FileError(f"line {number} of {path} is not a record: fix the line, or move the file away")
+            before = update
             yield line, cast(dict[str, Any], record)
 
 

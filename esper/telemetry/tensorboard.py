@@ -47,6 +47,7 @@ class TensorBoardWriter(Writer):
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
+            self.folder.stat()  # an open file takes events even after its folder was removed
             for tag, value in metrics.items():
                 self._writer.add_scalar(tag, value, update)
             # A resumed run cannot restore what was lost in memory; an update takes seconds, a flush far less.

@@ -8,7 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from esper.config import GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
 from esper.plugins import load_plugins
 
-CHANGEABLE = ("updates", "resume", "telemetry", "plugins")
+CHANGEABLE = ("updates", "resume", "telemetry", "checkpoints", "plugins")
 """Root keys that may change when a run is resumed: they do not affect what was learned."""
 
 

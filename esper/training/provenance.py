@@ -1,5 +1,6 @@
 """The provenance of a run: which code, libraries and machine computed it, by which commands, and at what cost."""
 
+import hashlib
 import json
 import os
 import platform
@@ -30,7 +31,10 @@ LIBRARIES = ("torch", "numpy", "scikit-learn", "hydra-core", "omegaconf", "gymna
 
 @cache
 def code_version() -> dict[str, Any]:
-    """Return the version of this package, with the commit and whether files differ from it; null without a Git checkout."""
+    """Return the version of this package, a digest of its source, its commit and whether files differ from that.
+
+    The last two are null without a Git checkout.
+    """
     package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str | None:
@@ -43,8 +47,10 @@ def code_version() -> dict[str, Any]:
     # An installed package may lie in the checkout of another project, which does not track it.
     tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
     changed = git("status", "--porcelain", "--untracked-files=no", ".") if tracked else None
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(package.rglob("*.py"))))
     return {
         "version": installed("esper-growth"),
+        "source": source.hexdigest(),
         "commit": git("rev-parse", "HEAD") if tracked else None,
         "changed": None if changed is None else bool(changed),
     }
@@ -71,12 +77,16 @@ def device_name(device: torch.device) -> str:
 class Provenance:
     """The record of one process that works on a run, in a file that keeps the records of all of them."""
 
-    def __init__(self, folder: Path, update: int, devices: Iterable[str]) -> None:
+    def __init__(
+        self, folder: Path, update: int, devices: Iterable[str], *, cell: str | None = None, plan: str | None = None
+    ) -> None:
         """
         Args:
             folder: folder of the run.
             update: number of completed updates when the process starts.
             devices: devices of the hosts, by their names in the config.
+            cell: folder of the run relative to that of its sweep; None for a single run.
+            plan: digest of the experiment of which the run is a cell, if any.
 
         Raises:
             ConfigError: the file is damaged.
@@ -85,6 +95,8 @@ class Provenance:
         self._begun = time.perf_counter(), time.process_time()
         self._before = read(self.path)
         self._record: dict[str, Any] = {
+            "cell": cell,
+            "plan": plan,
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": platform.node(),
@@ -131,10 +143,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
+    text, table = (str, type(None)), (dict, type(None))
+    kinds = {"cell": text, "plan": text, "esper": table}
     try:
         records = json.loads(path.read_text())
-    except ValueError as error:
+        if type(records) is not list or not all(
+            isinstance(one.get(name), kind) for one in records for name, kind in kinds.items()
+        ):
+            raise ValueError
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: move it away, a new one will be started") from error
-    if not isinstance(records, list):
-        raise ConfigError(f"{path} is damaged: move it away, a new one will be started")
     return records

@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.training.config_io import from_plain, resumed
 
+BEST = "best"
+"""Last part of a path that names the checkpoint of the policy with the highest return."""
+
 
 def find_checkpoint(path: str, key: str) -> Path:
-    """Return the checkpoint file that a path names: itself, or the newest of a run's folder.
+    """Return the checkpoint file that a path names: itself, the newest of a run's folder, or with FOLDER/best the best one.
 
     Args:
         key: key that the path was given for, for the message.
@@ -21,7 +24,13 @@ def find_checkpoint(path: str, key: str) -> Path:
     place = Path(path)
     if place.is_file():
         return place
-    newest = Checkpoints(place / CHECKPOINTS).latest()
+    run = place.parent if place.name == BEST else place
+    newest = Checkpoints(run / CHECKPOINTS).latest()
+    if newest is not None and run is not place:
+        best = load_run(newest).get("best")
+        if best is None:
+            raise ConfigError(f"{key}={path} names the best checkpoint, and the run has no return yet: train at least one update")
+        return Checkpoints(run / CHECKPOINTS).path(best["update"])
     if newest is None:
         raise ConfigError(f"{key}={path} holds no checkpoint: name the folder that esper.train printed")
     return newest
@@ -55,5 +64,5 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     """
     if config.resume is None:
         return config
-    saved = from_plain(load(find_checkpoint(config.resume, "resume"))["config"])
+    saved = from_plain(load_run(find_checkpoint(config.resume, "resume"))["config"])
     return resumed(saved, config, [override for override in overrides if not override.startswith("sweep=")])

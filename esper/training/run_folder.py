@@ -1,7 +1,7 @@
 """Folders of runs and sweeps: a name of their own, and one process at a time that writes there."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +14,9 @@ from esper.config import ConfigError
 LOCK = ".lock"
 """File in a folder on which the process that writes there holds a lock. The system releases it when the process ends, however
 it ends."""
+
+REPORTS_LOCK = ".lock_reports"
+"""The same for evaluations and comparisons, which may read a folder while its run goes on."""
 
 _new: dict[str, Path] = {}
 """Folder that this process has chosen under each parent."""
@@ -59,11 +62,14 @@ def create(folder: Path) -> Path:
 def only_writer(folder: Path) -> Generator[None]:
     """Hold the lock of a folder, creating the folder if it is missing. A process may enter several times.
 
+    A new folder into which nothing was written is removed.
+
     Raises:
         ConfigError: another process holds the lock.
         DiskError: the folder cannot be written to.
     """
     with disk(f"write into {folder}"):
+        new = not folder.exists() or (folder in _new.values() and not any(folder.iterdir()))
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
         try:
@@ -72,6 +78,26 @@ def only_writer(folder: Path) -> Generator[None]:
             raise ConfigError(
                 f"another process is writing into {folder}: wait until it ends, or choose another folder"
             ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if new and [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
+        lock.release()
+
+
+@contextmanager
+def writing_reports(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder's reports while they are written, after waiting for others; a training run is not hindered.
+
+    Raises:
+        DiskError: the folder cannot be written to.
+    """
+    with disk(f"write into {folder}"):
+        lock = FileLock(folder / REPORTS_LOCK)
+        lock.acquire()
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints, load
+from esper.checkpoint import Checkpoints, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
@@ -21,6 +21,7 @@ from esper.telemetry.config import Telemetry
 from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
+from esper.training.estimate import check_memory, estimate
 from esper.training.interrupt import Stopped, stop_signals
 from esper.training.play import play
 from esper.training.provenance import Provenance
@@ -36,7 +37,11 @@ def build_env(
     Args:
         hosts: number of hosts to compare controllers on, all paid by the mode of the run; None for the hosts of the training run,
             which `reward.per_host` may pay differently.
+
+    Raises:
+        ConfigError: the memory of this machine does not suffice.
     """
+    check_memory(config, hosts)
     parts = EnvParts(
         task=config.task,
         host=config.host,
@@ -63,24 +68,31 @@ def build_env(
 class Trainer:
     """One run in one folder."""
 
-    def __init__(self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False) -> None:
+    def __init__(
+        self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False, plan: str | None = None
+    ) -> None:
         """Build the parts.
 
         Args:
             name: name of the run among several, shown by the console.
             shared: true if other runs write to the same terminal.
+            plan: digest of the experiment of which the run is a cell, if any.
         """
+        self._plan = plan
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
         self._plain = to_plain(config)  # takes as long as a short update
+        self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
         self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins)
         self.buffer = config.buffer.build()
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS)
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoints.keep)
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
+        self.best: dict[str, Any] | None = None
+        """Update whose policy has the highest return so far, and that return: that of the hosts that it trained to learn from."""
         self._last: EpisodeRecord | None = None
         self._log = DecisionLog(self.env.layout, 0)
 
@@ -94,9 +106,16 @@ class Trainer:
         config, (name, shared) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             self.restore()
-            about = RunInfo(folder=self.folder, resume_update=self.update, total_updates=config.updates, name=name, shared=shared)
+            about = RunInfo(
+                folder=self.folder,
+                resume_update=self.update,
+                total_updates=config.updates,
+                name=name,
+                shared=shared,
+                size=estimate(config).line(),
+            )
             with (
-                Provenance(self.folder, self.update, config.devices) as provenance,
+                Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
             ):
                 telemetry.start(self.title(), self.hparams())
@@ -104,10 +123,11 @@ class Trainer:
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
                     learned = self.learn(episode)
+                    self._judge(float(episode.return_N.mean()))
                     self.update += 1
                     # Before the checkpoint: a resumed run removes later records.
                     telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
-                    self.checkpoints.save(self.state_dict(), self.update)
+                    self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
                     provenance.save(self.update)
                 telemetry.finish(self.rows())
 
@@ -149,6 +169,11 @@ class Trainer:
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
 
+    def _judge(self, mean_return: float) -> None:
+        """Remember the present policy, which the newest checkpoint holds, if no earlier one had a higher return."""
+        if self.best is None or mean_return > self.best["return"]:
+            self.best = {"update": self.update, "return": mean_return}
+
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,6 +181,7 @@ class Trainer:
         return {
             "config": self._plain,
             "update": self.update,
+            "best": self.best,
             "hparams": self.env.hparams(),
             "agent": self.learner.state_dict() if self.learner else {},
             "buffer": self.buffer.state_dict(),
@@ -174,18 +200,19 @@ class Trainer:
             self.env.prepare()
             self.checkpoints.save(self.state_dict(), self.update)
             return
-        state = load(newest)
+        state = load_run(newest)
         if differs := difference(from_plain(state["config"]), self.config):
             raise ConfigError(
                 f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
             )
         check_data(state, self.env.hparams())
-        self.update = state["update"]
-        self.watch.load_state_dict(state["watch"])
-        self.buffer.load_state_dict(state["buffer"])
-        if self.learner:
-            self.learner.load_state_dict(state["agent"])
-        self.env.prepare(state["env"])
+        with entries(newest):
+            self.update, self.best = state["update"], state.get("best")
+            self.watch.load_state_dict(state["watch"])
+            self.buffer.load_state_dict(state["buffer"])
+            if self.learner:
+                self.learner.load_state_dict(state["agent"])
+            self.env.prepare(state["env"])
         if self.update >= self.config.updates:
             warnings.warn(f"the run has finished its updates={self.config.updates}: give a larger number to go on", stacklevel=2)
 

@@ -26,7 +26,11 @@ import esper
 from esper.env.shard import Shard
 
 PACKAGE = str(Path(esper.__file__).parent)
-WATCHED = tuple(f"{PACKAGE}/{name}" for name in ("checkpoint.py", "training/", "telemetry/", "lab/", "train.py", "buffer/"))
+NAMES = ("checkpoint.py", "training/", "telemetry/", "lab/", "cli/", "train.py", "compare.py", "buffer/")
+WATCHED = tuple(
+    f"{PACKAGE}/{name}"
+    for name in ("checkpoint.py", "training/", "telemetry/", "lab/", "cli/", "train.py", "compare.py", "buffer/")
+)
 """Files whose lines are counted."""
 
 
@@ -75,13 +79,13 @@ class Injector:
     """Number of the operation at which to act, counted from 1; 0 only counts."""
     act: Callable[[], None] = kill
     count: int = 0
-    done: bool = False
+    counted: Callable[[], int] | None = None
+    """Returns the count of lines, which has to be fast."""
 
     def meet(self) -> None:
         """Count one operation."""
         self.count += 1
-        if self.count == self.at and not self.done:
-            self.done = True
+        if self.count == self.at:
             self.act()
 
     def install(self) -> None:
@@ -89,14 +93,24 @@ class Injector:
         {"line": self._lines, "disk": self._disk, "epoch": self._epochs, "step": self._steps}[self.operation]()
 
     def _lines(self) -> None:
+        count, at, watched = 0, self.at, dict[Any, bool]()
+
         def local(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal count
             if event == "line":
-                self.meet()
+                count += 1
+                if count == at:
+                    sys.settrace(None)
+                    self.act()
             return local
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            return local if frame.f_code.co_filename.startswith(WATCHED) else None
+            code = frame.f_code
+            if code not in watched:
+                watched[code] = code.co_filename.startswith(WATCHED)
+            return local if watched[code] else None
 
+        self.counted = lambda: count
         sys.settrace(trace)
 
     def _before(self, owner: Any, name: str) -> None:

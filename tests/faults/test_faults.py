@@ -1,37 +1,43 @@
-"""Whatever strikes a run, resuming it gives the numbers of a run that nothing struck."""
+"""Whatever strikes a run, a sweep or a comparison, starting it again gives the numbers of one that nothing struck.
+
+A few trials of each case; `python -m tests.faults` runs as many as asked.
+"""
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.injector import FAULTS
-from tests.faults.trial import count, numbers, trial
+from tests.faults.nonfinite import Nan
+from tests.faults.trial import Reference, reference, trial
 
-TRIALS = 1
-"""Trials of each case and fault here; `python -m tests.faults` runs as many as asked."""
-
-
-@pytest.fixture(scope="module", params=["window", "diverging"])
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], dict[str, int]]:
-    folder = tmp_path_factory.mktemp(request.param)
-    operations = {operation for operation, _ in FAULTS.values()}
-    counts = {operation: count(request.param, operation, folder / operation) for operation in operations}
-    expected = [numbers(folder / operation) for operation in operations]
-    assert all(one == expected[0] for one in expected)
-    return request.param, expected[0], counts
+OPERATIONS = {"window": ("line", "disk", "step"), "growth": ("line", "disk", "epoch"), "workers": ("line",), "compare": ("line",)}
+"""Classes of operations at which faults strike, by case."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_disturbed_run_ends_with_the_numbers_of_a_whole_one(
-    whole: tuple[str, dict[str, Any], dict[str, int]], fault: str, tmp_path: Path
+@pytest.fixture(scope="module", params=OPERATIONS)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reference]:
+    case = request.param
+    return case, reference(case, tmp_path_factory.mktemp(case), OPERATIONS[case])
+
+
+def test_a_disturbed_case_ends_with_the_numbers_of_a_whole_one(whole: tuple[str, Reference], tmp_path: Path) -> None:
+    case, expected = whole
+    generator = random.Random(case)
+    able = [fault for fault, (operation, _) in FAULTS.items() if operation in OPERATIONS[case]]
+    faults = [(fault, generator.randint(1, expected.counts[FAULTS[fault][0]] // 6)) for fault in able]
+    outcome = trial(case, faults, tmp_path / "run", expected)
+    assert outcome.problem == ""
+    assert len(outcome.struck) >= len(faults) - 1  # a full disk can pass unnoticed, as where a file is cut that is empty
+
+
+@pytest.mark.parametrize("whole", ["growth"], indirect=True)
+@pytest.mark.parametrize("nan", [Nan(1, 1, host=2), Nan(1, 1, host=None)], ids=str)
+def test_a_nan_leaves_other_hosts_as_they_were_and_resumed_runs_meet_it_again(
+    nan: Nan, whole: tuple[str, Reference], tmp_path: Path
 ) -> None:
-    case, expected, counts = whole
-    most = counts[FAULTS[fault][0]]
-    if not most:
-        pytest.skip(f"{case} has no such operation")
-    places = random.Random(f"{case} {fault}").sample(range(1, most + 1), min(TRIALS, most))
-    outcomes = {place: trial(case, fault, place, tmp_path / str(place), expected) for place in places}
-    assert all(outcome.struck for outcome in outcomes.values())
-    assert {place: outcome.problem for place, outcome in outcomes.items() if outcome.problem} == {}
+    case, expected = whole
+    outcome = trial(case, [("kill", expected.counts["line"] // 2), ("kill_disk", 20)], tmp_path / "run", expected, nan)
+    assert outcome.problem == ""
+    assert [struck.partition("@")[0] for struck in outcome.struck] == [nan.name, "kill", "kill_disk"]

@@ -17,9 +17,15 @@ from tests.golden.cases import TRAIN
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-RENAMED = {"again/block": "aa_control/block"}
+RENAMED = {
+    "again/block": "aa_control/block",
+    "shaped/block-00": "shaped/seed-1793218286",
+    "shaped/block-01": "shaped/seed-436482421",
+    "sparse/block-00": "sparse/seed-1793218286",
+    "sparse/block-01": "sparse/seed-436482421",
+}
 """Part of a path in the earlier tree -> its name in this one."""
-DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/"}
+DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/", "aa_control/block"}
 """Parts of paths that were removed on purpose and may be missing."""
 ADDED = {"policy/skipped_fraction", "/watch/streaks/"}
 """Parts of paths that the earlier tree may lack."""

@@ -41,6 +41,7 @@ TRAIN: dict[str, str] = {
 }
 """Name -> overrides of `esper.train`."""
 
-SWEEP = "sweep=ab blocks=2 updates=1 hosts=4 steps=8"
-"""Overrides of an experiment of two blocks, run with -m; its arms are given by `ARMS`."""
-ARMS = "arms=reward: shaped,sparse"
+SWEEP = "reward=shaped,sparse seed=1793218286,436482421 updates=1 hosts=4 steps=8"
+"""Overrides of several runs, run with -m. The seeds are those that `sweep=ab` drew until November 2026, so that the runs are
+cells of its experiment in earlier trees; `tests.golden` renames those and drops the A/A control."""
+SUBDIR = "hydra.sweep.subdir=${hydra:runtime.choices.reward}/seed-${seed}"

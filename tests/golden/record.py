@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from cases import ARMS, SWEEP, TRAIN
+from cases import SUBDIR, SWEEP, TRAIN
 
 TIMES = ("time/", "seconds", "latency")
 
@@ -64,7 +64,7 @@ def record(out: Path, names: list[str]) -> None:
     for name in names:
         folder = out / "runs" / name
         if name == "sweep":
-            overrides = ["-m", *SWEEP.split(), ARMS, f"hydra.sweep.dir={folder}"]
+            overrides = ["-m", *SWEEP.split(), SUBDIR, f"hydra.sweep.dir={folder}"]
         else:
             overrides = [*TRAIN[name].split(), f"hydra.run.dir={folder}"]
         child = os.fork()

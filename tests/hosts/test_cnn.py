@@ -107,12 +107,12 @@ def test_a_lesion_persists_in_training():
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"blocks": 0, "pools": 0}, r"host\.blocks must be at least 1"),
-        ({"base_channels": 0}, r"host\.base_channels must be at least 1"),
+        ({"blocks": 0, "pools": 0}, r"host\.blocks must be in \[1, 30\], got 0"),
+        ({"base_channels": 0}, r"host\.base_channels must be in \[1, 1e6\], got 0"),
         ({"pools": 4}, r"host\.pools must be from 0 to host\.blocks=3, got 4"),
         ({"pools": -1}, r"host\.pools must be from 0"),
         ({"kernel": 2}, r"host\.kernel must be odd and at least 1, got 2"),
-        ({"kernel": -1}, r"host\.kernel must be odd"),
+        ({"kernel": -1}, r"host\.kernel must be in \[1, 999\], got -1"),
         ({"surfaces": []}, r"host\.surfaces must name one or both of pre, post, each once, got \[\]"),
         ({"surfaces": ["pre", "pre"]}, r"host\.surfaces must name"),
         ({"surfaces": ["post"], "pools": 0}, r"host\.surfaces=\[post\] leaves no slots without pooling"),

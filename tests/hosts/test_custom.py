@@ -26,6 +26,9 @@ SHORT = [
     "task.instances=healthy",
 ]
 MODULE = """
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import nn
 from esper.fusion.layout import Layout
 from esper.hosts.base import Host, SlotSpec
@@ -59,6 +62,66 @@ class NoSlots(nn.Module):
 
 class NoArguments(nn.Module):
     pass
+
+class Changed(MyHost):
+    def __init__(self, shape, num_classes, place, layer):
+        super().__init__(shape, num_classes)
+        self.segments[place].insert(0 if place == 1 else 1, layer)
+
+class Does(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.does = forward
+
+    def forward(self, x):
+        return self.does(x)
+
+def host(place, layer):
+    class Mine(Changed):
+        def __init__(self, shape, num_classes):
+            super().__init__(shape, num_classes, place, layer())
+    return Mine
+
+def does(place, forward):
+    return host(place, lambda: Does(forward))
+
+class Weighted(MyHost):
+    def __init__(self, shape, num_classes, change):
+        super().__init__(shape, num_classes)
+        with torch.no_grad():
+            change(self.segments[0][0].weight)
+
+class ByNumpy(Weighted):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes, lambda weight: weight.fill_(np.random.rand()))
+
+class NotFinite(Weighted):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes, lambda weight: weight.fill_(torch.nan))
+
+class Frozen(Weighted):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes, lambda weight: weight.requires_grad_(False))
+
+class NoisyTraining(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training)
+
+class Moving(nn.BatchNorm2d):
+    def forward(self, x):
+        self.num_batches_tracked.add_(1)
+        return super().forward(x)
+
+class OwnTraining(nn.Module):
+    def forward(self, x):
+        return x * np.random.rand() if self.training else x
+
+Dropout, Rand = host(1, NoisyTraining), does(1, lambda x: x + torch.rand_like(x))
+Numpy, NumpyTraining = does(0, lambda x: x * np.random.rand()), host(1, OwnTraining)
+Double, Detached = does(0, lambda x: x.double()), does(1, lambda x: x.detach())
+Batch, Hosts = does(0, lambda x: x - x.mean(0)), does(0, lambda x: x.softmax(1))
+InPlace, Evaluated = does(1, lambda x: x.mul_(2)), host(1, lambda: Moving(6))
+Error = does(1, lambda x: {}["lost"])
 
 text = "no class"
 """
@@ -103,9 +166,22 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts", "host.path must name a module and a class, as in my_package.my_module:MyHost, got my_hosts"),
         ("my_hosts:NoSlots", "NoSlots is not a host: give it `segments`, a ModuleList, and `slots`"),
         ("my_hosts:NoArguments", "cannot be called as NoArguments(shape, num_classes)"),
-        ("my_hosts:NineClasses", "the host's output has the shape (2, 9), and the task needs (2, 10), one logit per class"),
-        ("my_hosts:Wider", "slot r0c0 declares images with 7 channels, but its features have the shape (2, 6, 3, 3)"),
-        ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (2, 1, 8, 8)"),
+        ("my_hosts:NineClasses", "the host's output has the shape (3, 9), and the task needs (3, 10), one logit per class"),
+        ("my_hosts:Wider", "slot r0c0 declares images with 7 channels, but its features have the shape (3, 6, 3, 3)"),
+        ("my_hosts:Misfit", "task=digits host=custom: segment 1 of the host fails on (3, 1, 8, 8)"),
+        ("my_hosts:Dropout", "the host draws random numbers in its forward, so that a resumed run would differ: remove dropout"),
+        ("my_hosts:Rand", "task=digits host=custom: the host draws random numbers in its forward"),
+        ("my_hosts:Numpy", "the host has another output for the same input in a second call: remove random numbers and state"),
+        ("my_hosts:NumpyTraining", "the host has another output for the same input in a second call"),
+        ("my_hosts:ByNumpy", "the host draws initial weights from another stream than torch's, so that a resumed run"),
+        ("my_hosts:NotFinite", "segment 0 of the host has an output that is NaN or infinite at birth: correct its forward"),
+        ("my_hosts:Frozen", "the host passes no gradient to its parameter segments.0.0.weight: use it, and remove detach"),
+        ("my_hosts:Double", "segment 0 of the host returns torch.float64: return torch.float32"),
+        ("my_hosts:Detached", "the host passes no gradient to slot r0c0: use it, and remove detach"),
+        ("my_hosts:Batch", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),
+        ("my_hosts:Hosts", "the host mixes the hosts of a shard, as views that count channels do: see docs/extending.md"),
+        ("my_hosts:InPlace", "segment 1 of the host changes its input in place: use inplace=False"),
+        ("my_hosts:Error", "segment 1 of the host fails on (3, 6, 3, 3) with KeyError: 'lost' (my_hosts.py, line 9"),
     ],
 )
 @pytest.mark.usefixtures("on_the_path")
@@ -113,6 +189,13 @@ def test_an_unusable_class_is_refused_in_one_sentence(path, sentence) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)) as raised:
         ready(check([*SHORT, f"host.path={path}"]))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("on_the_path")
+def test_a_host_that_changes_its_buffers_in_evaluation_is_refused() -> None:
+    alone = ["devices=[cpu]", "devices.cpu.members_per_shard=1"]
+    with pytest.raises(ConfigError, match="the host changes its buffers in evaluation mode, so that measuring would change it"):
+        ready(check([*SHORT, *alone, "host.path=my_hosts:Evaluated"]))
 
 
 def test_a_custom_host_cannot_be_lesioned() -> None:

@@ -61,8 +61,8 @@ def test_a_fused_host_matches_its_hosts(float64, members):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"layers": 0}, r"host\.layers must be at least 1"),
-        ({"width": 0}, r"host\.width must be at least 1"),
+        ({"layers": 0}, r"host\.layers must be in \[1, 1000\], got 0"),
+        ({"width": 0}, r"host\.width must be in \[1, 1e6\], got 0"),
         ({"lesion_keeps": 0.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
         ({"lesion_keeps": 1.0}, r"host\.lesion_keeps must be in \(0, 1\)"),
     ],

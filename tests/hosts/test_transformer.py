@@ -135,7 +135,7 @@ def test_a_sequence_beyond_the_context_is_refused():
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        *[({name: 0}, rf"host\.{name} must be at least 1, got 0") for name in ("layers", "width", "heads", "context")],
+        *[({name: 0}, rf"host\.{name} must be in \[1, 1\w+\], got 0") for name in ("layers", "width", "heads", "context")],
         ({"width": 30, "heads": 4}, r"host\.width=30 must be a multiple of host\.heads=4: use 32"),
         ({"slot_layers": [2]}, r"host\.slot_layers must name layers from 0 to 1, each once, got \[2\]"),
         ({"slot_layers": [0, 0]}, r"host\.slot_layers must name layers"),

@@ -5,20 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AA_CONTROL
+from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.report import differences
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
+from esper.stats.verdict import Conclusion
 
 
 def compared(
-    monkeypatch: pytest.MonkeyPatch, values: dict[str, np.ndarray], missing: int = 0, faults: Sequence[str] = (), **asked: Any
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, np.ndarray],
+    missing: int = 0,
+    warnings: Sequence[str] = (),
+    looks: Sequence[int] = (),
+    **asked: Any,
 ) -> S.Comparison:
-    """Return the comparison of an experiment with these accuracies, in which the last `missing` runs are not finished."""
+    """Return the comparison of an experiment with these accuracies, in which the last `missing` runs are not finished.
+
+    What is asked beside accuracy was planned.
+    """
     runs = [
         Run(arm=arm, block=block, seed=block, folder=Path(f"{arm}/{block}"), update=1, updates=1, config={"hosts": 1})
         for arm, row in values.items()
@@ -28,7 +39,15 @@ def compared(
         run.updates = 2
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
-    monkeypatch.setattr(S, "faults", lambda _: list(faults))
+    monkeypatch.setattr(S, "anomalies", lambda _: list(warnings))
+    planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
+    blocks = len(next(iter(values.values())))
+    arms = {arm: [f"hosts={index}"] for index, arm in enumerate(values)}
+    plan = Claims(**planned, looks=list(looks) or [blocks])
+    experiment = Design(arms=arms, blocks=blocks, root=0, common=[], plan=plan)
+    monkeypatch.setattr(S, "planned", lambda _: experiment)
+    monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())
+    monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
     monkeypatch.setattr(J, "score", lambda run, *_: zeros | {"accuracy": float(values[run.arm][run.block])})
     return S.compare([], CompareConfig(**asked))
@@ -37,17 +56,20 @@ def compared(
 def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 60})
-    assert found.sentences() == ["b is better than a"]
+    better, control = found.sentences()
+    assert better.startswith("b is better than a; collapsed runs: a 0 of 12")
+    assert control.startswith("A/A control: a minus its copy with other policy seeds is")
+    assert "excludes 0" not in control
     assert found.arms == ["a", "b", AA_CONTROL]
     assert found.controls["accuracy"].mean.low < 0 < found.controls["accuracy"].mean.high
 
 
-def test_a_difference_to_the_control_voids_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_to_the_control_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 65})
-    void, verdict = found.sentences()
-    assert void.startswith("void: a differs from its A/A control by")
-    assert verdict == "no verdict on a and b: the experiment is void"
+    verdict, control = found.sentences()
+    assert verdict.startswith("b is better than a")
+    assert "which excludes 0 as 5 % of null effects do" in control
 
 
 def test_the_control_does_not_count_in_the_correction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,33 +79,110 @@ def test_the_control_does_not_count_in_the_correction(monkeypatch: pytest.Monkey
     assert pair.p_holm == pair.difference.p
 
 
-def test_void_experiments_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_do_not_withhold_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 12))
-    found = compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6}, faults=["a stopped exploring"])
-    assert found.sentences() == ["void: a stopped exploring", "no verdict on a and b: the experiment is void"]
+    found = compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6}, warnings=["a stopped exploring"])
+    assert [line.split(";")[0] for line in found.sentences()] == ["b is better than a", "warning: a stopped exploring"]
 
 
 def test_unfinished_experiments_have_no_verdict_unless_final(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 12))
-    values = {"a": noise[0], "b": noise[1] + 6}
+    values = {"a": noise[0] + 50, "b": noise[1] + 56}
     lines = compared(monkeypatch, values, missing=1).sentences()
-    assert lines[0] == "no verdict on a and b: the experiment is unfinished"
-    assert lines[1].startswith("1 of 24 planned runs are not finished: repeat the command")
-    assert lines[2] == "b, block 11: stopped after 1 of 2 updates"
+    assert lines[0] == "no verdict on a and b: the comparison is unfinished"
+    (line,) = [line for line in lines if "planned runs are not finished" in line]
+    assert line.startswith("1 of 24 planned runs are not finished: repeat the command")
+    assert "b, block 11: stopped after 1 of 2 updates" in lines
     none = compared(monkeypatch, values, missing=12).sentences()
     assert not [line for line in none if "has no accuracy" in line]
-    final = compared(monkeypatch, values, missing=1, final=True)
-    assert final.sentences() == ["b is better than a", "b, block 11: stopped after 1 of 2 updates"]
+    final = compared(monkeypatch, values, missing=1, final=True).sentences()
+    assert "unfinished" not in " ".join(final), "the missing run is taken at its worst"
+    assert "b, block 11: stopped after 1 of 2 updates" in final
+
+
+def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    values = {"a": rng.standard_normal(26), "b": rng.standard_normal(26) + 0.1}
+    first = compared(monkeypatch, {arm: row[:12] for arm, row in values.items()}, looks=[12, 24])
+    assert "a later look is planned at 24 blocks: repeat the command of the experiment with blocks=24" in first.sentences()
+    between = compared(monkeypatch, {arm: row[:20] for arm, row in values.items()}, looks=[12, 24])
+    beyond = compared(monkeypatch, values, looks=[12, 24])
+    (one,), (same,), (last,) = (found.results["accuracy"] for found in (first, between, beyond))
+    assert one == same, "what follows a look does not change it"
+    assert (one.look, last.look) == (12, 24)
+    assert "blocks from 24 on are beyond the last planned look: they enter no verdict" in beyond.sentences()
+    assert last == compared(monkeypatch, {arm: row[:24] for arm, row in values.items()}, looks=[12, 24]).results["accuracy"][0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "overrides", "sentence"),
+    [
+        ({"margin": 0.5}, [], "margin is 0.5, planned was 1"),
+        ({"hosts": 8}, [], "hosts is 8, planned was 96"),
+        ({"alpha": 0.01}, [], "alpha is 0.01, planned was 0.05"),
+        ({"outcome": "validation"}, [], "outcome is validation, planned was accuracy"),
+        ({"against": "a"}, [], "against is a, planned was null"),
+        ({}, ["steps=3"], "steps=3 was not planned"),
+    ],
+)
+def test_a_deviation_makes_a_comparison_exploratory(
+    asked: dict[str, Any], overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(0).standard_normal((2, 12))
+    compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6})
+    monkeypatch.setattr(S, "_rescored", lambda *_: [])
+    found = S.compare([], CompareConfig(**asked), overrides=overrides)
+    assert found.sentences()[0] == f"exploratory, hence no verdict: {sentence}"
+    assert {result.verdict for results in found.results.values() for result in results} == {Conclusion.exploratory}
+
+
+def test_without_a_plan_everything_is_exploratory(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((2, 12))
+    compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6})
+    monkeypatch.setattr(S, "planned", lambda _: None)
+    found = S.compare([], CompareConfig())
+    assert "not one experiment of sweep=ab, so nothing was planned" in found.sentences()[0]
+    assert found.results["accuracy"][0].verdict is Conclusion.exploratory
+
+
+def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 null experiments with nine outcomes, only the planned one can be claimed to differ.
+
+    Shopping over the p values of all outcomes would have claimed something in many more.
+    """
+    rng, experiments = np.random.default_rng(19), 100
+    noise = np.zeros((2, 12))
+    compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+    table: dict[tuple[str, int], dict[str, float]] = {}
+    monkeypatch.setattr(J, "score", lambda run, *_: table[run.arm, run.block])
+    claimed = shopped = 0
+    for _ in range(experiments):
+        draws = 50 + rng.standard_normal((2, 12, len(OUTCOMES)))
+        cells = {(arm, block): draws[index, block].tolist() for index, arm in enumerate("ab") for block in range(12)}
+        table |= {cell: dict(zip(OUTCOMES, row, strict=True)) for cell, row in cells.items()}
+        results = {name: found for name, (found,) in S.compare([], CompareConfig()).results.items()}
+        verdicts = {name: found.verdict for name, found in results.items()}
+        assert {verdict for name, verdict in verdicts.items() if name != "accuracy"} == {Conclusion.exploratory}
+        claimed += verdicts["accuracy"] is Conclusion.better
+        shopped += any(found.difference.p < 0.05 for found in results.values())
+    assert claimed <= 10, "5 % are 5; more than 10 come by chance once in 90"
+    assert shopped > 0.2 * experiments
 
 
 def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     noise[1, 4], noise[2] = np.nan, np.nan
     lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
-    remedy = "they share 0 of at least 10 blocks; run them on the same seeds, as sweep=ab does"
-    assert lines[:2] == [f"no verdict on c and {arm}: {remedy}" for arm in "ab"]
-    assert lines[2] == "b has no accuracy in block 4: remove it, or choose another outcome"
-    assert lines[3].startswith("c has no accuracy in blocks 0, 1, 2")
+    assert lines[:2] == [f"no verdict on c and {arm}: the comparison is unfinished" for arm in "ab"]
+    assert lines[-2] == "b has no accuracy in block 4: remove it, choose another outcome, or set final=true"
+    assert lines[-1].startswith("c has no accuracy in blocks 0, 1, 2")
+
+
+def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^a is the only arm: name the folders of others, or add baselines"):
+        compared(monkeypatch, {"a": np.zeros(3)})
+    alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
+    assert differences(alone).empty
 
 
 @pytest.mark.parametrize("key", ["reward.rent", "governor.penalty", "agent.gamma"])

@@ -1,18 +1,17 @@
 """Design of experiments in blocks: arms, seeds, order, and resuming."""
 
-import hashlib
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper.checkpoint import Checkpoints
-from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, FILE, Cell, Design, design, fingerprint
+from esper.lab.design import AA_CONTROL, FILE, Cell, Claims, Design, design, fingerprint
 
 REWARDS = "reward: shaped,sparse"
 
@@ -32,7 +31,14 @@ def test_every_block_has_one_seed_and_every_arm_once() -> None:
             if override.startswith("seed=")
         }
         assert seeds == {f"seed={planned.seeds[block]}"}
-    assert len({*planned.seeds, *planned.policy_seeds}) == 24
+    policy = {cell.overrides[-1] for cell in planned.cells if cell.arm == AA_CONTROL}
+    assert len(policy) == len({*planned.seeds}) == 12
+
+
+def test_more_blocks_do_not_change_the_first() -> None:
+    few, many = (design(REWARDS, blocks=blocks, root=3) for blocks in (5, 9))
+    assert many.cells[: len(few.cells)] == few.cells
+    assert design(REWARDS, blocks=3, root=3).seeds == few.seeds[:3]
 
 
 def test_blocks_come_one_after_another_and_arms_in_drawn_order() -> None:
@@ -92,7 +98,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         ("{a/b: hosts=2}", {}, "cannot name an arm"),
         ("{a: seed=3, b: hosts=2}", {}, "seed=3 cannot be set"),
         (REWARDS, {"common": ["+seed=3"]}, "set root instead"),
-        (REWARDS, {"blocks": 0}, "blocks must be at least 1, got 0"),
+        (REWARDS, {"blocks": 0}, "blocks must be at least 1 and below 100000, got 0"),
     ],
 )
 def test_invalid_designs_are_refused(arms: str | dict | None, more: dict, sentence: str) -> None:
@@ -105,53 +111,39 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     planned.save(tmp_path)
     planned.save(tmp_path)
     assert Design.load(tmp_path) == planned
-    with pytest.raises(ConfigError, match="an experiment that differs in seeds"):
-        design(REWARDS, blocks=3, root=0).save(tmp_path)
-    assert json.loads((tmp_path / "design.json").read_text())["seeds"] == planned.seeds
+    for other, sentence in (
+        (design(REWARDS, blocks=2, root=1), "differs in root"),
+        (design("reward: shaped,basic", blocks=2, root=0), "differs in arms"),
+        (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), "differs in margin"),
+    ):
+        with pytest.raises(ConfigError, match=f"an experiment that {sentence}"):
+            other.save(tmp_path)
 
 
-def test_the_preregistration_is_kept_and_cannot_change(tmp_path: Path) -> None:
-    path = tmp_path / "plan, of 2: that's it.md"
-    path.write_bytes("Which reward?\r\nBy accuracy — margin 1.\n".encode())
-    (override,) = spelled_out(["sweep=ab", f"preregistration={path}"])[1:]
-    assert check_sweep(["sweep=ab", "hydra.sweeper.arms='reward: shaped,sparse'", override])
-    planned = design(REWARDS, blocks=1, root=0, preregistration=str(path))
-    planned.save(tmp_path)
-    assert fingerprint(Design.load(tmp_path).preregistration or "") == hashlib.sha256(path.read_bytes()).hexdigest()
-    path.write_text("By return.")
-    with pytest.raises(ConfigError, match="an experiment that differs in preregistration"):
-        design(REWARDS, blocks=1, root=0, preregistration=str(path)).save(tmp_path)
+def test_blocks_can_be_added_but_not_taken_away(tmp_path: Path) -> None:
+    few, many = (design(REWARDS, blocks=blocks, root=0, plan=Claims(looks=[10, 20])) for blocks in (10, 20))
+    few.save(tmp_path)
+    many.save(tmp_path)
+    assert Design.load(tmp_path) == many
+    assert few.digest == many.digest
+    with pytest.raises(ConfigError, match="has 20 blocks, more than blocks=10: set blocks=20"):
+        few.save(tmp_path)
 
 
-def test_a_preregistration_is_optional_in_the_file(tmp_path: Path) -> None:
-    planned = design(REWARDS, blocks=1, root=0)
-    planned.save(tmp_path)
-    file = tmp_path / "design.json"
-    file.write_text(
-        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "preregistration"})
-    )
-    planned.save(tmp_path)
-    assert Design.load(tmp_path) == planned
+def test_an_edited_design_is_refused(tmp_path: Path) -> None:
+    design(REWARDS, blocks=2, root=0).save(tmp_path)
+    file = tmp_path / FILE
+    text = file.read_text()
+    file.write_text(text.replace('"margin": 1.0', '"margin": 3.0'))
+    with pytest.raises(ConfigError, match="was edited after the experiment started: restore it"):
+        Design.load(tmp_path)
 
 
 def test_designs_of_earlier_versions_are_refused(tmp_path: Path) -> None:
-    design(REWARDS, blocks=1, root=0).save(tmp_path)
-    file = tmp_path / "design.json"
-    for old, new in (("again", AA_CONTROL), ("plan", "preregistration")):
-        text = file.read_text()
-        file.write_text(text.replace(f'"{new}"', f'"{old}"'))
-        with pytest.raises(
-            ConfigError, match=r"of an earlier version: .* key plan to preregistration and arm again to aa_control"
-        ):
-            Design.load(tmp_path)
-        file.write_text(text)
-
-
-def test_an_empty_preregistration_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.md").write_text(" \n")
-    for name, sentence in (("empty.md", "is empty: write down"), ("nowhere.md", "cannot be read")):
-        with pytest.raises(ConfigError, match=sentence):
-            design(REWARDS, blocks=1, root=0, preregistration=str(tmp_path / name))
+    old = {"arms": {"a": [], "b": []}, "seeds": [1], "policy_seeds": [2], "order": [["b", "a"]], "common": []}
+    (tmp_path / FILE).write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match="or of an earlier version: restore it, or remove it to compare"):
+        Design.load(tmp_path)
 
 
 def test_new_cells_start(tmp_path: Path) -> None:
@@ -163,7 +155,8 @@ def test_new_cells_start(tmp_path: Path) -> None:
 def test_cells_resume_whatever_the_name_of_their_folder(folder: str, tmp_path: Path) -> None:
     cell = Cell(arm="a", block=3, overrides=("sweep=ab", "hosts=2"))
     place = tmp_path / folder
-    state = {"config": {"values": {"updates": 4}}}
+    config = {"values": {"updates": 4}, "choices": {}, "options": {}}
+    state = {"config": config, "update": 3, **{part: {} for part in ("hparams", "agent", "buffer", "env", "watch")}}
     Checkpoints(place / cell.folder / CHECKPOINTS).save(state, 3)
     overrides = cell.pending(place)
     assert overrides is not None
@@ -202,21 +195,33 @@ def test_every_arm_is_checked_before_anything_runs() -> None:
         {"arms": {"/etc": []}},
         {"arms": ["one", "other"]},
         {"arms": {"one": "hosts=4", "other": []}},
-        {"seeds": [1.5]},
-        {"seeds": [1, 2]},
-        {"seeds": [True]},
-        {"order": [["one", "stranger"]]},
-        {"order": 3},
+        {"root": 1.5},
+        {"vary_split": 1},
+        {"blocks": True},
+        {"blocks": 10**9},
         {"common": [None]},
-        {"preregistration": 7},
         {"again": 1},
+        {"plan": 3},
+        {"plan": {"outcome": 3}},
+        {"plan": {"margin": "1"}},
+        {"plan": {"baselines": "wait"}},
+        {"plan": {"looks": [24, 12]}},
+        {"plan": {"looks": [0]}},
+        {"plan": {"question": 7}},
+        {"plan": {"rivals": []}},
     ],
     ids=str,
 )
 def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    good = {"arms": {"one": [], "other": []}, "seeds": [1], "policy_seeds": [2], "order": [["other", "one"]], "common": []}
-    (tmp_path / FILE).write_text(json.dumps(good))
-    assert Design.load(tmp_path).cells
-    (tmp_path / FILE).write_text(json.dumps(good | change))
-    with pytest.raises(ConfigError, match="is damaged, or of an earlier version"):
-        Design.load(tmp_path)
+    good = {"arms": {"one": [], "other": []}, "blocks": 1, "root": 1, "common": [], "vary_split": False, "plan": {}}
+    for plain, fine in ((good, True), (good | change, False)):
+        fixed = {name: value for name, value in plain.items() if name != "blocks"}
+        if isinstance(fixed["plan"], dict):
+            fixed["plan"] = asdict(Claims()) | fixed["plan"]
+        digest = fingerprint(json.dumps(fixed, sort_keys=True))
+        (tmp_path / FILE).write_text(json.dumps({**plain, "sha256": digest}))
+        if fine:
+            assert Design.load(tmp_path).cells
+        else:
+            with pytest.raises(ConfigError, match="is damaged, or of an earlier version"):
+                Design.load(tmp_path)

@@ -65,7 +65,11 @@ def test_parallel_cells_share_the_cores(launcher: dict, cores: int | None, eight
 
 
 def test_runs_of_a_sweep_have_names() -> None:
-    hydra = {"mode": RunMode.MULTIRUN, "sweep": {"subdir": "plain/block-03"}, "launcher": {"_target_": "a.BasicLauncher"}}
+    hydra = {
+        "mode": RunMode.MULTIRUN,
+        "sweep": {"dir": "nowhere", "subdir": "plain/block-03"},
+        "launcher": {"_target_": "a.BasicLauncher"},
+    }
     place = run_context(OmegaConf.create(hydra))
     assert (place.name, place.shared) == ("plain/block-03", False)
     hydra["launcher"] = {"_target_": "a.JoblibLauncher", "n_jobs": 2}
@@ -128,8 +132,8 @@ FINE, BROKEN = "agent.hidden=16", "task=cifar10_baseline task.root=nowhere"
 
 
 def sweep(launcher: str, folder: Path, arms: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Run one block of two arms with a launcher."""
-    command = ["-m", "sweep=ab", f"arms={arms}", "blocks=1", "root=4", "aa_control=false", "hydra.sweep.dir=out"]
+    """Run one block of two arms with a launcher; with this root, arm `fine` comes first."""
+    command = ["-m", "sweep=ab", f"arms={arms}", "blocks=1", "root=3", "aa_control=false", "hydra.sweep.dir=out"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {"PYTHONPATH": path, "HOME": str(folder)}  # Ray keeps a key in the home
     return run_forked("esper.train", *command, *TINY, f"hydra/launcher={launcher}", *overrides, cwd=folder, env=env)
@@ -145,7 +149,7 @@ def read(run: Path) -> tuple[list[dict], dict]:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of arm `fine`, without a launcher."""
-    (seed,) = design({"fine": FINE}, blocks=1, root=4).seeds
+    (seed,) = design({"fine": FINE}, blocks=1, root=3).seeds
     folder = tmp_path_factory.mktemp("plain")
     Trainer(check([*TINY, FINE, f"seed={seed}"]), folder).run()
     return folder

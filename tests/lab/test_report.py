@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from esper.lab import comparison as S
 from esper.lab import scoring as J
-from esper.lab.design import AA_CONTROL
+from esper.lab.costs import cost
+from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
 
 ARMS = ("a", "b", AA_CONTROL)
-FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv"]
+FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv", "differences.tex", "hosts.csv"]
 
 
 @pytest.fixture
@@ -43,7 +45,14 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     ]
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
-    monkeypatch.setattr(S, "faults", lambda _: [])
+    monkeypatch.setattr(S, "anomalies", lambda _: [])
+    hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
+    monkeypatch.setattr(S, "host_table", lambda *_: hosts)
+    costs = [{"arm": "a", "block": block, **cost(3e9, 1e9, 2e9 * block, seconds=7.0), "host": 1e9} for block in range(2)]
+    monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame(costs))
+    arms = {arm: [f"hosts={index}"] for index, arm in enumerate(ARMS)}
+    plan = Claims(baselines=["wait"], looks=[12], question="Is <b> better?")
+    monkeypatch.setattr(S, "planned", lambda _: Design(arms=arms, blocks=12, root=0, common=[], plan=plan))
     monkeypatch.setattr(J, "score", scored)
     monkeypatch.setattr(J, "score_baselines", baselines)
     monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [])
@@ -51,15 +60,19 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
 
 
 def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
-    means, *differences = tables(found)
+    means, costs, *differences = tables(found)
     assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AA_CONTROL, "12"]]
+    assert costs["rows"] == [["a", "3", "1", "1", "0", "5", "1", "7"]]
     names = [table["caption"].split()[2] for table in differences]
     assert names == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy"))]
     for table in differences:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
     assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
-    assert [row[-1] for row in differences[0]["rows"]] == ["undecided", "better", "better", "control"]
+    assert [row[-1] for row in differences[0]["rows"]] == ["withheld", "better", "better", "control"]
+    for table in differences[1:]:
+        assert "exploratory" in table["caption"]
+        assert [row[-1] for row in table["rows"]] == 3 * ["exploratory"] + ["control"]
 
 
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
@@ -91,6 +104,10 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
             assert float(row[column] or "nan") == pytest.approx(interval.low, nan_ok=True)
         assert (int(row["blocks"]), float(row["p"]), row["verdict"]) == (difference.blocks, difference.p, verdict)
     assert len(rows) == 3 * len(OUTCOMES) + len(found.controls)
+    table = (tmp_path / "differences.tex").read_text()
+    assert table.count(r" \\") == 1 + sum(int(row["blocks"]) >= 2 for row in rows)
+    assert r"accuracy & a & aa\_control & 12 &" in table
+    assert (tmp_path / "hosts.csv").read_text() == "arm,controller,block,host,accuracy\na,policy,0,0,50.0\nb,policy,0,0,51.0\n"
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
@@ -123,4 +140,4 @@ def test_the_console_shows_means_differences_and_sentences(found: S.Comparison) 
     assert "Differences in parameters" not in shown
     assert all(sentence in shown for sentence in found.sentences())
     assert max(map(len, shown.splitlines())) <= 160
-    assert all(name in shown for name in ("rollbacks", "validation", "learning", "p within"))
+    assert all(name in shown for name in ("rollbacks", "validation", "learning", "p within", "Costs of a run", "search"))

@@ -1,4 +1,4 @@
-"""Arms and blocks of runs, and void experiments."""
+"""Arms and blocks of runs, and warnings about arms."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from esper.config import ConfigError
 from esper.lab import runs as R
 from esper.lab.design import design
-from esper.lab.runs import Run, faults, find_runs
+from esper.lab.runs import Run, anomalies, find_runs
 
 
 @pytest.fixture
@@ -93,21 +93,21 @@ def test_several_experiments_are_paired_by_seed(on_disk: Any, tmp_path: Path) ->
     assert cells(pooled) == {(arm, seed) for arm in ("shaped", "sparse") for seed in planned["d"].seeds + planned["f"].seeds}
 
 
-def test_different_data_voids_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [{}])
 
     def run(arm: str, hosts: int, updates: int, block: int = 0, task: str = "digits") -> Run:
         return Run(arm=arm, block=block, folder=Path(), updates=updates, stratum=task, config={"hosts": hosts, "task": task})
 
-    assert faults([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
-    (fault,) = faults([run("a", 32, 10), run("b", 16, 10)])
+    assert anomalies([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
+    (fault,) = anomalies([run("a", 32, 10), run("b", 16, 10)])
     assert fault.startswith("runs see different data: hosts times updates is a 320, b 160")
     # One run was extended afterwards.
     longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
-    assert "is a 320, b 320 and 640" in faults(longer)[0]
+    assert "is a 320, b 320 and 640" in anomalies(longer)[0]
     tasks = [run(arm, 32, 10, block, task) for arm in "ab" for block, task in enumerate(("digits", "mnist5k"))]
-    assert faults(tasks) == []
-    (fault,) = faults([replace(one, stratum="") for one in tasks])
+    assert anomalies(tasks) == []
+    (fault,) = anomalies([replace(one, stratum="") for one in tasks])
     assert "task is a digits and mnist5k, b digits and mnist5k; if this is a separate setting, add it to strata" in fault
 
 
@@ -118,9 +118,9 @@ def test_different_data_voids_the_experiment(monkeypatch: pytest.MonkeyPatch) ->
         ({"policy/top_blueprint_share": 1.0}, "a has collapsed onto one blueprint"),
     ],
 )
-def test_collapsed_policies_void_the_experiment(record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collapsed_policies_are_named(record: dict[str, float], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [record])
-    (fault,) = faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
+    (fault,) = anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})])
     assert sentence in fault
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
-    assert faults([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
+    assert anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []

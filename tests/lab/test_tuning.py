@@ -14,6 +14,7 @@ from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
 from esper.config import ConfigError, TuneConfig
+from esper.lab.design import fingerprint
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
 from esper.train import main as train_command
@@ -111,9 +112,12 @@ def test_a_folder_holds_one_tuning(tmp_path: Path) -> None:
     run(tuning(tmp_path))
     with pytest.raises(ConfigError, match="holds a tuning that differs in root"):
         tuning(tmp_path, root=1)
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(ConfigError, match="is damaged: remove it"):
-        tuning(tmp_path)
+    edited = json.loads((tmp_path / FILE).read_text())
+    edited["trials"][0]["gains"][0] += 1
+    for content in (json.dumps(edited), "{", "[" * 100_000):
+        (tmp_path / FILE).write_text(content)
+        with pytest.raises(ConfigError, match="is damaged, or was edited: remove it"):
+            tuning(tmp_path)
 
 
 def test_outcomes_that_cannot_be_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +156,7 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "here: trial 2 of 2, 2 of 4 runs done" in shown
     state = json.loads((here / FILE).read_text())
     scored = {
-        cell.parent.name + cell.name: sum(json.loads(file.read_text())["policy"]["validation"]) / 2
+        cell.parent.name + cell.name: sum(json.loads(file.read_text())["rows"]["policy"]["validation"]) / 2
         for cell in here.glob("*/block-0*")
         for file in cell.glob("scored_*_2_hosts.json")
     }
@@ -163,7 +167,9 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any(gain != 0 for trial in state["trials"] for gain in trial["gains"])
 
     before = (here / FILE).read_text()
-    (here / FILE).write_text(json.dumps({**state, "trials": state["trials"][:1]}))  # as if interrupted in its last run
+    state |= {"trials": state["trials"][:1]}  # as if interrupted in its last run
+    del state["sha256"]
+    (here / FILE).write_text(json.dumps(state | {"sha256": fingerprint(json.dumps(state, sort_keys=True))}))
     last = here / "trial-001" / "block-01"
     (last / "checkpoints" / "checkpoint_000001.pt").unlink()
     next(last.glob("scored_*")).unlink()

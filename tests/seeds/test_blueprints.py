@@ -200,7 +200,7 @@ def test_groups_divide_the_channels(channels, groups):
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, kind in BLUEPRINTS.items() for field in kind.sizes])
 def test_a_size_below_one_is_refused(name, field):
-    with pytest.raises(ValueError, match=rf"blueprint\.mine\.{field} must be at least 1, got 0: the default is"):
+    with pytest.raises(ValueError, match=rf"blueprint\.mine\.{field} must be in \[1, 1e6\], got 0: the default is"):
         BLUEPRINTS[name](**{field: 0}).check("blueprint.mine")
     assert {entry.name for entry in fields(BLUEPRINTS[name])} - {"init"} == set(BLUEPRINTS[name].sizes)
 

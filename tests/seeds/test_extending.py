@@ -91,6 +91,22 @@ def test_a_layer_that_draws_random_numbers_is_refused_with_one_member_per_shard_
         train("task=mine", "blueprint=[swish]", *SHORT, "devices.cpu.members_per_shard=1")
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("nn.SiLU()", "nn.Softmax2d()"), "blueprint=swish: 1 is a Softmax2d, which has no stacked form"),
+        (
+            ("born_as_zero(nn.Conv2d(c, c, 1))", "nn.Conv2d(c, c, 1)"),
+            "blueprint=swish: the seed in slot r0c0 is not the identity",
+        ),
+    ],
+)
+def test_a_wrong_seed_is_refused_before_the_run(plugin, change, sentence):
+    train = plugin("my_growth.py", change)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        train("task=mine", "blueprint=[swish]", *SHORT)
+
+
 def test_the_governor_and_the_writer_of_the_page(plugin):
     overrides = ["governor=limit", "governor.loss=0", "telemetry.writers=[jsonl,{text:{digits:3}}]"]
     run = plugin("my_watch.py")(*overrides, *SHORT)

@@ -10,7 +10,7 @@ import pytest
 from esper.stats import paired
 from esper.stats.intervals import UNKNOWN
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "2026-11-21_calibration" / "calibration.py"
+SCRIPT = Path(__file__).parents[2] / "experiments" / "2026-11-23_calibration" / "calibration.py"
 spec = spec_from_file_location("calibration", SCRIPT)
 assert spec is not None
 assert spec.loader is not None
@@ -25,15 +25,38 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "improvement_interval", lambda *_, **__: UNKNOWN)
 
 
+COLLAPSE = {"collapse": 0.2, "depth": 10.0}
+
+
 @pytest.mark.usefixtures("quick")
 def test_wrong_claims_are_rare_and_coverage_is_nominal() -> None:
     whole = calibration.Tally()
-    for noise in calibration.NOISES:
+    for kind in ({}, {"noise": "heavy"}, {"noise": "skewed"}, {"lost": "worst"}, {"looks": (10, 12)}, COLLAPSE):
         for effect in (0.0, calibration.MARGIN):
-            whole.add(calibration.tally(calibration.Setting(noise=noise, effect=effect), experiments=25, seed=1))
-    assert whole.experiments == 200
-    assert whole.wrong <= 17  # with a chance of 5 % there would be more once in fifty times
+            whole.add(calibration.tally(calibration.Setting(effect=effect, **kind), experiments=40, seed=1))
+    assert whole.experiments == 480
+    assert whole.wrong <= 35  # with a chance of 5 % there would be more once in fifty times
     assert whole.coverage == pytest.approx(0.95, abs=0.03)
+
+
+@pytest.mark.usefixtures("quick")
+def test_collapse_misleads_whoever_does_not_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = calibration.Setting(**COLLAPSE, effect=1.0, blocks=20)
+    fine = calibration.tally(setting, experiments=40, seed=1)
+    monkeypatch.setattr("esper.stats.verdict.collapsed", lambda values, *_, **__: np.zeros(len(values), dtype=bool))
+    monkeypatch.setattr("esper.stats.verdict.outliers", lambda values, *_, **__: np.zeros(len(values), dtype=bool))
+    naive = calibration.tally(setting, experiments=40, seed=1)
+    assert fine.regular < 5
+    assert fine.wrong == 0
+    assert naive.coverage < 0.7
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_who_plans_nothing_is_misled_by_peeking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "PEEKS", range(10, 19, 2))
+    wrong = {plan: sum(one) for plan, one in calibration.peeks(0.0, experiments=40, seed=0).items()}
+    assert max(wrong["one look planned"], wrong["every look planned"]) <= 5
+    assert wrong["nothing planned"] > max(wrong["one look planned"], wrong["every look planned"])
 
 
 @pytest.mark.usefixtures("quick")
@@ -50,25 +73,40 @@ def test_the_recommended_blocks_give_power(arms: int, most: float) -> None:
     assert blocks < most
 
 
-@pytest.mark.parametrize("noise", calibration.NOISES)
+@pytest.mark.parametrize("noise", ["normal", "heavy", "unequal", "skewed"])
 def test_simulated_runs_have_the_stated_moments(noise: str) -> None:
-    setting = calibration.Setting(noise=noise, effect=1.0, correlation=0.5, blocks=40_000, arms=2)
+    setting = calibration.Setting(noise=noise, effect=1.0, correlation=0.5, blocks=40_000)
     outcome = calibration.simulate(setting, np.random.default_rng(0))
-    fine = np.isfinite(outcome).all(axis=0)
-    assert np.nanmean(outcome, axis=1) == pytest.approx([0, 1], abs=0.03)
-    assert outcome[0][fine].std() == pytest.approx(1, abs=0.06)
-    assert fine.mean() == pytest.approx(0.81 if noise == "failed" else 1, abs=0.01)
+    assert outcome.mean(axis=1) == pytest.approx([0, 1], abs=0.03)
+    assert outcome[0].std() == pytest.approx(1, abs=0.06)
+    assert outcome[1].std() == pytest.approx(np.sqrt(0.5 + 4 * 0.5) if noise == "unequal" else 1, abs=0.06)
     if noise in ("normal", "heavy"):
         assert np.corrcoef(outcome)[0, 1] == pytest.approx(0.5, abs=0.03)
-    if noise == "unequal":
-        assert outcome[1].std() == pytest.approx(np.sqrt(0.5 + 4 * 0.5), abs=0.05)
 
 
-def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired, "RESAMPLES", 99)
-    monkeypatch.setattr(calibration, "NOISES", ("normal",))
-    calibration.main(["1"])
+def test_simulated_runs_are_lost_and_collapse_as_stated() -> None:
+    rng = np.random.default_rng(0)
+    setting = calibration.Setting(**COLLAPSE, effect=1.0, blocks=40_000)
+    assert setting.gain() == -1
+    assert setting.declared_gain() == pytest.approx(1, abs=0.01)
+    assert calibration.simulate(setting, rng).mean(axis=1) == pytest.approx([0, -1], abs=0.06)
+    random = calibration.simulate(calibration.Setting(lost="random", blocks=40_000), rng)
+    assert np.isfinite(random).all(axis=0).mean() == pytest.approx(0.81, abs=0.01)
+    worst = calibration.simulate(calibration.Setting(lost="worst", blocks=20), rng)
+    assert np.isnan(worst).sum(axis=1).tolist() == [0, 2]
+
+
+def test_the_command_prints_all_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RESAMPLES", "improvement_interval"):  # the command replaces them
+        monkeypatch.setattr(paired, name, getattr(paired, name))
+    few = [calibration.Setting(), calibration.Setting(**COLLAPSE), calibration.Setting(blocks=12, looks=(10, 12))]
+    monkeypatch.setattr(calibration, "settings", lambda: few)
+    monkeypatch.setattr(calibration, "PEEKS", range(10, 13))
+    calibration.main(["--quick"])
+    calibration.main(["1", "blocks"])
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].count("|") == shown[2].count("|") == 8
-    assert any(line.startswith("Of 8 experiments") for line in shown)
+    assert shown[0].count("|") == shown[2].count("|") == 10
+    assert any(line.startswith("| one arm 20 % by 10 | 0 | 12 | 1 |") for line in shown)
+    assert any(line.startswith("Of 3 experiments") for line in shown)
+    assert any(line.startswith("| nothing planned |") for line in shown)
     assert shown[-1].startswith("| 4 | 1 | 0.8 |")

@@ -21,6 +21,14 @@ def table(*arms: str, blocks: int = 12) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "block", "value", "stratum"])
 
 
+def grown(blocks: int = 30, gain: float = 1.0, seed: int = 0) -> pd.DataFrame:
+    """Return an experiment of two arms with normal differences."""
+    rng = np.random.default_rng(seed)
+    values = np.concatenate([rng.standard_normal(blocks), rng.standard_normal(blocks) + gain])
+    arms, index = np.repeat(["plain", "good"], blocks), np.tile(np.arange(blocks), 2)
+    return pd.DataFrame({"arm": arms, "block": index, "value": values, "stratum": ""})
+
+
 def verdicts(results: list[PairResult]) -> list[Conclusion]:
     return [one.verdict for one in results]
 
@@ -30,10 +38,10 @@ def test_the_three_verdicts() -> None:
     by_pair = {(one.difference.first, one.difference.second): one for one in found}
     assert by_pair["plain", "good"].verdict is Conclusion.better
     assert by_pair["plain", "good"].winner == "good"
-    assert str(by_pair["plain", "good"]) == "good is better than plain"
+    assert str(by_pair["plain", "good"]).startswith("good is better than plain; ")
     assert by_pair["plain", "same"].verdict is Conclusion.equivalent
     assert by_pair["plain", "noisy"].verdict is Conclusion.undecided
-    assert f"takes {by_pair['plain', 'noisy'].needed} blocks" in str(by_pair["plain", "noisy"])
+    assert f"takes {by_pair['plain', 'noisy'].needed} new blocks" in str(by_pair["plain", "noisy"])
 
 
 def test_lower_can_be_better() -> None:
@@ -51,14 +59,14 @@ def test_few_blocks_give_no_verdict() -> None:
     (found,) = compare_arms(table("plain", "good", blocks=MIN_BLOCKS - 1), margin=0.5)
     assert found.verdict is Conclusion.too_few
     assert "they share 9 of at least 10 blocks" in str(found)
-    assert f"detecting a difference of 0.5 takes {found.needed} blocks" in str(found)
+    assert f"detecting a difference of 0.5 takes {found.needed} new blocks" in str(found)
     assert verdicts(compare_arms(table("plain", "good", blocks=MIN_BLOCKS), margin=0.5)) == [Conclusion.better]
 
 
 def test_a_pair_without_shared_blocks_counts_in_the_correction() -> None:
     cells = table("plain", "good", "same")
     cells.loc[(cells.arm == "same") & (cells.block > 0), "value"] = np.nan
-    found = compare_arms(cells, margin=0.5)
+    found = compare_arms(cells, margin=0.5, final=True)
     assert verdicts(found) == [Conclusion.better, Conclusion.too_few, Conclusion.too_few]
     assert found[0].p_holm == 3 * found[0].difference.p
 
@@ -72,12 +80,12 @@ def test_more_pairs_need_more_blocks() -> None:
     assert among.needed > 1.3 * alone.needed
 
 
-@pytest.mark.parametrize("verdict", [Conclusion.void, Conclusion.unfinished])
+@pytest.mark.parametrize("verdict", [Conclusion.exploratory, Conclusion.unfinished])
 def test_verdicts_can_be_withheld(verdict: Conclusion) -> None:
     found = compare_arms(table("plain", "good"), margin=0.5, withheld=verdict)
     assert verdicts(found) == [verdict]
     assert found[0].winner is None
-    assert str(found[0]) == f"no verdict on plain and good: the experiment is {verdict.value}"
+    assert str(found[0]) == f"no verdict on plain and good: the comparison is {verdict.value}"
 
 
 def test_missing_cells_are_left_out_pair_by_pair() -> None:
@@ -111,3 +119,113 @@ def test_holm_matches_statsmodels() -> None:
 def test_comparisons_are_deterministic() -> None:
     one, other = (compare_arms(table("plain", "noisy"), margin=0.5) for _ in range(2))
     assert one == other
+
+
+def test_a_plan_of_one_look_gives_the_same_numbers_as_none() -> None:
+    assert compare_arms(grown(12), margin=0.5, looks=[12]) == compare_arms(grown(12), margin=0.5)
+
+
+def test_blocks_between_looks_do_not_enter_the_verdict() -> None:
+    cells = grown(30, gain=0.3, seed=1)
+    later = cells.assign(value=cells["value"].where(cells["block"] < 27))  # three blocks are still running
+    (early,) = compare_arms(cells[cells["block"] < 20], margin=0.5, looks=[20, 30])
+    (waiting,) = compare_arms(later, margin=0.5, looks=[20, 30])
+    assert early == waiting
+    assert waiting.look == 20
+    assert str(waiting) == "undecided between plain and good: the next look is at 30 blocks"
+    (done,) = compare_arms(cells, margin=0.5, looks=[20, 30])
+    assert done.look == 30
+    assert "new blocks" in str(done)
+
+
+def test_there_is_no_verdict_before_the_first_look() -> None:
+    cells = grown(30, gain=5)
+    (found,) = compare_arms(cells[cells["block"] < 19], margin=0.5, looks=[20, 30])
+    assert (found.verdict, found.look) == (Conclusion.unfinished, None)
+    assert found.difference.p < 0.001
+
+
+def test_the_first_look_that_decides_stands() -> None:
+    cells = grown(30, gain=5)
+    cells.loc[(cells["arm"] == "good") & (cells["block"] >= 20), "value"] -= 15
+    (found,) = compare_arms(cells, margin=0.5, looks=[20, 30])
+    assert (found.winner, found.look) == ("good", 20)
+    assert compare_arms(cells, margin=0.5)[0].verdict is Conclusion.withheld
+
+
+def test_early_looks_ask_for_more() -> None:
+    cells = grown(20, gain=1, seed=2)
+    (alone,) = compare_arms(cells, margin=0.5)
+    (early,) = compare_arms(cells, margin=0.5, looks=[20, 40])
+    assert alone.winner == "good"
+    assert early.verdict is Conclusion.undecided
+    assert early.p_holm > alone.p_holm == alone.difference.p == early.difference.p
+    assert early.difference.confidence > 0.99 > alone.difference.confidence == 0.95
+    assert early.difference.mean.half_width > alone.difference.mean.half_width
+
+
+def test_early_looks_ask_for_more_of_equivalence_too() -> None:
+    cells = grown(20, gain=0.3, seed=5)
+    assert compare_arms(cells, margin=0.5)[0].verdict is Conclusion.equivalent
+    assert compare_arms(cells, margin=0.5, looks=[20, 40])[0].verdict is Conclusion.undecided
+
+
+def test_missing_runs_leave_only_verdicts_that_survive_them() -> None:
+    cells = grown(30, gain=3)
+    cells.loc[(cells["arm"] == "good") & (cells["block"] == 7), "value"] = np.nan
+
+    def found(bounds: tuple[float, float] | None) -> PairResult:
+        return compare_arms(cells, margin=0.5, final=True, bounds=bounds)[0]
+
+    assert compare_arms(cells, margin=0.5, bounds=(-10, 10))[0].verdict is Conclusion.unfinished
+    assert found((-10, 10)).winner == "good"
+    assert found((-200, 200)).verdict is Conclusion.withheld
+    assert str(found(None)) == "no verdict on plain and good: 1 runs are missing (no worst case is known)"
+    narrow, wide = found((-10, 10)).difference, found((-200, 200)).difference
+    assert narrow.mean.mean == wide.mean.mean
+    assert wide.mean.low < narrow.mean.low < narrow.mean.mean < narrow.mean.high < wide.mean.high
+    imputed = [cells.fillna({"value": value}) for value in (-10, 0, 10)]  # whatever the run would have shown
+    likely = [compare_arms(one, margin=0.5)[0].difference for one in imputed]
+    assert all(one.p <= narrow.p for one in likely)
+    assert min(one.mean.low for one in likely) == pytest.approx(narrow.mean.low)
+
+
+def test_missing_runs_that_could_decide_either_way_decide_nothing() -> None:
+    cells = grown(20, gain=0)
+    cells.loc[(cells["arm"] == "good") & (cells["block"] < 10), "value"] = np.nan
+    (found,) = compare_arms(cells, margin=0.5, final=True, bounds=(-100, 100))
+    assert found.verdict is Conclusion.withheld
+    assert found.difference.p == 1
+
+
+def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
+    cells = table("plain", "same")
+    assert compare_arms(cells, margin=0.5)[0].verdict is Conclusion.equivalent
+    cells.loc[(cells.arm == "same") & (cells.block == 4), "value"] -= 50
+    (found,) = compare_arms(cells, margin=0.5)
+    assert found.difference.blocks == 11
+    assert found.p_equivalence_holm < 0.001
+    assert [one.collapsed for one in found.collapses] == [0, 1]
+    assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs"
+
+
+@pytest.mark.parametrize("down", ["plain", "good"])
+def test_an_arm_that_collapses_more_often_is_not_better(down: str) -> None:
+    cells = table("plain", "good")
+    cells.loc[(cells.arm == down) & (cells.block == 4), "value"] -= 50
+    (found,) = compare_arms(cells, margin=0.5)
+    assert found.verdict is (Conclusion.better if down == "plain" else Conclusion.withheld)
+    assert found.warnings == (f"{down} collapsed in 1 of 12 runs",)
+    if down == "plain":
+        expected = "good is better than plain; collapsed runs: plain 1 of 12 (at most 34 %), good 0 of 12 (at most 22 %)"
+        assert str(found) == expected
+
+
+def test_an_outlier_withholds_equivalence() -> None:
+    cells = table("plain", "same", "good")
+    cells.loc[(cells.arm == "same") & (cells.block == 4), "value"] += 2
+    same, _, better = compare_arms(cells, margin=1)[0], None, compare_arms(cells, margin=1)[2]
+    assert same.p_equivalence_holm < 0.01
+    assert same.verdict is Conclusion.withheld
+    assert same.warnings == ("1 of 12 differences are outliers",)
+    assert better.winner == "good"

@@ -36,7 +36,7 @@ def pixel(record, channel, row, column):
 
 
 def test_images_and_classes_equal_the_files(folder):
-    data = Cifar10Config(root=str(folder)).build(CNNConfig()).data
+    data = Cifar10Config(root=str(folder), batch_size=32).build(CNNConfig()).data
     assert data.train_x.shape == (90, 3, 32, 32)
     assert data.valid_x.shape == (10, 3, 32, 32)
     assert data.test_x.shape == (20, 3, 32, 32)
@@ -57,14 +57,16 @@ def test_images_and_classes_equal_the_files(folder):
 
 
 def test_split_depends_on_its_seed(folder):
-    one, two, other = (Cifar10Config(root=str(folder), split_seed=seed).build(CNNConfig()).data for seed in (0, 0, 1))
+    one, two, other = (
+        Cifar10Config(root=str(folder), split_seed=seed, batch_size=32).build(CNNConfig()).data for seed in (0, 0, 1)
+    )
     assert one.valid_x.equal(two.valid_x)
     assert not one.valid_x.equal(other.valid_x)
     assert one.test_x.equal(other.test_x)
 
 
 def test_hosts_are_determined_by_their_names(folder):
-    task = Cifar10Config(root=str(folder)).build(CNNConfig(base_channels=8, pools=3))
+    task = Cifar10Config(root=str(folder), batch_size=32).build(CNNConfig(base_channels=8, pools=3))
     one, two, other = (task.host(0, Split.TRAINING, 0, index) for index in (1, 1, 2))
     assert all(a.equal(b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     assert not one.segments[0][0].weight.equal(other.segments[0][0].weight)
@@ -77,7 +79,7 @@ def test_hosts_are_determined_by_their_names(folder):
 def test_a_missing_file_is_named_with_a_remedy(folder, name):
     (folder / name).unlink()
     with pytest.raises(TaskError, match=rf"{name}, which does not exist: download .* task\.root .* task=digits") as caught:
-        Cifar10Config(root=str(folder)).build(CNNConfig())
+        Cifar10Config(root=str(folder), batch_size=32).build(CNNConfig())
     assert "\n" not in str(caught.value)
 
 
@@ -87,7 +89,7 @@ def test_a_truncated_file_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
     with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): download .* task\.root"):
-        Cifar10Config(root=str(folder)).build(CNNConfig())
+        Cifar10Config(root=str(folder), batch_size=32).build(CNNConfig())
 
 
 def test_an_invalid_class_is_named(folder):
@@ -96,4 +98,4 @@ def test_an_invalid_class_is_named(folder):
     content[7 * RECORD] = 10
     path.write_bytes(bytes(content))
     with pytest.raises(TaskError, match=rf"{TRAIN_FILES[2]} is damaged \(it has class 10, and classes are 0 to 9\)"):
-        Cifar10Config(root=str(folder)).build(CNNConfig())
+        Cifar10Config(root=str(folder), batch_size=32).build(CNNConfig())

@@ -163,7 +163,7 @@ def test_a_number_of_parts_without_standard_kinds_is_refused():
     ("fields", "rule"),
     [
         ({"batch_size": 0}, r"task\.batch_size must be at least 1, got 0"),
-        ({"host_optimiser": SGDConfig(learning_rate=0.0)}, r"task\.host_optimiser\.learning_rate must be above 0"),
+        ({"host_optimiser": SGDConfig(learning_rate=0.0)}, r"task\.host_optimiser\.learning_rate must be finite and above 0"),
         ({"seed_optimiser": SGDConfig(momentum=1.0)}, r"task\.seed_optimiser\.momentum must be in"),
     ],
 )

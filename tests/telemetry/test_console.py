@@ -14,7 +14,7 @@ from rich.console import Console as RichConsole
 
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer
-from esper.telemetry.console import ConsoleConfig, LiveConsole, PlainConsole, clock, number, spark
+from esper.telemetry.console import ConsoleConfig, LiveConsole, PlainConsole, clock, duration, number, spark
 from esper.telemetry.tags import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def plain_lines(total: int, resume: int = 0) -> list[str]:
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("total", "lines"), [(1, 2), (3, 4), (10, 11), (97, 11), (1000, 11)])
+@pytest.mark.parametrize(("total", "lines"), [(1, 2), (3, 4), (10, 11), (97, 12), (1000, 12)])
 def test_plain_is_short(total: int, lines: int) -> None:
     assert len(plain_lines(total)) == lines
 
@@ -55,9 +55,22 @@ def test_plain_lines_have_no_control_characters() -> None:
     lines = plain_lines(1000)
     assert all(line.isprintable() for line in lines)
     assert lines[0] == "shaped: 1000 updates"
-    assert [line.split(",")[0] for line in lines[1:-1]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
-    assert "accuracy 71.26 pp, parameters grown 1,204, return 66.8" in lines[1]
+    assert re.fullmatch(r"update 1/1000: about \d+ s left", lines[1])
+    assert [line.split(",")[0] for line in lines[2:-1]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
+    assert "accuracy 71.26 pp, parameters grown 1,204, return 66.8" in lines[2]
     assert re.fullmatch(r"done after 0:00:\d\d: accuracy 71 pp, folder runs/a", lines[-1])
+
+
+def test_the_size_and_the_expected_time_are_said_first() -> None:
+    file = io.StringIO()
+    console = build_console(total_updates=100, size="32 hosts of 500 parameters", file=file)
+    console.start("shaped", {})
+    console.show(1, METRICS | {"time/host_epochs_per_second": 1900.0})
+    assert file.getvalue().splitlines()[1] == "32 hosts of 500 parameters"
+    assert file.getvalue().splitlines()[2].endswith(" left at 1,900 host epochs/s")
+    assert [duration(seconds) for seconds in (4, 89, 90, 720, 5399, 5400, 1e6)] == [
+        *("4 s", "89 s", "1.5 min", "12 min", "90 min", "1.5 h", "280 h"),
+    ]
 
 
 def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
@@ -83,7 +96,8 @@ def test_plain_prints_an_anomaly_at_once() -> None:
 def test_plain_counts_the_remaining_updates_after_a_resume() -> None:
     lines = plain_lines(100, resume=85)
     assert lines[0] == "shaped: 15 updates, resumed after 85"
-    assert [line.split(",")[0] for line in lines[1:-1]] == ["update 90/100"]
+    assert re.fullmatch(r"update 86/100: about \d+ s left", lines[1])
+    assert [line.split(",")[0] for line in lines[2:-1]] == ["update 90/100"]
 
 
 def test_plain_survives_an_ascii_log() -> None:

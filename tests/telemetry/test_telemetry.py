@@ -55,10 +55,13 @@ def test_every_below_one_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "files"),
     [
-        (TelemetryConfig(), {"metrics.jsonl", "tensorboard", "decisions.jsonl"}),
-        (QuietConfig(), {"metrics.jsonl"}),
-        (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "decisions.jsonl"}),
-        (TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False), {"metrics.jsonl", "tensorboard"}),
+        (TelemetryConfig(), {"metrics.jsonl", "times.jsonl", "tensorboard", "decisions.jsonl"}),
+        (QuietConfig(), {"metrics.jsonl", "times.jsonl"}),
+        (TelemetryConfig(writers=["jsonl", "console"]), {"metrics.jsonl", "times.jsonl", "decisions.jsonl"}),
+        (
+            TelemetryConfig(writers=["console", "tensorboard", "jsonl"], decisions=False),
+            {"metrics.jsonl", "times.jsonl", "tensorboard"},
+        ),
     ],
 )
 def test_each_writer_writes_its_files(tmp_path: Path, config: TelemetryConfig, files: set[str]) -> None:
@@ -106,7 +109,7 @@ def test_an_anomaly_is_written_when_it_begins_and_shown_once(tmp_path: Path) -> 
         telemetry.update(2, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), first=(SPIKE,), detailed=True))
         telemetry.update(3, {ACCURACY: 1.0}, Findings(present=(SPIKE,), detailed=True))
         telemetry.update(40, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), detailed=True))
-    assert file.getvalue() == "update 2/1000: kl spike: it jumped; lower it\n"
+    assert file.getvalue().splitlines()[1:] == ["update 2/1000: kl spike: it jumped; lower it"], "after the time that is left"
     events = events_of(tmp_path)
     assert [(event["update"], event["event"], event["kind"]) for event in events] == [
         (2, "anomaly", "kl_spike"),
@@ -240,4 +243,4 @@ def test_a_registered_writer_takes_settings(tmp_path: Path, monkeypatch: pytest.
     kept: list[str] = []
     run(TelemetryConfig(writers=["jsonl", {"notes": {"kept": kept}}], every=2, decisions=False), tmp_path, total=3)
     assert kept == ["show 1", "write 2", "show 2", "write 3", "show 3"]
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "times.jsonl"}

@@ -215,7 +215,9 @@ def test_a_full_disk(small_disk: Path, kind: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[1]", '{"update": "1"}', '{"a": 1}', "\x00\x00", "[" * 100_000, "null"], ids=lambda line: line[:12]
+    "line",
+    ["{", "[1]", '{"update": "1"}', '{"a": 1}', "\x00\x00", "[" * 100_000, "null", '{"update": 0}'],
+    ids=lambda line: line[:12],
 )
 @pytest.mark.parametrize("name", ["metrics", "decisions", "events"])
 def test_a_damaged_line_is_one_sentence(name: str, line: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from esper.config import ConfigError
 from esper.training import provenance, run_folder
 from esper.training.provenance import Provenance, code_version, read
 from esper.training.resume import check_data
-from esper.training.run_folder import create, new_folder, only_writer
+from esper.training.run_folder import create, new_folder, only_writer, writing_reports
 from esper.training.trainer import Trainer
 from tests.training.test_trainer import config
 
@@ -62,6 +63,22 @@ def test_a_folder_has_one_writer(tmp_path: Path, holder: subprocess.Popen[str]) 
         pass
 
 
+def test_reports_wait_for_each_other_and_not_for_training(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def report() -> None:
+        with writing_reports(tmp_path):
+            order.append("second")
+
+    with only_writer(tmp_path), writing_reports(tmp_path):
+        other = threading.Thread(target=report)
+        other.start()
+        other.join(0.3)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]
+
+
 def test_two_commands_cannot_share_a_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     command = [sys.executable, "-m", "esper.train", "env=sandbox", "agent=random", f"hydra.run.dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
@@ -83,9 +100,10 @@ def test_provenance_keeps_every_process(tmp_path: Path) -> None:
     assert [(r["first_update"], r["updates"], r["status"]) for r in records] == [(0, 2, "failed"), (2, 5, "finished")]
     assert records[0]["libraries"]["torch"].startswith("2.")
     assert records[0]["wall_seconds"] >= 0
-    (tmp_path / provenance.FILE).write_text("[{]")
-    with pytest.raises(ConfigError, match=r"run.json is damaged"):
-        Provenance(tmp_path, 5, ["cpu"])
+    for content in ("[{]", "[null]", '[{"plan": 1}]', '[{"esper": "1.0"}]', "[" * 100_000):
+        (tmp_path / provenance.FILE).write_text(content)
+        with pytest.raises(ConfigError, match=r"run.json is damaged"):
+            Provenance(tmp_path, 5, ["cpu"])
 
 
 def test_the_code_version_names_the_commit_of_this_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

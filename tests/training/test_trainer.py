@@ -319,10 +319,10 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path, m
     trainer = Trainer(config(), tmp_path)
     save, calls = trainer.checkpoints.save, iter(range(100))
 
-    def full(state, update):
+    def full(state, update, **kwargs):
         if next(calls) == 2:
             monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        return save(state, update)
+        return save(state, update, **kwargs)
 
     monkeypatch.setattr(trainer.checkpoints, "save", full)
     with pytest.raises(DiskError, match="no space left"):

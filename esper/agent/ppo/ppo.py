@@ -124,6 +124,12 @@ class PPOConfig(AgentConfig):
         if self.clip > 0.3:
             warnings.warn(f"agent.clip={self.clip} hardly limits policy steps: 0.1 to 0.3 is usual", stacklevel=2)
 
+    def network_size(self, slots: int, features: int, slot_features: int) -> tuple[int, int, Sequence[str]]:
+        units, width, table = self.hidden, self.slot_width, self.blueprint_width
+        weights = units * (10 * units + features + 3 * width) + width * (4 * width + table + slot_features)
+        keys = sorted(("hidden", "slot_width", "blueprint_width"), key=lambda name: -getattr(self, name))
+        return weights, 14 * units + slots * (12 * width + table), [f"agent.{key}" for key in keys[:2]]
+
     def acting(self) -> "PPOConfig":
         config = copy(self)
         config.chunk = 0
@@ -135,7 +141,7 @@ class PPOConfig(AgentConfig):
 
     def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
         if self.chunk and steps % self.chunk:
-            divisors = ", ".join(str(number) for number in range(1, steps + 1) if steps % number == 0)
+            divisors = ", ".join(str(number) for number in range(1, min(steps, 1000) + 1) if steps % number == 0)
             raise ValueError(f"agent.chunk={self.chunk} does not divide steps={steps}: choose one of {divisors}, or 0")
         if self.minibatches > hosts:
             raise ValueError(
@@ -436,12 +442,16 @@ class PPO(Learner):
 
         Raises:
             ValueError: the policy was trained with other observations or actions.
+            TypeError: a tensor has another dtype.
         """
         for what, names in self._names().items():
             trained = state["names"][what]
             if trained != names and (what != "slots" or self.config.slot_identity):
                 was, here = ", ".join(trained), ", ".join(names)
                 raise ValueError(f"this policy was trained with the {what} {was}, but this run has {here}: {_REMEDY[what]}")
+        for name, tensor in self.network.state_dict().items():  # PyTorch would cast other dtypes
+            if name in state["network"] and state["network"][name].dtype != tensor.dtype:
+                raise TypeError(f"{name} is {state['network'][name].dtype}, not {tensor.dtype}")
         self.network.load_state_dict(state["network"])
         self.popart.load_state_dict(state["popart"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -27,11 +27,11 @@ class BlueprintConfig:
     plantable: ClassVar[bool] = True
     """True if a controller may plant the seed."""
     sizes: ClassVar[Sequence[str]] = ()
-    """Fields that must be at least 1."""
+    """Fields that must be from 1 to 1,000,000."""
 
     def check(self, where: str) -> None:
         """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
-        check_ranges(where, self, {"[1, inf]": self.sizes})
+        check_ranges(where, self, {"[1, 1e6]": self.sizes})
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         """Return a new branch delta(x) for the features of a slot, with random initial weights and a last map of zeros."""

@@ -1,0 +1,41 @@
+"""Flags of esper.train. They are Hydra's; whatever Hydra would answer with a traceback is refused here."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses, so that both agree
+
+from esper.config import ConfigError
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; --help lists what can be typed")
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    """Return the flags and overrides of a command line.
+
+    Raises:
+        ConfigError: Hydra does not know a flag, or flags do not fit together.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse
+    args = parser.parse_args(list(arguments))
+    if args.config_path is not None or args.experimental_rerun is not None:
+        flag = "--config-path" if args.config_path is not None else "--experimental-rerun"
+        raise ConfigError(f"{flag} is not supported: add a folder of your own options with --config-dir")
+    if args.config_name == "":
+        raise ConfigError("--config-name names no config: leave it out, or name a file of --config-dir")
+    if args.config_dir is not None and not (args.config_dir and Path(args.config_dir).is_dir()):
+        raise ConfigError(f"--config-dir {args.config_dir} is not a folder: name one with your own options, such as experiment/")
+    flags = {"--run": args.run, "--cfg": args.cfg, "--multirun": args.multirun, "--info": args.info}
+    chosen = [flag for flag, given in {**flags, "--shell-completion": args.shell_completion}.items() if given]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} exclude each other: leave all but one out")
+    if (args.resolve or args.package is not None) and not args.cfg:
+        raise ConfigError(f"{'--resolve' if args.resolve else '--package'} changes what --cfg prints: add --cfg job")
+    if args.shell_completion and sum(word.startswith(("install=", "uninstall=", "query=")) for word in args.overrides) != 1:
+        raise ConfigError("--shell-completion needs a command and a shell: write --shell-completion install=bash")
+    return args

@@ -1,0 +1,222 @@
+"""Probes of hosts and seeds: a few samples through each part before a run starts, since parts may come from outside.
+
+A part that draws random numbers, keeps state, mixes samples or passes no gradient would give wrong numbers without any error.
+"""
+
+# M members, P parameters of one member
+
+import copy
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.fusion.fuse import Fleet, flatten_parameters
+from esper.fusion.layout import by_member, join_members, side_by_side
+from esper.fusion.stacked import FusionError
+from esper.hosts.base import SlotSpec
+from esper.memory import memory_shortage
+from esper.seeds.bank import newborn
+from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.informed import feeding_map
+
+DRAWS = "draws random numbers in its forward, so that a resumed run would differ: remove dropout and torch.rand"
+BORN_BY_CHANCE = "draws initial weights from another stream than torch's, so that a resumed run would differ: use torch.nn.init"
+UNSTEADY = "has another output for the same input in a second call: remove random numbers and state between calls"
+MIXES = "mixes the samples of a batch: compute each sample alone, as GroupNorm and LayerNorm do"
+FUSED = "mixes the hosts of a shard, as views that count channels do: see docs/extending.md, or set members_per_shard=1"
+
+
+class Flaw(ValueError):
+    """What is wrong with a part, as a predicate with the remedy."""
+
+
+@contextmanager
+def flaws(name: str, part: str, shape: Sequence[int] | None = None) -> Generator[None]:
+    """Turn a flaw of a part, and any error in its code, into one sentence. Torch's random stream is left unchanged.
+
+    Args:
+        name: the part as an option.
+        part: what it is.
+        shape: shape of its input.
+
+    Raises:
+        ValueError: the part has a flaw.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    except FusionError as error:
+        raise ValueError(f"{name}: {error}") from error
+    except Flaw as flaw:
+        raise ValueError(f"{name}: {part} {flaw}") from flaw
+    except Exception as error:
+        if memory_shortage(error):
+            raise
+        raised = f" on {tuple(shape)}" if shape else ""
+        raised += f" with {type(error).__name__}: {error}{_place(error)}"
+        raise ValueError(f"{name}: {part} fails{raised}: correct its code") from error
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of an error in the code of a user; empty if it shows in no such file."""
+    ours = [str(Path(module.__file__ or "").parent) for module in (torch, esper)]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((*ours, "<"))]
+    frames = [one for one in frames if one.name not in ("__enter__", "__exit__")]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fleet: Fleet | None) -> None:
+    """Check a seed: at birth the identity, with a gradient; later a function of one sample.
+
+    Args:
+        features: features of the slot for two samples or more; only their form and signs matter.
+        fleet: two such seeds as one program; None if there is none.
+
+    Raises:
+        Flaw: the seed has a flaw.
+    """
+    generator = torch.Generator().manual_seed(0)
+    row, again = (newborn(blueprint, slot, generator) for _ in range(2))
+    if not len(row):
+        raise Flaw("has no parameters and cannot learn: give it some, or set plantable = False in its config")
+    if row.dtype != features.dtype:
+        raise Flaw(f"has parameters of {row.dtype}: use {features.dtype}")
+    if not row.isfinite().all():
+        raise Flaw("has initial weights that are NaN or infinite: correct their initialisation")
+    if not row.equal(again):
+        raise Flaw(BORN_BY_CHANCE)
+    branch = blueprint.branch(slot)
+    nn.utils.vector_to_parameters(row, branch.parameters())
+    if is_informed(blueprint):
+        feeding_map(branch)
+    x = torch.empty_like(features).normal_(generator=generator)
+    x = x.abs() if (features >= 0).all() else x  # what follows a ReLU may count on its sign
+    _probe_birth(branch, x)
+    with torch.no_grad():
+        for parameter in branch.parameters():  # zeros would hide what the layers before them do
+            parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+        y = _probe_steady(branch, x)
+        if not _close(branch(_others(x))[1:], y[1:]):
+            raise Flaw(MIXES)
+        if fleet is not None:
+            rows = flatten_parameters(branch).expand(2, -1)
+            if not _close(fleet.bind(rows)(join_members([x, x.flip(0)])), join_members([y, y.flip(0)])):
+                raise Flaw(FUSED)
+
+
+def _probe_birth(branch: nn.Module, x: Tensor) -> None:
+    """Check the output of a newborn branch and its gradients."""
+    h = x.clone().requires_grad_()
+    given = h * 1.0
+    delta = branch(given)
+    check_features(delta, x.shape, x.dtype)
+    if not given.equal(h):
+        raise Flaw("changes its input in place: use inplace=False")
+    if delta.any():
+        raise Flaw("is not the identity at birth: end it in a map of zeros (born_as_zero)")
+    check_gradients(delta, {"its input": h, **{f"its parameter {name}": weight for name, weight in branch.named_parameters()}})
+
+
+def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None) -> None:
+    """Check a host: a function of one sample in evaluation mode, with a gradient for every slot and parameter.
+
+    Args:
+        host: a host whose features and output have the right shapes; left in evaluation mode.
+        same: the same host, built again.
+        x: two samples or more.
+        fleet: the host twice as one program; None if there is none.
+
+    Raises:
+        Flaw: the host has a flaw.
+    """
+    if not all(one.equal(other) for one, other in zip(host.parameters(), same.parameters(), strict=True)):
+        raise Flaw(BORN_BY_CHANCE)
+    host.eval()
+    with torch.no_grad():
+        y = _probe_steady(lambda x: _through(host, x)[-1], x)
+        if not all(one.equal(other) for one, other in zip(host.buffers(), same.buffers(), strict=True)):
+            raise Flaw("changes its buffers in evaluation mode, so that measuring would change it: do so in training mode only")
+        if not _close(_through(host, _others(x))[-1][1:], y[1:]):
+            raise Flaw(MIXES.replace("batch", "batch in evaluation mode"))
+        if fleet is not None:
+            both = _through(fleet.bind().eval(), side_by_side(torch.stack([x, x.flip(0)])))[-1]
+            if not _close(by_member(both, 2), torch.cat([by_member(y, 1), by_member(y.flip(0), 1)])):
+                raise Flaw(FUSED)
+    state, twins = torch.random.get_rng_state(), [copy.deepcopy(host).train() for _ in range(2)]
+    features, others = (_through(twin, x) for twin in twins)
+    if not torch.random.get_rng_state().equal(state):
+        raise Flaw(DRAWS)
+    if not _close(features[-1], others[-1]):
+        raise Flaw(UNSTEADY)
+    slots = {f"slot {slot.name}": h for slot, h in zip(getattr(host, "slots"), features[:-1], strict=True)}  # noqa: B009
+    check_gradients(features[-1], slots | {f"its parameter {name}": weight for name, weight in twins[0].named_parameters()})
+
+
+def check_features(y: object, shape: Sequence[int] | None, dtype: torch.dtype) -> None:
+    """Check the output of a newborn part.
+
+    Args:
+        shape: its shape; None for any.
+
+    Raises:
+        Flaw: it is no tensor, of another shape or dtype, or not finite.
+    """
+    if not isinstance(y, Tensor):
+        raise Flaw(f"returns a {type(y).__name__}: return a tensor")
+    if shape is not None and y.shape != torch.Size(shape):
+        raise Flaw(f"returns the shape {tuple(y.shape)} for features of the shape {tuple(shape)}: return the same shape")
+    if y.dtype != dtype:
+        raise Flaw(f"returns {y.dtype}: return {dtype}")
+    if not y.isfinite().all():
+        raise Flaw("has an output that is NaN or infinite at birth: correct its forward or its initial weights")
+
+
+def check_gradients(y: Tensor, sources: dict[str, Tensor]) -> None:
+    """Check that a gradient reaches every source from the output of a part.
+
+    Raises:
+        Flaw: it does not reach one of them.
+    """
+    missing = next((name for name, source in sources.items() if not source.requires_grad), None)
+    if missing is None:
+        grads = torch.autograd.grad(y.sum(), list(sources.values()), allow_unused=True) if y.requires_grad else [None]
+        missing = next((name for name, grad in zip(sources, grads, strict=False) if grad is None), None)
+    if missing is not None:
+        raise Flaw(f"passes no gradient to {missing}: use it, and remove detach, no_grad and requires_grad=False")
+
+
+def _probe_steady(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Check that a forward without random numbers gives the same output twice, and return it."""
+    state = torch.random.get_rng_state()
+    y, again = forward(x.clone()), forward(x.clone())
+    if not torch.random.get_rng_state().equal(state):
+        raise Flaw(DRAWS)
+    if not _close(y, again):
+        raise Flaw(UNSTEADY)
+    return y
+
+
+def _through(host: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the features at each slot of a host, and its output."""
+    found = list[Tensor]()
+    for segment in host.get_submodule("segments").children():
+        x = segment(x)
+        if torch.is_grad_enabled() and not x.requires_grad:  # nothing that learns lies before this slot
+            x.requires_grad_()
+        found.append(x)
+    return found
+
+
+def _others(x: Tensor) -> Tensor:
+    """Return the samples with another first one."""
+    return torch.cat([x[1:2], x[1:]])
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two outputs are equal up to rounding."""
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.detach().abs().amax()), equal_nan=True)

@@ -1,0 +1,107 @@
+"""Checks that runs are what they claim to be: each in the folder of its cell, none twice, and all of one code version."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from esper.config import ALIASES, ConfigError, root_key
+from esper.lab.design import FILE, Cell, Design
+from esper.lab.runs import Run
+from esper.training import provenance
+
+UNCHECKED = ("telemetry", "plugins", "resume")
+"""Root keys that a run may have changed without being another one."""
+
+
+def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
+    """Return warnings on runs of different code versions.
+
+    Raises:
+        ConfigError: a run is not that of its cell, or is there twice.
+    """
+    twins: dict[str, Run] = {}
+    for run in (run for run in runs if run.digest):
+        if (twin := twins.setdefault(run.digest, run)) is not run:
+            raise ConfigError(f"{run.folder} is a copy of {twin.folder}: remove one of them, or compare only one")
+    by_folder = {run.folder: run for run in runs if run.updates}
+    for folder in (folder for folder in folders if (folder / FILE).exists()):
+        design = Design.load(folder)
+        for cell in design.cells:
+            if run := by_folder.get(folder / cell.folder):
+                _check_cell(run, cell, design.digest)
+    return mixed({str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train them again")
+
+
+def _check_cell(run: Run, cell: Cell, plan: str) -> None:
+    """Raise ConfigError if a run is not that of the cell in whose folder it is."""
+    remedy = "move it back, or remove it and repeat the command of the experiment"
+    records = provenance.read(run.folder / provenance.FILE)
+    cells, plans = ({record.get(name) for record in records} - {None} for name in ("cell", "plan"))
+    if others := cells - {cell.folder}:
+        raise ConfigError(f"{run.folder} holds the run of {', '.join(sorted(map(str, others)))}: {remedy}")
+    if plans != {plan}:
+        found = ", ".join(str(other)[:12] for other in plans) or "no plan"
+        raise ConfigError(
+            f"{run.folder / provenance.FILE} names {found}, and {FILE} holds plan {plan[:12]}: restore the changed file, or "
+            "remove the run and repeat the command of the experiment"
+        )
+    for key, value in _asked(cell.overrides).items():
+        if key in run.config and not _equal(run.config[key], value):
+            raise ConfigError(
+                f"{run.folder} was trained with {key}={run.config[key]}, and {FILE} says {key}={value}, so it is another run: "
+                f"{remedy}"
+            )
+
+
+def _asked(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values that overrides set, by key; the last one counts."""
+    parsed = OverridesParser.create().parse_overrides([one for one in overrides if "${" not in one])
+    keys = {str(one.key_or_group): one for one in parsed if not one.is_delete()}
+    return {ALIASES.get(key, key): one.value() for key, one in keys.items() if root_key(key) not in UNCHECKED}
+
+
+def _equal(found: Any, asked: Any) -> bool:
+    if isinstance(found, list) and not isinstance(asked, list):
+        asked = [asked]  # one option of a group of which several can be chosen
+    return found == asked or str(found) == str(asked)
+
+
+def _versions(run: Run) -> list[dict[str, Any]]:
+    """Return the code versions of all processes that worked on a run."""
+    return [record.get("esper") or {} for record in provenance.read(run.folder / provenance.FILE)] or [{}]
+
+
+def mixed(versions: Mapping[str, Sequence[dict[str, Any]]], done: str, remedy: str) -> list[str]:
+    """Return a warning if files come from different code versions.
+
+    Args:
+        versions: code versions by name of the file or folder.
+        done: what was done with this code, as in "trained".
+        remedy: what to do about it.
+    """
+    names: dict[str, list[str]] = {}
+    labels: dict[str, str] = {}
+    for name, found in versions.items():
+        for version in found:
+            source = str(version.get("source") or version.get("commit"))
+            labels[source] = _label(version)
+            names.setdefault(source, []).append(name)
+    if len(names) < 2:
+        return []
+    ordered = sorted(names, key=lambda source: -len(names[source]))
+    shown = "; ".join(f"{labels[source]}: {_some(names[source])}" for source in ordered)
+    return [f"{done} by different code versions, whose numbers may differ ({shown}): {remedy}"]
+
+
+def _label(version: Mapping[str, Any]) -> str:
+    if not version:
+        return "unknown"
+    commit = version.get("commit")
+    label = str(commit)[:9] if commit else f"version {version.get('version')}"
+    return f"{label} with changes {str(version.get('source'))[:6]}" if version.get("changed") else label
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,48 @@
+"""A controller whose decisions are counted in FLOPs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.agent.base import BoolArray, Controller
+from esper.buffer.transition import Decision, State
+from esper.env.actions import Observation
+
+
+def _recurrent_flops(x: Sequence[int], *weights: Any, out_val: Any = None, **_: Any) -> int:
+    """Return the FLOPs of oneDNN's recurrent layer for the shapes of its input `[T, N, D]` and weights."""
+    return 2 * int(np.prod(x[:2])) * sum(int(np.prod(weight)) for weight in weights[:2])
+
+
+COUNTED = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
+"""Kernels that PyTorch's counter does not know."""
+
+
+class Metered(Controller):
+    """A controller whose decisions are counted in FLOPs."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.flops = 0
+        """FLOPs of all decisions so far."""
+
+    def start(self, num_hosts: int) -> State:
+        return self.controller.start(num_hosts)
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+            decision = self.controller.act(observation, state, is_init=is_init, uniform=uniform, greedy=greedy)
+        self.flops += counter.get_total_flops()
+        return decision

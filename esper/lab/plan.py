@@ -1,0 +1,168 @@
+"""The plan of an experiment: read and checked before the first run, and held against what esper.compare is asked."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from esper.checkpoint import disk
+from esper.config import BlocksConfig, ConfigError, did_you_mean
+from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
+from esper.lab.runs import OUTCOMES, CompareConfig, defines_return
+from esper.stats.paired import MIN_BLOCKS
+from esper.training.provenance import code_version
+
+LOOKS = "looks.jsonl"
+"""Name of the file in the folder of an experiment with a line for every comparison."""
+
+
+def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
+    """Return the design of an experiment with its plan.
+
+    Args:
+        hydra: node `hydra` of the command's config.
+        common: overrides of all runs.
+
+    Raises:
+        ConfigError: the arguments do not describe an experiment.
+    """
+    asked = BlocksConfig(**cast(dict[str, Any], OmegaConf.to_container(hydra.sweeper)))
+    if asked.plan is not None:
+        typed = {override.partition("=")[0].removeprefix("hydra.sweeper.") for override in hydra.overrides.hydra}
+        asked = replace(asked, **{key: value for key, value in _read(asked.plan).items() if key not in typed})
+    folder = Path(hydra.sweep.dir)
+    looks = asked.looks
+    if not looks and (folder / FILE).exists():  # blocks are added
+        looks = Design.load(folder).plan.looks
+    if asked.outcome in OUTCOMES and asked.margin is None:
+        asked.margin = OUTCOMES[asked.outcome].margin
+    names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
+    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks)
+    found = design(
+        asked.arms,
+        blocks=asked.blocks,
+        root=asked.root,
+        aa_control=asked.aa_control,
+        common=common,
+        vary_split=asked.vary_split,
+        plan=plan,
+    )
+    _check(found, asked.looks)
+    return found
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Return the keys of a plan's file."""
+    keys = [name for name in BlocksConfig.__dataclass_fields__ if name not in ("_target_", "plan")]
+    try:
+        read: Any = OmegaConf.load(path)
+        whole = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(BlocksConfig), read)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan={path} cannot be read: name a YAML file, or leave it out") from error
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        unknown = getattr(error, "key", None)
+        reason = " ".join(str(error).split("\n")[0].split())
+        if unknown is not None and unknown not in keys:
+            reason = f"there is no key {unknown}{did_you_mean(str(unknown), keys)}"
+        raise ConfigError(f"plan={path} is not a plan ({reason}): write keys from {', '.join(keys)}") from error
+    if {*read} - {*keys}:
+        raise ConfigError(f"plan={path} is not a plan: write keys from {', '.join(keys)}")
+    return {str(key): whole[key] for key in read}
+
+
+def _check(found: Design, looks: Sequence[int]) -> None:
+    """Raise ConfigError if the claims do not fit the arms."""
+    plan = found.plan
+    if plan.score_hosts < 2:
+        raise ConfigError(f"score_hosts must be at least 2, got {plan.score_hosts}")
+    try:
+        as_planned(plan)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if list(looks) != sorted({*looks}) or any(look < MIN_BLOCKS for look in looks):
+        raise ConfigError(f"looks={list(looks)} must increase, and each be at least {MIN_BLOCKS}: write them as in looks=[12,24]")
+    if clash := {*found.arms} & {*plan.baselines}:
+        raise ConfigError(f"baselines={clash.pop()} is already an arm: rename the arm, or remove it from baselines")
+    arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
+    if plan.against not in (None, *arms):
+        raise ConfigError(f"against={plan.against} is not an arm: choose from {', '.join(arms)}")
+    keys = {override.lstrip("+").partition("=")[0] for own in found.arms.values() for override in own}
+    if plan.outcome == "return" and any(map(defines_return, keys)):
+        raise ConfigError("outcome=return cannot compare arms with different rewards: choose outcome=accuracy")
+
+
+def announce(found: Design) -> list[str]:
+    """Return the lines about a plan that are printed before the first run starts."""
+    plan = found.plan
+    looks = ", ".join(map(str, plan.looks))
+    lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, verdict at {looks} blocks"]
+    if found.blocks > plan.looks[-1]:
+        lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
+    return lines
+
+
+def as_planned(plan: Claims) -> CompareConfig:
+    """Return the settings of the comparison that was planned.
+
+    Raises:
+        ValueError: the plan asks for something that does not exist.
+    """
+    return CompareConfig(
+        outcome=plan.outcome,
+        margin=plan.margin,
+        hosts=plan.score_hosts,
+        alpha=plan.alpha,
+        baselines=list(plan.baselines),
+        against=plan.against,
+    )
+
+
+def planned(folders: Sequence[Path]) -> Design | None:
+    """Return the experiment whose folder is the only one; None for runs without a plan, and for several folders.
+
+    Raises:
+        ConfigError: its file is damaged or was edited.
+    """
+    return Design.load(folders[0]) if len(folders) == 1 and (folders[0] / FILE).exists() else None
+
+
+def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[str]) -> list[str]:
+    """Return the ways in which a comparison deviates from the plan, each of which makes it exploratory."""
+    if found is None:
+        return ["these runs are not one experiment of sweep=ab, so nothing was planned"]
+    wanted, got = asdict(as_planned(found.plan)), asdict(config)
+    got["margin"] = config.margin or OUTCOMES[config.outcome].margin
+    names = ("outcome", "margin", "hosts", "alpha", "baselines", "against", "strata")
+    lines = [f"{name} is {_shown(got[name])}, planned was {_shown(wanted[name])}" for name in names if got[name] != wanted[name]]
+    return lines + [f"{override} was not planned" for override in overrides]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, cast(list[Any], value)))}]"
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def record_look(folders: Sequence[Path], look: dict[str, Any]) -> None:
+    """Append a comparison to the looks of every experiment in these folders.
+
+    Args:
+        folders: folders of experiments; others keep no looks.
+        look: settings, finished blocks and sentences.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), **look})
+    for folder in folders:
+        if (folder / FILE).exists():
+            with disk(f"write {folder / LOOKS}"), (folder / LOOKS).open("a+b") as file:
+                file.seek(max(0, file.tell() - 1))
+                end = b"" if file.read() in (b"", b"\n") else b"\n"  # a line that was cut short
+                file.write(end + line.encode() + b"\n")

@@ -1,0 +1,163 @@
+"""Power of an experiment before it runs, and whether more hosts or more blocks would raise it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from esper.config import FORMER, ConfigError, standalone_agents
+from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.runs import BASELINES, OUTCOMES
+from esper.stats.paired import MIN_BLOCKS, likely_spread
+from esper.stats.power import PlannedTest, VarianceParts, variance_parts
+
+Pairs = Sequence[tuple[str, str]]
+LEAST_BLOCKS = 5
+"""Fewest blocks from which a variance is estimated."""
+TYPICAL = {
+    "accuracy": 2.4,
+    "accuracy_greedy": 13.0,
+    "validation": 2.4,
+    "parameters": 51.0,
+    "flops": 1900.0,
+    "training_flops": 1.2e8,
+    "return": 2.0,
+    "learning": 1.5,
+    "rollbacks": 0.0035,
+}
+"""Standard deviation of the difference of two policies in a block of `task=digits`, with 96 held-out hosts, by outcome: median of
+the records in experiments/ that compare trained policies, rounded to two digits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """The standard deviation of the difference of two arms in a block."""
+
+    value: float
+    parts: VarianceParts | None = None
+    """Its sources; None if unknown."""
+
+
+def spread_of(cells: pd.DataFrame, hosts: pd.DataFrame, outcome: str, pairs: Pairs) -> Spread | None:
+    """Return the spread of an outcome, pooled over pairs of arms; None if no pair shares `LEAST_BLOCKS`.
+
+    Args:
+        cells: values of runs, blocks by arms.
+        hosts: columns of hosts.csv; may be empty.
+        outcome: name of the outcome.
+        pairs: pairs of arms.
+    """
+    shared = [(cells[first] - cells[second]).dropna() for first, second in pairs if {first, second} <= {*cells.columns}]
+    spreads = [likely_spread(values) for values in shared if len(values) >= LEAST_BLOCKS]
+    if not spreads:
+        return None
+    value = math.sqrt(np.mean(np.square(spreads)))
+    parts = _parts(hosts, outcome, pairs)
+    if parts and (whole := parts.runs + parts.hosts):
+        parts = replace(parts, runs=parts.runs * value**2 / whole, hosts=parts.hosts * value**2 / whole)
+    return Spread(value=value, parts=parts)
+
+
+def _parts(hosts: pd.DataFrame, outcome: str, pairs: Pairs) -> VarianceParts | None:
+    """Return the sources of the variance of a difference; None for outcomes that are not measured host by host."""
+    column = outcome.removesuffix("_greedy")
+    if column not in hosts:
+        return None
+    rows: Any = hosts[(hosts["controller"] == "policy_greedy") == outcome.endswith("_greedy")]
+    wide = rows.pivot(index=["block", "host"], columns="arm", values=column)
+    known = [(first, second) for first, second in pairs if {first, second} <= {*wide.columns}]
+    tables = [(wide[first] - wide[second]).unstack("host").dropna() for first, second in known]
+    tables = [table.to_numpy() for table in tables if len(table) >= LEAST_BLOCKS]
+    return variance_parts(tables) if tables else None
+
+
+def advice(spread: Spread, test: PlannedTest) -> list[str]:
+    """Say whether more hosts or more blocks raise the power, if the sources of the variance are known."""
+    parts = spread.parts
+    if parts is None:
+        return []
+    test = replace(test, looks=sorted({max(MIN_BLOCKS, look) for look in test.looks}))
+    now, hosts = (test.powers(value)[-1] for value in (spread.value, parts.spread(4 * parts.num_hosts)))
+    return [
+        f"{_percent(parts.share)} of the variance of a difference comes from the {parts.num_hosts} hosts: "
+        f"with {test.looks[-1]} blocks, 4x hosts raise the power from {_percent(now)} to {_percent(hosts)}, "
+        f"2x blocks to {_percent(test.powers(spread.value, 2.0)[-1])}"
+    ]
+
+
+def expected_power(design: Design) -> list[str]:
+    """Return the lines about the power of an experiment that are printed before its first run.
+
+    Raises:
+        ConfigError: the pilot cannot be used.
+    """
+    plan = design.plan
+    arms = [*(arm for arm in design.arms if arm != AA_CONTROL), *plan.baselines]
+    pairs = [pair for pair in combinations(arms, 2) if plan.against in (None, *pair)]
+    if not pairs:
+        return []
+    if plan.pilot is not None:
+        spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
+    elif all(setting in ("task=digits", "env=growth") for setting in _settings(design)):
+        spread, source = Spread(value=TYPICAL[plan.outcome]), "typical of digits; pilot=FOLDER takes it from an experiment"
+    else:
+        return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
+    test = PlannedTest(margin=plan.margin, looks=plan.looks, alpha=plan.alpha, pairs=len(pairs))
+    *earlier, (last, power) = zip(test.looks, test.powers(spread.value), strict=True)
+    unit = OUTCOMES[plan.outcome].unit
+    effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
+    line = f"{last} blocks detect {effect} with a power of {_percent(power)}"
+    line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)
+    if last < MIN_BLOCKS:
+        line = f"{last} blocks are too few for a verdict, which takes {MIN_BLOCKS}"
+    level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
+    known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
+    return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
+
+
+def _settings(design: Design) -> list[str]:
+    """Return the overrides that choose a task or an environment."""
+    every = [*design.common, *(override for own in design.arms.values() for override in own)]
+    return [override for override in every if override.startswith(("task=", "env="))]
+
+
+def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
+    """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
+    folder = Path(str(plan.pilot))
+    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), pd.DataFrame()
+    if (folder / "hosts.csv").is_file():
+        hosts = pd.read_csv(folder / "hosts.csv")
+    trained = list(combinations([arm for arm in cells if arm not in (*BASELINES, *standalone_agents())], 2))
+    for chosen in (pairs, trained):
+        if spread := spread_of(cells, hosts, plan.outcome, chosen):
+            if spread.parts is None:
+                return spread
+            parts = replace(spread.parts, hosts=spread.parts.hosts * spread.parts.num_hosts / plan.score_hosts)
+            return Spread(value=spread.parts.spread(plan.score_hosts), parts=replace(parts, num_hosts=plan.score_hosts))
+    raise ConfigError(
+        f"pilot={folder} has no two arms with {plan.outcome} in {LEAST_BLOCKS} blocks: choose another folder, or remove it"
+    )
+
+
+def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:
+    """Return one outcome of a comparison.csv as a table of blocks by arms.
+
+    Raises:
+        ConfigError: the file cannot be read, or lacks the outcome.
+    """
+    try:
+        table: Any = pd.read_csv(path).rename(columns={old: new for old, new in FORMER.items() if new in OUTCOMES})
+        return table.pivot(index="block", columns="arm", values=outcome)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"pilot={path.parent} has no {path.name} with {outcome}: run python -m esper.compare on it, or choose another folder"
+        ) from error
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,96 @@
+"""Runs that collapse, their rates, and outliers among the differences of two arms."""
+
+# n runs of an arm
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from esper.stats.intervals import UNKNOWN, Interval
+
+Mask = npt.NDArray[np.bool_]
+LIMIT = 4.5
+"""Standard deviations below the median of its arm at which a run counts as collapsed."""
+
+
+def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float, higher_is_better: bool = True) -> Mask:
+    """Return which runs of an arm have collapsed `[n]`.
+
+    A run has collapsed if it is worse than the median of its arm and stratum by more than `LIMIT` standard deviations and by more
+    than the margin. The standard deviation is that of the better half of the runs, the root mean square of their distances from
+    the median: a median absolute deviation is inflated, and hides the collapse, if a third of the runs collapse.
+
+    Args:
+        values: outcomes of the runs `[n]`; NaN for a missing run, which has not collapsed.
+        strata: stratum of each run `[n]`.
+        margin: smallest difference that matters, in the unit of the outcome.
+        higher_is_better: if true, runs with low outcomes collapse, else those with high ones.
+    """
+    lead = _from_median(values, strata) * (1 if higher_is_better else -1)
+    better_half = np.sort(lead[np.isfinite(lead)])[::-1][: (np.isfinite(lead).sum() + 1) // 2]
+    spread = float(np.sqrt(np.mean(better_half**2))) if len(better_half) else 0.0
+    return lead < -max(margin, LIMIT * spread)
+
+
+def outliers(differences: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> Mask:
+    """Return which differences of two arms are outliers `[n]`.
+
+    An outlier is farther from the median of its stratum, to either side, than `LIMIT` standard deviations, estimated by 1.4826
+    times the median absolute deviation, and than the margin.
+    """
+    distance = np.abs(_from_median(differences, strata))
+    known = distance[np.isfinite(distance)]
+    spread = 1.4826 * float(np.median(known)) if len(known) else 0.0
+    return distance > max(margin, LIMIT * spread)
+
+
+def _from_median(values: npt.ArrayLike, strata: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return values minus the median of their stratum; NaN for a missing one."""
+    runs, groups = np.asarray(values, dtype=np.float64), np.asarray(strata)
+    centred = np.full(len(runs), np.nan)
+    for group in np.unique(groups[np.isfinite(runs)]):
+        centred[groups == group] = runs[groups == group] - np.nanmedian(runs[groups == group])
+    return centred
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollapseRate:
+    """How many runs of an arm collapsed."""
+
+    arm: str
+    collapsed: int
+    runs: int
+    """Number of measured runs."""
+
+    @property
+    def rate(self) -> Interval:
+        """Rate of collapse with its exact 95 % interval (Clopper, Pearson 1934), in [0, 1]."""
+        if self.runs == 0:
+            return UNKNOWN
+        found = stats.binomtest(self.collapsed, self.runs)
+        interval = found.proportion_ci()
+        return Interval(float(found.statistic), float(interval.low), float(interval.high))
+
+    @property
+    def at_most(self) -> float:
+        """Upper 95 % confidence bound of the rate, in [0, 1]."""
+        if self.runs == 0:
+            return 1.0
+        return float(stats.binomtest(self.collapsed, self.runs, alternative="less").proportion_ci().high)
+
+    def __str__(self) -> str:
+        return f"{self.arm} {self.collapsed} of {self.runs} (at most {100 * self.at_most:.0f} %)"
+
+
+def collapse_p(first: Mask, second: Mask) -> float:
+    """Return the two-sided p value of equal rates of collapse in paired runs (exact McNemar test).
+
+    Args:
+        first: which runs of the first arm collapsed `[n]`.
+        second: the same for the second arm, block by block.
+    """
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    discordant = only_first + only_second
+    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0

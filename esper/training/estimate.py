@@ -1,0 +1,291 @@
+"""Memory and work of a run, computed from its config before any host exists.
+
+Weights are counted on torch's meta device, which has shapes and no data; only if they fit, one host is built and run on two
+samples. The constants were measured; a test compares the estimate with the memory that a run takes.
+"""
+
+# N hosts, S slots, K blueprints, B samples of a batch
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import Config, ConfigError
+from esper.env import observation as obs
+from esper.env.actions import VALUES, Op
+from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, VALIDATION_BATCH, find_device
+from esper.env.shard_pool import available_cores
+from esper.hosts.base import slot_specs
+from esper.measure.costs import count_parameters
+from esper.task.base import Task
+from esper.task.instances import Split
+from esper.task.loading import load_task
+
+CPU = torch.device("cpu")
+FLOAT = 4
+COPIES = 4
+"""Tensors of the size of a host's weights: weights, gradient, momentum, snapshot."""
+PROCESS = 380e6
+"""Python with all libraries [bytes]."""
+OBJECTS = 50e3
+"""Python objects of a host while an episode starts [bytes]."""
+SANDBOX_HOST = 5e3
+"""State of a host of an environment without networks [bytes]."""
+SANDBOX_SLOTS = 3
+"""Slots of such a host."""
+GRAPH = 2
+"""Gradients and intermediates of a batch, as a factor on the features that the backward pass needs."""
+SENSED, SENSED_EACH = 2.0, 1.5
+"""Copies of the captured features of all hosts that the growth potential takes, and more for each blueprint."""
+REPLAYED = 3
+"""Copies of the policy's activations that a learning step holds."""
+
+
+class Part(NamedTuple):
+    """Memory of one part of a run."""
+
+    name: str
+    bytes: float
+    keys: Sequence[str]
+    """The two keys that make it smaller."""
+
+
+class HostSize(NamedTuple):
+    """Sizes of one host."""
+
+    slots: int
+    parameters: int
+    seeds: int
+    """Parameters of a seed of every blueprint in every slot."""
+    features: int = 0
+    """Numbers that enter the slots for one sample."""
+    widest: int = 0
+    """Most numbers that leave one segment."""
+    saved: float = 0.0
+    """Bytes that the backward pass of one sample needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run will take."""
+
+    hosts: int
+    epochs: int
+    """Host epochs of the whole run."""
+    parameters: int | None
+    """Parameters of a host; None if the hosts are no networks."""
+    places: Mapping[torch.device, Sequence[Part]]
+    """Parts by the device that holds them."""
+
+    @property
+    def bytes(self) -> float:
+        """Memory on all devices."""
+        return sum(part.bytes for parts in self.places.values() for part in parts)
+
+    def line(self) -> str:
+        """Return the estimate as one line."""
+        size = f" of {short(self.parameters)} parameters" if self.parameters is not None else ""
+        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {self.epochs:,} host epochs"
+
+    def check(self, config: Config) -> None:
+        """Check that the run fits into the memory of its devices.
+
+        Raises:
+            ConfigError: it does not; the message names two keys that make it smaller.
+        """
+        for device, parts in self.places.items():
+            needed, there = sum(part.bytes for part in parts), capacity(device)
+            if needed <= there:
+                continue
+            largest = max((part for part in parts if part.keys), key=lambda part: part.bytes)
+            now = {key: self.hosts if key == "hosts" else _value(config, key) for key in largest.keys}
+            keys = " or ".join(f"{key} (now {value})" for key, value in now.items())
+            where = "this machine" if device.type == "cpu" else str(device)
+            raise ConfigError(
+                f"the run needs about {in_bytes(needed)} of memory, most of it for {largest.name}, and {where} has "
+                f"{in_bytes(there)}: lower {keys}"
+            )
+
+
+def check_memory(config: Config, hosts: int | None = None) -> None:
+    """Check that a run, or an evaluation on this many hosts, fits into memory; see `Estimate.check`."""
+    estimate(config, hosts).check(config)
+
+
+def estimate(config: Config, hosts: int | None = None) -> Estimate:
+    """Return the estimate of a run, or of an evaluation on this many hosts.
+
+    Raises:
+        ConfigError: a host is too large to be described.
+        ValueError: a device is not on this machine.
+    """
+    count, places, size = hosts or config.hosts, dict[torch.device, list[Part]](), None
+    if "task" in config.env.ignores:
+        places[CPU] = [Part("hosts", count * SANDBOX_HOST, ("hosts", "steps"))]
+    else:
+        task = load_task(config.task, config.host)
+        size = _weights(config, task)
+        places = _of_hosts(config, task, size, count)
+        if all(sum(part.bytes for part in parts) < capacity(device) for device, parts in places.items()):
+            size = _features(config, size, task)
+            places = _of_hosts(config, task, size, count)
+    places[CPU].append(Part("Python and its libraries", PROCESS, ()))
+    if hosts is None and config.agent.buffered:
+        places[CPU] += _learning(config, size.slots if size else SANDBOX_SLOTS)
+    epochs = (config.updates if hosts is None else 1) * count * config.steps
+    return Estimate(hosts=count, epochs=epochs, parameters=size.parameters if size else None, places=places)
+
+
+def _weights(config: Config, task: Task) -> HostSize:
+    """Return the number of weights of a host and its seeds, from a host without data.
+
+    Raises:
+        ConfigError: torch cannot even describe a host of this size.
+    """
+    instance = task.instance(config.seed, Split.TRAINING, 0, 0)
+    for device in ("meta", "cpu"):  # a class from outside may need values
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device(device):
+                host = task.make_host(instance)
+                slots = slot_specs(host)
+                chosen_S = config.slots.chosen(tuple(slot.name for slot in slots), config.choice("slots"))
+                used = [slot for slot, chosen in zip(slots, chosen_S, strict=True) if chosen]
+                seeds = [one.branch(slot) for one in config.blueprint.values() for slot in used if one.obstacle(slot) is None]
+            return HostSize(slots=len(slots), parameters=count_parameters(host), seeds=sum(map(count_parameters, seeds)))
+        except Exception as error:
+            if "overflow" in str(error).lower():
+                keys = " or ".join(f"{key} (now {_value(config, key)})" for key in (_size_key(config), _seed_key(config)))
+                raise ConfigError(f"a host or a seed of this size exceeds any memory: lower {keys}") from error
+    return HostSize(slots=0, parameters=0, seeds=0)  # the check of the host says what is wrong
+
+
+def _features(config: Config, size: HostSize, task: Task) -> HostSize:
+    """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
+    # A copy, since its storage may be saved as a whole.
+    x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    try:
+        host = task.host(config.seed, Split.TRAINING, 0, 0)
+        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for segment in cast(nn.ModuleList, host.train().segments):
+                x = segment(x)
+                widths.append(x.numel() // 2)
+    except Exception:  # the check of the host says what is wrong
+        return size
+    needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
+    return size._replace(features=sum(widths[:-1]), widest=max(widths), saved=needed)
+
+
+def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[torch.device, list[Part]]:
+    """Return what hosts of this size hold, by device."""
+    samples = task.epoch_samples or len(task.data.train_y)
+    each = samples * (16 + 3 * (task.augmentation is not None))
+    places = {
+        CPU: [
+            Part("the data", _data_bytes(task), ("task.batch_size", "hosts")),
+            Part("hosts", hosts * (OBJECTS + FLOAT * size.parameters), ("hosts", _size_key(config))),
+            Part("the order of samples", hosts * each, ("hosts", "task.epoch_samples")),
+        ]
+    }
+    for name in config.devices:
+        share = -(-hosts // len(config.devices))
+        places.setdefault(find_device(name), []).extend(_on_device(config, task, size, share, name))
+    return places
+
+
+def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str) -> list[Part]:
+    """Return what the hosts of one device hold there."""
+    device, members = find_device(name), config.devices[name].members_per_shard
+    batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
+    on_cpu = device.type == "cpu"
+    members = min(hosts, members or CPU_MEMBERS)
+    active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
+    measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
+    if on_cpu:
+        measured = min(measured, available_cores() * CPU_FEATURES)
+    sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
+    both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
+    return [
+        *([] if on_cpu else [Part("the data", _data_bytes(task), ())]),
+        Part("hosts", hosts * size.parameters * FLOAT * COPIES, ("hosts", _size_key(config))),
+        Part("seeds", hosts * size.seeds * FLOAT * COPIES, ("hosts", _seed_key(config))),
+        Part("training on a batch", GRAPH * active * batch * size.saved, both),
+        Part("validation", 2 * COPIES * FLOAT * measured, both),
+        Part("the growth potential", sensed * (SENSED + SENSED_EACH * len(config.blueprint)), ("hosts", "task.batch_size")),
+    ]
+
+
+def _learning(config: Config, slots: int) -> list[Part]:
+    """Return what a learner holds: the rollouts, and its weights and activations."""
+    blueprints, rollouts = tuple(config.blueprint), int(getattr(config.buffer, "rollouts", 1))
+    features, of_slot, values = (
+        len(obs.HOST_FEATURES),
+        len(obs.slot_table(blueprints)),
+        len(blueprints) + sum(map(len, VALUES.values())),
+    )
+    row = FLOAT * (features + slots * of_slot) + 8 * slots + len(Op) * slots + values + 100
+    decisions, weights, units, keys = config.hosts * config.steps, *config.agent.network_size(slots, features, of_slot)
+    reused = ("hosts", "steps") if rollouts <= config.steps else ("buffer.rollouts", "hosts")
+    return [
+        Part("rollouts", decisions * row * rollouts, reused),
+        Part("learning", REPLAYED * decisions * units * FLOAT, ("hosts", "steps") if units < decisions else keys),
+        Part("the policy", weights * FLOAT * COPIES, keys),
+    ]
+
+
+def _size_key(config: Config) -> str:
+    return f"host.{config.host.size_key}" if config.host.size_key else "task.batch_size"
+
+
+def _seed_key(config: Config) -> str:
+    """Return the key of the largest size of any blueprint, or that of a host if it is larger."""
+    keys = [_size_key(config), *(f"blueprint.{name}.{key}" for name, one in config.blueprint.items() for key in one.sizes)]
+    return max(keys, key=lambda key: _value(config, key))
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+def _data_bytes(task: Task) -> float:
+    parts = [getattr(task.data, field.name) for field in fields(task.data)]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+
+def capacity(device: torch.device) -> float:
+    """Return the memory of a device [bytes]; for the CPU that of the machine, or of the container if that is less."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if not hasattr(os, "sysconf"):
+        return float("inf")
+    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of version 2 and of version 1
+        limit = Path("/sys/fs/cgroup", name)
+        text = limit.read_text().strip() if limit.exists() else ""
+        memory = min(memory, float(text)) if text.isdigit() else memory
+    return memory
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes with two digits and a unit, as in 210 MB."""
+    number = short(count)
+    return f"{number}B" if number[-1].isalpha() else f"{number} B"
+
+
+def short(count: float) -> str:
+    """Return a number with two digits and the letter of its power of 1,000, as in 4.2 k."""
+    power = min(max(0, len(f"{float(f'{count:.2g}'):.0f}") - 1) // 3, 6)
+    return f"{float(f'{count:.2g}') / 1000**power:g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}".rstrip()

@@ -1,0 +1,163 @@
+"""Commands that are disturbed: signals, closed output, lost folders, killed workers. Each ends in one sentence."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from esper.checkpoint import Checkpoints
+from esper.cli import command as cli
+from esper.cli.command import in_one_sentence
+from esper.train import main
+from esper.training.interrupt import stop_signals
+from tests.forked import Forked
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = ["env=sandbox", "agent=random", "hosts=2", "steps=8", "updates=1000000"]
+
+
+def wait_for(ready: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_for_checkpoints(folder: Path, runs: int = 1) -> None:
+    """Wait until this many runs in a folder keep two checkpoints; the runs go on, and replace them."""
+    wait_for(lambda: sum(len(list(place.glob("*.pt"))) > 1 for place in folder.rglob("checkpoints")) >= runs, 300)
+
+
+def sentence(err: str) -> str:
+    """The only line that is not a warning."""
+    (line,) = [line for line in err.splitlines() if not line.startswith("esper: no seed can be fossilized")]
+    return line
+
+
+def test_the_second_interrupt_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, in_one_sentence(), stop_signals() as asked:  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)  # asks again, and does not interrupt
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "esper: interrupted; what was saved before is intact\n"
+
+
+def test_a_closed_output_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "esper.train", *ENDLESS, "telemetry.writers=[jsonl,console]", f"hydra.run.dir={tmp_path}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 1
+    assert sentence(err) == "esper: the reader of the output went away; what was saved before is intact"
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [("", r"esper: cannot (write|save) .*: no such file or directory; restore the folder, or start a new run"),
+     ("tensorboard", r"esper: cannot write TensorBoard events to .*: no such file or directory; restore the folder")],
+)  # fmt: skip
+def test_a_folder_removed_in_mid_run_is_one_sentence(tmp_path: Path, lost: str, why: str) -> None:
+    run = tmp_path / "run"
+    process = Forked("esper.train", *ENDLESS, "telemetry.writers=[jsonl,tensorboard]", f"hydra.run.dir={run}", cwd=tmp_path)
+    wait_for_checkpoints(run)
+    (run / lost).rename(tmp_path / "elsewhere")
+    _, err = process.communicate()
+    assert process.returncode == 2
+    assert re.match(why, sentence(err))
+
+
+def test_a_run_saves_again_where_its_checkpoints_were_removed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save({}, 1)
+    checkpoints.folder.rename(tmp_path / "elsewhere")
+    checkpoints.save({}, 2)
+    newest = checkpoints.latest()
+    assert newest is not None
+    assert newest.name == "checkpoint_000002.pt"
+
+
+def test_sigterm_in_a_sweep_advises_the_command_of_the_sweep(tmp_path: Path) -> None:
+    process = Forked("esper.train", "-m", *ENDLESS, "seed=1,2", "telemetry=quiet", "hydra.sweep.dir=mine", cwd=tmp_path)
+    wait_for_checkpoints(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert sentence(process.communicate()[1]).endswith("; repeat the command of the sweep with hydra.sweep.dir=mine")
+    assert process.returncode == 130
+
+
+def workers(parent: int) -> list[int]:
+    """The processes of joblib that work for a process."""
+    found: list[int] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            owner = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if owner == parent and "popen_loky" in (place / "cmdline").read_text():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
+    ours = ["sweep=ab", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]
+    overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine", "telemetry=quiet", *ENDLESS]
+    sweeps: dict[str, Forked] = {}
+    for killed, sweep in (("parent", ours), ("worker", ["seed=1,2"])):
+        (tmp_path / killed).mkdir()
+        words = ["-m", *sweep, *overrides]
+        sweeps[killed] = Forked("esper.train", *words, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
+    for killed, process in sweeps.items():
+        wait_for_checkpoints(tmp_path / killed, runs=2)  # a worker that has not begun does not yet watch its parent
+        working = workers(process.pid)
+        assert working
+        os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
+        _, err = process.communicate()
+        wait_for(lambda pids=working: not any(map(alive, pids)), 20)
+    assert sweeps["worker"].returncode == 2
+    assert re.search(r"esper: the process of a run was killed, .* repeat the command with hydra.sweep.dir=mine", err)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(28, "No space left on device", "x/config.yaml"), "esper: cannot use x/config.yaml: no space left on device; free"),
+     (PermissionError(13, "Permission denied", "x"), "esper: cannot use x: permission denied; choose a writable folder"),
+     (RuntimeError("no such cluster"), r"esper: Hydra cannot run this command \(RuntimeError: no such cluster\)")],
+)  # fmt: skip
+def test_errors_of_hydra_are_one_sentence(
+    error: Exception, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = compile("def save(*_, **__): raise error", "hydra/core/utils.py", "exec")  # as raised in Hydra's code
+    exec(saved, names := {"error": error})
+    monkeypatch.setattr("hydra.core.utils._save_config", names["save"])
+    monkeypatch.setattr(sys, "argv", ["esper.train", "env=sandbox", "agent=random", "hydra.run.dir=run"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main)
+    assert stop.value.code == 2
+    assert re.match(why, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bug_in_a_run_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.train.limit_cores", lambda cores: [].pop())
+    monkeypatch.setattr(sys, "argv", ["esper.train", "env=sandbox", "agent=random", "hydra.run.dir=run"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IndexError):
+        cli.run(main)

@@ -1,0 +1,108 @@
+"""Plans of experiments: read from a file and the command line, and adopted when blocks are added."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.types import RunMode
+
+from esper.cli.command import spelled_out
+from esper.cli.overrides import hydra_at_conf
+from esper.config import ConfigError
+from esper.lab.design import Claims, Design
+from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
+from esper.lab.plan import announce, as_planned, deviations, experiment
+from esper.lab.runs import CompareConfig
+
+PLAN = """
+question: |
+  Which reward? It's "${oc.env:HOME}".
+arms: "reward: shaped,sparse"
+outcome: parameters
+blocks: 10
+looks: [10, 20]
+root: 7
+"""
+
+
+def planned(*overrides: str, folder: Path = Path("nowhere")) -> Design:
+    """Return the experiment of a command."""
+    command = spelled_out(["sweep=ab", *overrides, f"hydra.sweep.dir={folder}"])
+    with hydra_at_conf() as loader:
+        hydra = loader.load_configuration("config", command, run_mode=RunMode.MULTIRUN).hydra
+    return experiment(hydra, [])
+
+
+def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "plan, it's mine.yaml").write_text(PLAN)
+    found = planned(f"plan={tmp_path}/plan, it's mine.yaml", "blocks=12", "alpha=0.01")
+    assert (found.blocks, found.root, list(found.arms)) == (12, 7, ["shaped", "sparse", "aa_control"])
+    assert found.plan == Claims(
+        outcome="parameters", margin=20.0, alpha=0.01, looks=[10, 20], question='Which reward? It\'s "${oc.env:HOME}".\n'
+    )
+    assert announce(found) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
+    typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
+    assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[3])
+
+
+def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
+    planned("arms=reward: shaped,sparse", "blocks=12", folder=tmp_path).save(tmp_path)
+    more = planned("arms=reward: shaped,sparse", "blocks=24", folder=tmp_path)
+    more.save(tmp_path)
+    assert more.plan.looks == [12]
+    assert announce(more)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[", "is not a plan"),
+        ("just text", "is not a plan"),
+        ("- 1", "is not a plan"),
+        ("outcom: accuracy", "there is no key outcom; did you mean outcome"),
+        ("plan: other.yaml", "is not a plan"),
+        ("blocks: many", "is not a plan .*many"),
+        ("looks: 12", "is not a plan"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        planned(f"plan={tmp_path}/plan.yaml")
+    assert str(caught.value).startswith(f"plan={tmp_path}/plan.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_was_planned_is_no_deviation() -> None:
+    found = planned("arms=reward: shaped,sparse", "score_hosts=8", "baselines=[wait]")
+    assert deviations(found, as_planned(found.plan), []) == []
+    assert deviations(found, CompareConfig(hosts=8, workers=4, final=True, figures="pdf", baselines=["wait"]), []) == []
+    assert deviations(found, CompareConfig(hosts=8, strata=["task"]), ["task=mnist5k"]) == [
+        "baselines is [], planned was [wait]",
+        "strata is [task], planned was []",
+        "task=mnist5k was not planned",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("agent.learning_rate=1e-3", "agent.learning_rate", 0.001),
+        ("agent.entropy_coef=0", "agent.entropy_coef", 0.0),
+        ("reward_mode=sparse", "reward", "sparse"),
+        ("devices=cpu", "devices", ["cpu"]),
+        ("blueprint=[norm,conv_light]", "blueprint", ["norm", "conv_light"]),
+        ("slots.incubation=none", "slots.incubation", "none"),
+        ("policy_seed=null", "policy_seed", None),
+        ("task.root='a, b'", "task.root", "a, b"),
+        ("telemetry.decisions=true", "telemetry.decisions", True),
+    ],
+)
+def test_overrides_are_compared_with_configs_by_value(override: str, key: str, value: Any) -> None:
+    if override.startswith("telemetry"):
+        assert _asked([override]) == {}, "telemetry changes no run"
+        return
+    ((name, asked),) = _asked([override]).items()
+    assert name == key
+    assert _equal(value, asked)
+    assert not _equal("something else", asked)

@@ -1,0 +1,107 @@
+"""The expected power of an experiment, from records, pilots and simulated hosts."""
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esper.config import ConfigError, standalone_agents
+from esper.lab.design import Claims, Design, design
+from esper.lab.power import TYPICAL, expected_power, read_outcomes, spread_of
+from esper.lab.runs import BASELINES, OUTCOMES
+from esper.stats.paired import blocks_needed
+from esper.stats.power import PlannedTest
+
+RECORDS = Path(__file__).parents[2] / "experiments"
+BLOCKS, HOSTS = 300, 24
+
+
+def planned(blocks: int = 12, *, arms: str = "reward: shaped,sparse", common: tuple[str, ...] = (), **plan: object) -> Design:
+    return design(arms, blocks=blocks, root=1, common=common, plan=Claims(**plan))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> None:
+    """The median over records that compare trained policies of the root mean square over their pairs."""
+    spreads: list[float] = []
+    for path in sorted(RECORDS.glob("*/comparison.csv")):
+        cells = read_outcomes(path, outcome).dropna(axis=1)
+        arms = [arm for arm in cells if arm not in (*BASELINES, *standalone_agents(), "best_of_random")]
+        if len(arms) > 1:
+            spreads.append(np.sqrt(np.mean([(cells[a] - cells[b]).var() for a, b in combinations(arms, 2)])))
+    assert len(spreads) >= 4
+    assert float(f"{np.median(spreads):.2g}") == TYPICAL[outcome]
+
+
+def test_the_power_is_printed_for_typical_values() -> None:
+    (line,) = expected_power(planned(arms="{a: hosts=8, b: hosts=9}"))
+    power = 100 * PlannedTest(margin=1.0, looks=[12]).powers(2.4)[0]
+    assert line == (
+        f"12 blocks detect a difference of 1 pp in accuracy with a power of {power:.0f} % (standard deviation of a difference "
+        f"2.4, typical of digits; pilot=FOLDER takes it from an experiment); 80 % take {blocks_needed(2.4, 1.0)} blocks"
+    )
+    assert 20 < power < 35
+
+
+def test_pairs_and_looks_change_the_power() -> None:
+    (line,) = expected_power(planned(24, looks=[12, 24], baselines=["wait"]))
+    early, late = PlannedTest(margin=1.0, looks=[12, 24], pairs=3).powers(2.4)
+    assert f"with a power of {100 * late:.0f} %, 12 of them with one of {100 * early:.0f} %" in line
+    assert "at a level of 5 % / 3 pairs" in line
+    assert "/ 2 pairs" in expected_power(planned(24, baselines=["wait"], against="wait"))[0]
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert expected_power(planned(common=("task=mnist5k",)))[0].startswith("power unknown: no record tells how accuracy varies")
+    (few,) = expected_power(planned(8))
+    assert few.startswith("8 blocks are too few for a verdict, which takes 10 (standard deviation")
+
+
+@pytest.fixture
+def pilot(tmp_path: Path) -> Path:
+    """An experiment with a difference whose variance is 1 between runs and 3 due to its hosts."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame([(arm, block, host) for arm in ("shaped", "sparse") for block in range(BLOCKS) for host in range(HOSTS)])
+    rows.columns = ["arm", "block", "host"]
+    run, host = rng.normal(0, 1, (BLOCKS, 1)), rng.normal(0, np.sqrt(3 * HOSTS), (BLOCKS, HOSTS))
+    rows["controller"] = "policy"
+    rows["accuracy"] = 50 + np.concatenate([np.zeros(BLOCKS * HOSTS), (run + host).ravel()])
+    rows.to_csv(tmp_path / "hosts.csv", index=False)
+    rows.groupby(["arm", "block"], as_index=False)["accuracy"].mean().to_csv(tmp_path / "comparison.csv", index=False)
+    return tmp_path
+
+
+def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
+    cells, hosts = read_outcomes(pilot / "comparison.csv", "accuracy"), pd.read_csv(pilot / "hosts.csv")
+    spread = spread_of(cells, hosts, "accuracy", [("shaped", "sparse")])
+    assert spread is not None
+    assert spread.parts is not None
+    assert spread.value == pytest.approx(2, rel=0.2)
+    assert spread.parts.spread(HOSTS) == pytest.approx(spread.value)
+    assert spread.parts.share == pytest.approx(0.75, abs=0.12)
+    line, advice = expected_power(planned(pilot=str(pilot), score_hosts=HOSTS))
+    assert f"standard deviation of a difference {spread.value:.2g}, from {pilot}" in line
+    test = PlannedTest(margin=1.0, looks=[12])
+    now, more = (test.powers(spread.parts.spread(count))[0] for count in (HOSTS, 4 * HOSTS))
+    assert advice == (
+        f"{100 * spread.parts.share:.0f} % of the variance of a difference comes from the {HOSTS} hosts: "
+        f"with 12 blocks, 4x hosts raise the power from {100 * now:.0f} % to {100 * more:.0f} %, "
+        f"2x blocks to {100 * test.powers(spread.value, 2)[0]:.0f} %"
+    )
+    more_hosts, _ = expected_power(planned(pilot=str(pilot), score_hosts=4 * HOSTS))
+    assert f"with a power of {100 * more:.0f} %" in more_hosts
+    (without,) = expected_power(planned(pilot=str(RECORDS / "2026-11-22_pairs")))  # no hosts.csv; other arms than planned
+    assert "standard deviation of a difference 2.5" in without
+
+
+@pytest.mark.parametrize(("content", "outcome"), [(None, "accuracy"), ("arm,block\n", "accuracy"), ("\0", "accuracy")])
+def test_a_useless_pilot_is_one_sentence(content: str | None, outcome: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "comparison.csv").write_text(content)
+    with pytest.raises(ConfigError, match=r"has no comparison\.csv with accuracy: run python -m esper\.compare on it"):
+        expected_power(planned(pilot=str(tmp_path), outcome=outcome))
+    (tmp_path / "comparison.csv").write_text("arm,block,accuracy\nppo,0,1.0\n")
+    with pytest.raises(ConfigError, match="has no two arms with accuracy in 5 blocks"):
+        expected_power(planned(pilot=str(tmp_path)))

@@ -1,0 +1,162 @@
+"""Wrong data of a task is refused in one sentence that names the task and the entry, before a run starts."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from esper.cli.overrides import check
+from esper.cli.readiness import ready
+from esper.config import ConfigError
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.task.data import IGNORED, Data, TaskError
+from esper.task.images import ImagesConfig
+from esper.task.loading import load_task
+from esper.task.text import TextConfig
+
+Change = Callable[[Data], Any]
+
+
+def image_data() -> Data:
+    x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
+    return Data(train_x=x, train_y=y, valid_x=x[:6], valid_y=y[:6], test_x=x[6:], test_y=y[6:], num_classes=3)
+
+
+def text_data() -> Data:
+    x = torch.arange(48).view(12, 4) % 5
+    y = (x + 1) % 5
+    return Data(train_x=x, train_y=y, valid_x=x[:6], valid_y=y[:6], test_x=x[6:], test_y=y[6:], num_classes=5)
+
+
+@dataclass(kw_only=True, slots=True)
+class WrongImages(ImagesConfig):
+    batch_size: int = 4
+    change: Change = field(default=lambda data: data)
+
+    def load(self, context):
+        return self.change(image_data())
+
+
+@dataclass(kw_only=True, slots=True)
+class WrongText(TextConfig):
+    batch_size: int = 4
+    change: Change = field(default=lambda data: data)
+
+    def load(self, context):
+        return self.change(text_data())
+
+
+def with_value(name: str, value: float) -> Change:
+    """Return a change of the first value of an entry."""
+
+    def change(data: Data) -> Data:
+        entry = getattr(data, name).clone()
+        entry.view(-1)[0] = value
+        return replace(data, **{name: entry})
+
+    return change
+
+
+def with_entry(name: str, make: Callable[[Any], Any]) -> Change:
+    return lambda data: replace(data, **{name: make(getattr(data, name))})
+
+
+def as_bytes(std: float) -> Change:
+    bytes_of = {name: (lambda x: (x * 9).abs().byte()) for name in ("train_x", "valid_x", "test_x")}
+
+    def change(data: Data) -> Data:
+        parts = {name: make(getattr(data, name)) for name, make in bytes_of.items()}
+        return replace(data, **parts, mean=torch.zeros(1, 1, 1), std=torch.full((1, 1, 1), std))
+
+    return change
+
+
+IMAGES: dict[str, tuple[Change, str]] = {
+    "nan": (with_value("train_x", torch.nan), "train_x has 1 values that are NaN or infinite: remove or replace them"),
+    "inf": (with_value("test_x", torch.inf), "test_x has 1 values that are NaN or infinite"),
+    "high_label": (with_value("valid_y", 3), "valid_y has the value 3: correct it, to be from 0 to num_classes - 1 = 2"),
+    "negative_label": (with_value("train_y", -1), "train_y has the value -1: correct it, to be from 0 to"),
+    "ignored_label": (with_value("train_y", IGNORED), "train_y has the value -100: correct it"),
+    "float_labels": (with_entry("test_y", torch.Tensor.float), "test_y is torch.float32: make it torch.int64, the number of"),
+    "one_hot": (with_entry("train_y", lambda y: torch.eye(3)[y]), "train_y has the shape [12, 3]: make it [12]"),
+    "list": (with_entry("valid_y", list), "valid_y is a list: make it a tensor"),
+    "empty_train": (lambda data: replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0]), "train_x is empty: put at"),
+    "empty_valid": (lambda data: replace(data, valid_x=data.valid_x[:0], valid_y=data.valid_y[:0]), "valid_x is empty: put at"),
+    "empty_test": (lambda data: replace(data, test_x=data.test_x[:0], test_y=data.test_y[:0]), "test_x is empty: put at least"),
+    "lengths": (with_entry("train_y", lambda y: y[1:]), "train_x has 12 samples and train_y has 11: give each sample its target"),
+    "vectors": (with_entry("train_x", lambda x: x.flatten(1)), "train_x has the shape [12, 64]: make it [n, C, H, W], with"),
+    "other_shape": (with_entry("test_x", lambda x: x[..., 1:]), "test_x has the shape [6, 1, 8, 7]: make it [n, C, H, W], with"),
+    "doubles": (with_entry("train_x", torch.Tensor.double), "train_x is torch.float64: make it torch.float32 or torch.uint8"),
+    "bytes": (with_entry("train_x", torch.Tensor.byte), "train_x holds bytes, and the data has no mean and std: return normal"),
+    "std": (as_bytes(0.0), "mean or std is not finite, or std is 0: leave out constant channels"),
+    "one_class": (lambda data: replace(data, num_classes=1), "num_classes must be at least 2, got 1"),
+    "few": (
+        lambda data: replace(data, train_x=data.train_x[:3], train_y=data.train_y[:3]),
+        "train_x has 3 samples, fewer than task.batch_size=4: lower task.batch_size",
+    ),
+    "tuple": (lambda data: (data.train_x, data.train_y), "load returns a tuple: return a Data"),
+}
+TEXT: dict[str, tuple[Change, str]] = {
+    "high_token": (with_value("valid_x", 5), "valid_x, as a token, has the value 5: correct it, to be from 0 to num_classes - 1"),
+    "negative_token": (with_value("train_x", IGNORED), "train_x, as a token, has the value -100"),
+    "high_target": (with_value("train_y", 9), "train_y has the value 9: correct it"),
+    "float_tokens": (with_entry("test_x", torch.Tensor.float), "test_x is torch.float32: make it torch.int64"),
+    "last_only": (with_entry("train_y", lambda y: y[:, -1]), "train_y has the shape [12]: make it [12, 4]"),
+    "padding": (with_entry("test_y", lambda y: y * 0 + IGNORED), "test_y has no target but -100, which is ignored: remove"),
+}
+"""What is wrong -> the change of sound data, and the sentence."""
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_wrong_images_are_refused(kind: str) -> None:
+    change, sentence = IMAGES[kind]
+    with pytest.raises(TaskError, match=rf"^task=WrongImages: {re.escape(sentence)}[^\n]*$"):
+        load_task(WrongImages(change=change), CNNConfig())
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_wrong_texts_are_refused(kind: str) -> None:
+    change, sentence = TEXT[kind]
+    with pytest.raises(TaskError, match=rf"^task=WrongText: {re.escape(sentence)}[^\n]*$"):
+        load_task(WrongText(change=change), TransformerConfig(context=4))
+
+
+def test_sound_data_passes() -> None:
+    load_task(WrongImages(), CNNConfig())
+    load_task(WrongImages(change=as_bytes(1.0)), CNNConfig())
+    load_task(WrongText(change=with_value("train_y", IGNORED)), TransformerConfig(context=4))
+
+
+def test_a_class_without_samples_is_refused_where_hosts_draw_classes() -> None:
+    config = WrongImages(change=with_entry("valid_y", lambda y: y.clamp(max=1)))
+    load_task(config, CNNConfig())
+    config.classes = [0, 2]
+    with pytest.raises(TaskError, match=r"^task=WrongImages: valid_y has no sample of class 2, .* use task.classes=\[0\]$"):
+        load_task(config, CNNConfig())
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_the_command_names_the_option() -> None:
+    @dataclass(kw_only=True, slots=True)
+    class Mine(ImagesConfig):
+        """Images with a NaN."""
+
+        batch_size: int = 4
+        """Samples."""
+
+        def load(self, context):
+            return with_value("valid_x", torch.nan)(image_data())
+
+    esper.register("task", "mine", Mine)
+    with pytest.raises(ConfigError, match=r"^task=mine: valid_x has 1 values that are NaN or infinite: remove or replace them$"):
+        ready(check(["task=mine"]))
+
+
+def test_a_shipped_task_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"^task=digits: train_x has 1078 samples, fewer than task.batch_size=2000: lower"):
+        ready(check(["task=digits", "task.batch_size=2000"]))

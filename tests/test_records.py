@@ -1,0 +1,94 @@
+"""Numbers in the README: recomputed from the records that are committed."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esper.stats.paired import sign_flip
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ARMS = {
+    "never growing": "wait",
+    "random legal actions": "random",
+    "the best of three hand-written controllers": "greedy_potential",
+    "the best of 50 schedules, searched with as many training hosts as the policy had": "best_of_random",
+    "the same seed in every host, chosen for return": "schedule",
+    "the same seed in every host, chosen for accuracy": "fixed_seed",
+    "its own final networks, complete from the first epoch on": "static",
+    "an oracle that knows what each host lacks": "oracle",
+}
+"""Arm of each row of the README's table."""
+ROWS = re.findall(r"^\| ([^|]+) \| (\d+) \| ([^|]+) \| ([^|]+) \|$", README, flags=re.MULTILINE)
+ROUNDING = 0.051
+"""Largest error of a number with one decimal."""
+RESAMPLING = 0.06
+"""Error of the ends of an interval from 9,999 of 32,768 sign patterns [points]."""
+
+
+def values(record: str, outcome: str) -> pd.DataFrame:
+    """Return an outcome of a record as a table of blocks by arms."""
+    return pd.read_csv(ROOT / "experiments" / record / "comparison.csv").pivot(index="block", columns="arm", values=outcome)
+
+
+def fixed_seed(outcome: str) -> pd.Series:
+    """Return an outcome of the fixed seed that each block chose by accuracy on its training hosts, by block."""
+    table = pd.read_csv(ROOT / "experiments" / "2026-11-23_fixed_seed" / "schedules.csv")
+    tried = table[(table["split"] == "training")]
+    chosen = tried.loc[tried.groupby("block")["validation"].idxmax(), ["block", "schedule"]]
+    held_out = table[table["split"] == "held_out"].merge(chosen, on=["block", "schedule"])
+    return held_out.set_index("block")[outcome]
+
+
+def policy_record(outcome: str) -> pd.DataFrame:
+    """Return an outcome of the record of the policy, with the fixed seed as a further arm."""
+    return values("2026-11-22_policy", outcome).assign(fixed_seed=fixed_seed(outcome))
+
+
+def assert_interval(shown: str, differences: pd.Series) -> None:
+    """Assert that a text such as `11.4 (10.1 to 12.7)` holds the mean of paired differences and its interval."""
+    mean, low, high = (float(number) for number in re.findall(r"-?\d+\.\d+", shown))
+    interval = sign_flip(differences.to_numpy(), np.random.default_rng(0)).interval
+    assert mean == pytest.approx(interval.mean, abs=ROUNDING)
+    assert (low, high) == pytest.approx((interval.low, interval.high), abs=ROUNDING + RESAMPLING)
+
+
+def test_the_table_has_all_rows() -> None:
+    assert [name for name, *_ in ROWS] == list(ARMS)
+
+
+@pytest.mark.parametrize(("name", "parameters", "return_", "accuracy"), ROWS)
+def test_a_row_of_the_results(name: str, parameters: str, return_: str, accuracy: str) -> None:
+    assert int(parameters) == round(policy_record("parameters")[ARMS[name]].mean())
+    for outcome, shown in (("return", return_), ("accuracy", accuracy)):
+        table = policy_record(outcome)
+        assert_interval(shown, table["ppo"] - table[ARMS[name]])
+
+
+def test_the_best_controller_by_hand_is_named() -> None:
+    means = values("2026-11-22_policy", "return")[["heuristic", "periodic", "greedy_potential"]].mean()
+    assert means.idxmax() == ARMS["the best of three hand-written controllers"]
+
+
+def test_sentences_of_the_results() -> None:
+    (own,) = re.findall(r"its seeds add (\d+) parameters", README)
+    (share,) = re.findall(r"gone (\d+) % of the way from never growing to the oracle", README)
+    assert int(own) == round(policy_record("parameters")["ppo"].mean())
+    mean = policy_record("return").mean()
+    assert int(share) == round(100 * (mean["ppo"] - mean["wait"]) / (mean["oracle"] - mean["wait"]))
+
+
+def test_sentence_on_rewards() -> None:
+    (more, less) = re.findall(r"(?<![\d.])(\d\.\d)\s+pp (?:more|less)", README)
+    ends = re.findall(r"\((\d\.\d)\s+to (\d\.\d)", README[README.index("Trained with the reward") :])
+    table = values("2026-11-22_rewards", "accuracy")
+    for mean, (low, high), better, worse in (
+        (more, ends[0], "simplified", "shaped"),
+        (less, ends[1], "shaped", "sparse"),
+    ):
+        assert_interval(f"{mean} ({low} to {high})", table[better] - table[worse])
+    parameters = values("2026-11-22_rewards", "parameters").mean()
+    assert round(parameters["simplified"] / parameters["shaped"]) == 4

@@ -1,0 +1,139 @@
+"""The estimate of a run: close to what it takes, and computed before anything absurd is allocated."""
+
+import copy
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.cli.overrides import check
+from esper.cli.readiness import ready
+from esper.config import GROUPS
+from esper.training import estimate as subject
+from esper.training.estimate import PROCESS, estimate, in_bytes, short
+from esper.training.trainer import Trainer
+
+WORDS = ["updates=1", "steps=1", "telemetry=quiet", "devices=[cpu]"]
+
+
+def peak(config: Any, folder: Path) -> float:
+    """Memory that a run takes beyond that of this process [bytes]; in a fork, since memory is not always returned."""
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Trainer(config, folder).run()
+        os.write(writer, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before).encode())
+        os._exit(0)
+    os.close(writer)
+    assert os.waitpid(pid, 0)[1] == 0
+    return 1024.0 * float(os.read(reader, 100))
+
+
+def test_a_run_takes_what_was_estimated(tmp_path: Path) -> None:
+    config = check(["hosts=64", *WORDS])
+    assert 0.5 < (estimate(config).bytes - PROCESS) / peak(config, tmp_path) < 2
+
+
+def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
+    line = estimate(check(["hosts=64", "updates=50"])).line()
+    assert line == "64 hosts of 500 parameters, about 750 MB of memory; 64,000 host epochs"
+    assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 400 MB of memory; 32,000")
+
+
+def test_numbers_are_short() -> None:
+    assert [short(number) for number in (0, 7, 496, 4213, 995_000, 999_999, 2e9)] == [
+        "0",
+        "7",
+        "500",
+        "4.2 k",
+        "1 M",
+        "1 M",
+        "2 G",
+    ]
+    assert [in_bytes(number) for number in (12, 210e6, 3.7e12)] == ["12 B", "210 MB", "3.7 TB"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["hosts=2000"], ("hosts", "task.batch_size")),
+        (["agent.hidden=100000"], ("agent.hidden", "agent.slot_width")),
+        (["buffer=window", "agent.baseline=critic", "buffer.rollouts=100000000"], ("buffer.rollouts", "hosts")),
+        (["steps=10000000"], ("hosts", "steps")),
+        (["host.base_channels=20000"], ("hosts", "host.base_channels")),
+        (["task.epoch_samples=10000000000"], ("hosts", "task.epoch_samples")),
+    ],
+    ids=lambda part: part[-1],
+)
+def test_the_keys_that_make_it_smaller_are_named(
+    overrides: list[str], keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "capacity", lambda device: 4e9)
+    first, second = keys
+    with pytest.raises(ValueError, match=rf"this machine has 4 GB: lower {first} \(now \d+\) or {second} \(now \d+\)$"):
+        ready(check(overrides))
+
+
+def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: 1e9 if device == gpu else 1e12)
+    config = check(["hosts=512"])
+    assert sum(part.bytes for part in estimate(config).places[gpu]) > 1e9
+    with pytest.raises(ValueError, match=r"cuda:0 has 1 GB: lower .*hosts"):
+        subject.check_memory(config)
+
+
+def whole_numbers(node: Any, where: str = "") -> Iterator[tuple[Any, str, str]]:
+    """All whole numbers of a config: their owner, field and key."""
+    parts = {field.name: getattr(node, field.name) for field in fields(node)} if is_dataclass(node) else node
+    for name, value in parts.items():
+        if is_dataclass(value) or isinstance(value, dict):
+            yield from whole_numbers(value, f"{where}{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield node, name, f"{where}{name}"
+
+
+def configs() -> Iterator[Any]:
+    """Configs that together hold all hosts, and all blueprints, that need no data of their own."""
+    yield check(["blueprint=[norm,conv_light,attention,bottleneck]"])
+    yield check(["host=mlp", "blueprint=[norm,lora,mlp]", "buffer=window", "agent.baseline=critic"])
+    for agent in (name for name in GROUPS["agent"] if name not in ("ppo", "ppo_mlp", "replay")):
+        yield check([f"agent={agent}"])
+
+
+def answer(config: Any, key: str, value: int) -> tuple[float, str]:
+    """Processor time in which a config with one other value is checked [s], and the message about it, empty if it is valid."""
+    whole = copy.deepcopy(config)
+    node, name = next((node, name) for node, name, other in whole_numbers(whole) if other == key)
+    setattr(node, name, value)
+    begun, message = time.thread_time(), ""
+    try:
+        for part in (node, whole):
+            getattr(part, "__post_init__", lambda: None)()
+        ready(whole)
+    except ValueError as error:
+        message = str(error)
+    return time.thread_time() - begun, message
+
+
+def test_absurd_whole_numbers_are_answered_at_once() -> None:
+    slow, unnamed = list[str](), list[str]()
+    for config in configs():
+        ready(config)  # loads the data
+        keys = [key for _, _, key in whole_numbers(config) if config.agent.buffered or key.startswith("agent")]
+        for key in keys:
+            for value in (10**9, 2**63):
+                seconds, message = answer(config, key, value)
+                if seconds > 1:  # may be the first use of a library, or another process
+                    seconds, message = answer(config, key, value)
+                slow += [f"{key}={value}"] if seconds > 1 else []
+                unnamed += [f"{key}: {message}"] if message and key.rpartition(".")[2] not in message else []
+    assert (slow, unnamed) == ([], [])
