@@ -15,16 +15,17 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent.bandit import BanditConfig
+from esper.agent.bandit import BanditConfig, ReactBanditConfig
 from esper.agent.base import AgentConfig
+from esper.agent.best_of_random import BestOfRandomConfig
 from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
+from esper.agent.react import ReactConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import HeuristicConfig
 from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.replay import ReplayConfig
 from esper.agent.scripted.schedule import ScheduleConfig
-from esper.agent.search import BestOfRandomConfig
 from esper.buffer.base import BufferConfig
 from esper.buffer.on_policy import RolloutConfig
 from esper.buffer.window import WindowConfig
@@ -262,6 +263,8 @@ GROUPS: dict[str, dict[str, type]] = {
         "periodic": PeriodicConfig,
         "best_of_random": BestOfRandomConfig,
         "bandit": BanditConfig,
+        "react": ReactConfig,
+        "react_bandit": ReactBanditConfig,
         "replay": ReplayConfig,
     },
     "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},

@@ -1,12 +1,12 @@
-"""A contextual bandit: it looks at each host once, when it is new, and plants one seed or none.
+"""Contextual bandits: they look at a host once, when it is new or when it gets worse, and plant one seed or none.
 
-For every choice it predicts the return of a host from its first observation by ridge regression. It is the baseline that shows
-whether a task asks for more than one decision at the start.
+For every choice they predict the return from then on by ridge regression on the observation of that moment. They are the
+baselines that show whether a task asks for more than one decision at the start, and for more than a rule about when.
 """
 
-# N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n host episodes
+# N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n decisions, T steps
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
-from esper.agent.scripted.base import UniformArray, compose, draw
+from esper.agent.ridge import PENALTIES, Ridge, fit, loo_error
+from esper.agent.scripted.base import UniformArray, compose, draw, offered
+from esper.agent.scripted.rule import accuracy, underway
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.ranges import check_ranges
-from esper.stats.ridge import PENALTIES, Ridge, fit, loo_error
 
 UNDECIDED = -1
 """Choice of a host that the bandit has not looked at yet."""
@@ -35,14 +36,44 @@ class BanditConfig(AgentConfig):
     """Share of training hosts for which the choice is random, in [0, 1]; none in an evaluation. Higher: predictions improve
     faster, returns in training are lower."""
     memory: int = 8192
-    """Host episodes that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
+    """Decisions that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
+    drop: float = 0.0
+    """Fall of the accuracy from its highest value since the last decision at which the bandit decides, at least 0 [pp]; 0: it
+    decides at the first observation only. Higher: reacts later, and less often by mistake."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"]})
+        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"], "[0, inf)": ["drop"]})
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Bandit":
         return Bandit(self, spec)
+
+
+@dataclass(kw_only=True, slots=True)
+class ReactBanditConfig(BanditConfig):
+    """A contextual bandit that looks at a host whenever its accuracy has fallen, and plants the one seed with the highest
+    predicted return, or none. A rule says when, ridge regressions on the observation of that moment say where and what."""
+
+    drop: float = 4.0
+    """Fall of the accuracy from its highest value since the last decision at which the bandit decides, at least 0 [pp]; 0: it
+    decides at the first observation only. Higher: reacts later, and less often by mistake."""
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What happens in an update."""
+
+    decisions: list[tuple[int, IntArray, FloatArray, IntArray]] = field(default_factory=list)
+    """Step, hosts `[n]`, their contexts `[n, F]` and choices `[n]`."""
+    reward_TN: list[FloatArray] = field(default_factory=list)
+
+    def arrays(self) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Return contexts `[n, F]`, choices `[n]` and returns from the decision on `[n]`, without non-finite returns."""
+        going_TN = np.cumsum(np.stack(self.reward_TN)[::-1], axis=0)[::-1]
+        returns = np.concatenate([going_TN[step, hosts] for step, hosts, _, _ in self.decisions])
+        kept = np.isfinite(returns)
+        contexts, choices = (np.concatenate([one[part] for one in self.decisions])[kept] for part in (2, 3))
+        return contexts, choices, returns[kept]
 
 
 class Bandit(Learner):
@@ -56,14 +87,14 @@ class Bandit(Learner):
         """Prediction of each choice; None where it was never tried."""
         self._seen_nF = np.zeros((0, len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)), np.float32)
         self._choice_n, self._return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
-        self._episode: list[Any] | None = None
-        """Contexts, choices and returns of the hosts of the update; None outside of an update."""
+        self._record: Decisions | None = None
+        """The update so far; None outside of an update."""
 
     # ---- acting
 
     def start(self, num_hosts: int) -> State:
-        """Return the choice for each host `[N]`."""
-        return {"choice": torch.full((num_hosts,), UNDECIDED)}
+        """Return the choice for each host `[N]`, and the accuracy from which a fall counts `[N]` [pp]."""
+        return {"choice": torch.full((num_hosts,), UNDECIDED), "level": torch.full((num_hosts,), torch.nan)}
 
     def act(
         self,
@@ -75,14 +106,26 @@ class Bandit(Learner):
         greedy: bool = False,
     ) -> Decision:
         """See `Controller`."""
-        choice_N = state["choice"].numpy()
-        new_N = choice_N == UNDECIDED
-        if new_N.any():
-            choice_N = np.where(new_N, self._choose(observation, uniform), choice_N)
-        return Decision(action=self._carry_out(observation, choice_N), state={"choice": torch.from_numpy(choice_N)})
+        choice_N, level_N = state["choice"].numpy(), state["level"].numpy()
+        due_N = choice_N == UNDECIDED
+        if self.config.drop:
+            now_N = accuracy(observation, self.spec)
+            level_N = np.fmax(level_N, now_N)
+            due_N = due_N & (level_N - now_N >= self.config.drop) & ~underway(observation, self.spec).any(axis=1)
+            level_N = np.where(due_N, now_N, level_N)
+        if due_N.any():
+            choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
+        action_NH = self._carry_out(observation, choice_N)
+        if self.config.drop:  # another fall asks for another decision
+            choice_N = np.where((action_NH[:, Head.OP] == Op.FOSSILIZE) | (choice_N == 0), UNDECIDED, choice_N)
+        return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
 
-    def _choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
-        """Return a choice for every host `[N]`: the one with the highest predicted return, or while exploring, a random one."""
+    def _choose(self, observation: Observation, uniform_NH: UniformArray, due_N: BoolArray) -> IntArray:
+        """Return a choice for every host `[N]`: the one with the highest predicted return, or while exploring, a random one.
+
+        Args:
+            due_N: hosts for which the choice counts.
+        """
         legal_NC, context_NF = self._legal(observation), _context(observation)
         predicted_NC = np.full(legal_NC.shape, -np.inf)
         for choice, model in enumerate(self.models):
@@ -90,17 +133,17 @@ class Bandit(Learner):
                 predicted_NC[:, choice] = model.predict(context_NF)
         known_NC = np.isfinite(predicted_NC) & legal_NC
         best_N = np.where(known_NC, predicted_NC, -np.inf).argmax(axis=1) * known_NC.any(axis=1)
-        if self._episode is None:
+        if self._record is None:
             return best_N
         # A choice without a prediction is not worse than one with a bad prediction: all are random until each was tried.
         explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (known_NC != legal_NC).any(axis=1)
         choice_N = np.where(explores_N, draw(legal_NC.astype(np.float64), uniform_NH[:, Head.SLOT]), best_N)
-        self._episode[:2] = context_NF, choice_N
+        self._record.decisions.append((len(self._record.reward_TN), np.flatnonzero(due_N), context_NF[due_N], choice_N[due_N]))
         return choice_N
 
     def _legal(self, observation: Observation) -> BoolArray:
         """Return which choices are legal now `[N, C]`; planting nothing always is."""
-        offered_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
+        offered_NK = offered(observation, self.spec)
         legal_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None]
         return np.concatenate([np.ones((len(offered_NK), 1), np.bool_), legal_NSK.reshape(len(offered_NK), -1)], axis=1)
 
@@ -117,23 +160,22 @@ class Bandit(Learner):
 
     def begin(self, update: int) -> None:
         """Explore in the next episode."""
-        self._episode = [None, None, np.zeros(self.spec.num_hosts, np.float32)]
+        self._record = Decisions()
 
     def observe(self, transition: Transition) -> None:
-        """Add the rewards of a step to the returns."""
-        assert self._episode is not None, "call begin() first"
-        self._episode[2] += transition.reward_N
+        """Add the rewards of a step."""
+        assert self._record is not None, "call begin() first"
+        self._record.reward_TN.append(transition.reward_N)
 
     def learn(self, progress: float) -> dict[str, float]:
-        """Fit the predictions to all host episodes in memory."""
-        assert self._episode is not None, "call begin() first"
-        context_NF, choice_N, return_N = self._episode
-        self._episode = None
-        finite_N = np.isfinite(return_N)
-        self._seen_nF, self._choice_n, self._return_n = (
-            np.concatenate([kept, new[finite_N]])[-self.config.memory :]
-            for kept, new in ((self._seen_nF, context_NF), (self._choice_n, choice_N), (self._return_n, return_N))
-        )
+        """Fit the predictions to all decisions in memory."""
+        assert self._record is not None, "call begin() first"
+        record, self._record = self._record, None
+        if record.decisions:
+            old = (self._seen_nF, self._choice_n, self._return_n)
+            self._seen_nF, self._choice_n, self._return_n = (
+                np.concatenate([kept, new])[-self.config.memory :] for kept, new in zip(old, record.arrays(), strict=True)
+            )
         return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -145,12 +187,12 @@ class Bandit(Learner):
         self.models = [fit(self._seen_nF[rows], self._return_n[rows], penalty) if len(rows) else None for rows in tried]
         spread = sum(float(np.square(y - y.mean()).sum()) for rows in tried if len(rows) > 2 and len(y := self._return_n[rows]))
         explained = 1 - float(error_L.min()) / spread if spread else float("nan")
-        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/episodes": float(len(self._return_n))}
+        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/decisions": float(len(self._return_n))}
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the host episodes in memory, from which predictions are fitted."""
+        """Return the decisions in memory, from which predictions are fitted."""
         parts = (self._seen_nF, self._choice_n, self._return_n)
         return dict(zip(("seen", "choice", "return"), map(torch.tensor, parts), strict=True))
 
@@ -170,7 +212,7 @@ class Bandit(Learner):
             self._fit()
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return how often each seed was chosen without exploration for the hosts in memory."""
+        """Return how often each seed was chosen without exploration for the decisions in memory."""
         if not any(self.models):
             return []
         predicted = [np.full(len(self._seen_nF), -np.inf) if one is None else one.predict(self._seen_nF) for one in self.models]

@@ -55,6 +55,11 @@ def most_urgent(
     return op_N, slot_N
 
 
+def offered(observation: Observation, spec: EnvSpec) -> BoolArray:
+    """Return which blueprints are available `[N, K]`."""
+    return observation.legal_values[:, segments(spec.head_sizes)[Head.BLUEPRINT]]
+
+
 def step_number(observation: Observation, spec: EnvSpec) -> IntArray:
     """Return the number of completed host epochs of each host `[N]`."""
     left_N = observation.features[:, spec.feature_names.index("time_left")]

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, feature_scale
-from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, slot_features, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, slot_features, step_number
 from esper.agent.scripted.heuristic import POINTS
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
-from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import EnvSpec, Observation, Op
 from esper.env.observation import exp_potential
 from esper.ranges import check_ranges
 
@@ -61,7 +61,7 @@ class GreedyPotential(Scripted):
         step_N = step_number(observation, self.spec)
         failed_NSK = state["failed"].numpy() & (step_N > 0)[:, None, None]
         score_NSK, ripe_NS = self._scores(observation, failed_NSK, step_N), observation.legal_slots[:, Op.FOSSILIZE]
-        worthy_NS, score_NS = self._worthy(observation), score_NSK.max(axis=2)
+        worthy_NS, score_NS = worthy(observation, self.spec, self.config.errors), score_NSK.max(axis=2)
         alike_NS = np.zeros_like(score_NS)
         wanted = {
             Op.FOSSILIZE: (worthy_NS, alike_NS),
@@ -78,18 +78,23 @@ class GreedyPotential(Scripted):
 
     def _scores(self, observation: Observation, failed_NSK: BoolArray, step_N: IntArray) -> FloatArray:
         """Return the score of each slot and blueprint `[N, S, K]`, -inf where planting is illegal or the potential too small."""
-        names = [f"potential_of_{name}" for name in self.spec.blueprint_names]
-        potential_NSK = exp_potential(np.stack([slot_features(observation, self.spec, name) for name in names], axis=2))
-        offered_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
+        potential_NSK = potentials(observation, self.spec)
+        offered_NK = offered(observation, self.spec)
         may_NSK = observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None] & ~failed_NSK
         may_NSK &= (potential_NSK > self.config.threshold) & (step_N >= self.config.at)[:, None, None]
         score_NSK = potential_NSK / self.params_SK if self.config.per_parameter else potential_NSK
         return np.where(may_NSK, score_NSK, -np.inf).astype(np.float32)
 
-    def _worthy(self, observation: Observation) -> BoolArray:
-        """Return where a seed's contribution exceeds its error `[N, S]`."""
-        worth_NS, error_NS, known_NS = (
-            slot_features(observation, self.spec, name)
-            for name in ("contribution", "contribution_error", "contribution_measured")
-        )
-        return (known_NS > 0) & (POINTS * worth_NS > self.config.errors * ERROR_POINTS * error_NS)
+
+def potentials(observation: Observation, spec: EnvSpec) -> FloatArray:
+    """Return the growth potential of each slot and blueprint `[N, S, K]` [nats per unit of learning rate], 0 where unknown."""
+    names = [f"potential_of_{name}" for name in spec.blueprint_names]
+    return exp_potential(np.stack([slot_features(observation, spec, name) for name in names], axis=2))
+
+
+def worthy(observation: Observation, spec: EnvSpec, errors: float) -> BoolArray:
+    """Return where a seed's contribution exceeds so many of its standard errors `[N, S]`."""
+    worth_NS, error_NS, known_NS = (
+        slot_features(observation, spec, name) for name in ("contribution", "contribution_error", "contribution_measured")
+    )
+    return (known_NS > 0) & (POINTS * worth_NS > errors * ERROR_POINTS * error_NS)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, feature_scale
-from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, slot_features, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
-from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import EnvSpec, Observation, Op
 from esper.ranges import check_ranges
 
 LOOKBACK = 3
@@ -87,6 +87,6 @@ class Heuristic(Scripted):
 
     def _rotate(self, observation: Observation, turn_N: IntArray) -> IntArray:
         """Return the next legal blueprint in rotation `[N]`."""
-        legal_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]]
+        legal_NK = offered(observation, self.spec)
         rank_N = turn_N % legal_NK.sum(axis=1)
         return (legal_NK.cumsum(axis=1) > rank_N[:, None]).argmax(axis=1)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.agent.base import AgentConfig, IntArray, check_offered, check_time
-from esper.agent.scripted.base import Scripted, compose, most_urgent, step_number
+from esper.agent.scripted.base import Scripted, compose, most_urgent, offered, step_number
 from esper.buffer.base import Buffer
-from esper.env.actions import EnvSpec, Head, Observation, Op, segments
+from esper.env.actions import EnvSpec, Observation, Op
 from esper.ranges import check_ranges
 
 
@@ -54,7 +54,7 @@ class Periodic(Scripted):
 
     def choose(self, observation: Observation, uniform_NH: npt.NDArray[np.float64]) -> IntArray:
         since_N = step_number(observation, self.spec) - self.config.first
-        may_NK = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]] & self.planted_K
+        may_NK = offered(observation, self.spec) & self.planted_K
         count_N = may_NK.sum(axis=1)
         due_N = (since_N >= 0) & (since_N % self.config.every == 0) & (count_N > 0)
         alike_NS = np.zeros((len(since_N), self.spec.num_slots))

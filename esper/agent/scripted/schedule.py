@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, Controller, IntArray, check_offered, check_slot, check_time
-from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
@@ -160,7 +160,7 @@ class Schedule(Scripted):
 
     def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
         legal_NO = observation.legal_slots[:, :, self.slot]
-        offered_N = observation.legal_values[:, segments(self.spec.head_sizes)[Head.BLUEPRINT]][:, self.blueprint]
+        offered_N = offered(observation, self.spec)[:, self.blueprint]
         due_N = (step_number(observation, self.spec) >= self.at) & offered_N
         op_N = np.full(len(due_N), Op.WAIT, dtype=np.int64)
         for op, wanted_N in ((Op.GERMINATE, due_N), (Op.ADVANCE, True), (Op.FOSSILIZE, True)):

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.agent.base import AgentConfig, feature_scale
+from esper.agent.best_of_random import BestOfRandomConfig
 from esper.agent.ppo.ppo import PPOConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import Heuristic, HeuristicConfig
 from esper.agent.scripted.periodic import PeriodicConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
-from esper.agent.search import BestOfRandomConfig
 from esper.env.actions import PINNED, RELEVANT, Head, Observation, Op, parameters_legal, segments
 from esper.env.observation import HOST_FEATURES, FeatureTable, slot_table
 from esper.lifecycle.stages import Stage, empty

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.stats.ridge import PENALTIES, fit, loo_error
+from esper.agent.ridge import PENALTIES, fit, loo_error
 
 
 def sample(seed: int, count: int, features: int) -> tuple[np.ndarray, np.ndarray]:

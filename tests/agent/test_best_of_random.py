@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.agent.best_of_random import BestOfRandom, BestOfRandomConfig
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
-from esper.agent.search import BestOfRandom, BestOfRandomConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config

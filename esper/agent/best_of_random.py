@@ -1,0 +1,106 @@
+"""Random search over schedules."""
+
+# N hosts, S slots, K blueprints, H heads
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from esper.agent.base import AgentConfig, check_offered, check_slot, check_time
+from esper.agent.scripted.schedule import ActionConfig, ActionList
+from esper.agent.search import Search
+from esper.buffer.base import Buffer
+from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
+from esper.ranges import check_ranges
+from esper.seeding import stream
+
+BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
+"""Parameters that are drawn at random for a seed if the config leaves them free."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BestOfRandomConfig(AgentConfig):
+    """A random search that tries one schedule per update on the same hosts, and plays the best one so far by mean return. The
+    first schedule only waits; the others germinate seeds at random times in random slots, which advance and are kept as soon as
+    possible."""
+
+    one_episode: ClassVar[bool] = True
+    most: int = 0
+    """Maximum number of seeds in a schedule, at least 0; 0 means one per slot in use. Higher: larger schedules are tried."""
+    latest: int | None = None
+    """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules whose seeds
+    come too late to be kept."""
+
+    def __post_init__(self) -> None:
+        AgentConfig.__post_init__(self)
+        check_ranges("agent", self, {"[0, inf]": ["most", "latest"]})
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
+        if self.latest is not None:
+            check_time(f"agent.latest={self.latest}", self.latest, steps)
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "BestOfRandom":
+        return BestOfRandom(self, spec, seed=seed)
+
+
+class BestOfRandom(Search[list[ActionConfig]]):
+    """See `BestOfRandomConfig`. Root seed and number determine a schedule."""
+
+    def __init__(self, config: BestOfRandomConfig, spec: EnvSpec, *, seed: int) -> None:
+        self.config = config
+        Search.__init__(self, spec, seed=seed, nothing=[])
+
+    def player(self, candidate: list[ActionConfig]) -> ActionList:
+        return ActionList(candidate, self.spec)
+
+    def learn(self, progress: float) -> dict[str, float]:
+        seeds = sum(action.op == "germinate" for action in self._trial)
+        return Search.learn(self, progress) | {"search/seeds": float(seeds)}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the best schedule as it is typed on the command line."""
+        return [("best schedule", f"agent.actions={self.overrides()}")]
+
+    def overrides(self) -> str:
+        """Return the best schedule as the value of `agent.actions` on the command line."""
+        actions = [", ".join(f"{name}: {value}" for name, value in action.plain().items()) for action in self.best]
+        return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
+
+    def draw(self, first: Observation) -> list[ActionConfig]:
+        rng, spec = stream(self.seed, "schedule", self.tried), self.spec
+        free_S = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0))
+        offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
+        most, last = self.config.most or len(free_S), spec.num_steps - 1 if self.config.latest is None else self.config.latest
+        count = min(int(rng.integers(most)) + 1, len(free_S)) if len(free_S) else 0
+        actions: list[ActionConfig] = []
+        slots, times = rng.permutation(free_S)[:count].tolist(), np.sort(rng.integers(last + 1, size=count)).tolist()
+        for slot, at in zip(slots, times, strict=True):
+            blueprint = spec.blueprint_names[rng.choice(offered[Head.BLUEPRINT])]
+            free = [head for head in BIRTH if len(offered[head]) > 1]
+            others = {head.name.lower(): list(VALUES[head])[rng.choice(offered[head])] for head in free}
+            actions.append(ActionConfig(at=at, op="germinate", slot=slot, blueprint=blueprint, **others))
+            actions.append(ActionConfig(at=at, op="fossilize", slot=slot))
+        return actions
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return Search.state_dict(self) | {"best": [action.plain() for action in self.best]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: the best schedule cannot be played on these hosts.
+        """
+        best = [ActionConfig(**plain) for plain in state["best"]]
+        for action in best:
+            check_time(f"at={action.at} in the best schedule", action.at, self.spec.num_steps)
+            if action.blueprint is not None:
+                check_offered(f"blueprint={action.blueprint} in the best schedule", action.blueprint, self.spec.blueprint_names)
+            check_slot(f"slot={action.slot} in the best schedule", action.slot, self.spec.num_slots)
+        Search.load_state_dict(self, state)
+        self.play(best)

@@ -1,0 +1,97 @@
+"""A search over rules that react to what happens to a host."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from esper.agent.base import AgentConfig, check_slot
+from esper.agent.scripted.base import offered
+from esper.agent.scripted.rule import Reaction, ReactRule
+from esper.agent.search import Search
+from esper.buffer.base import Buffer
+from esper.env.actions import EnvSpec, Observation, Op
+from esper.seeding import stream
+
+DROPS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Falls of the accuracy to choose from [pp]."""
+RISES = (1.5, 2.0, 4.0, 8.0)
+"""Factors of growth potential to choose from."""
+ERRORS = (None, 0.0, 1.0, 2.0)
+"""Standard errors of a contribution to choose from; None keeps every seed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ReactConfig(AgentConfig):
+    """A rule that plants one seed at a time: at the start, or when the accuracy falls or the growth potential rises. It keeps the
+    seed, or takes it back if its contribution is not significant. One rule is tried per update, on the same hosts, and the best
+    one so far by mean return is played. The first rule never plants; the others are drawn at random or change one part of the
+    best."""
+
+    one_episode: ClassVar[bool] = True
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "React":
+        return React(spec, seed=seed, nothing=ReactRule())
+
+
+class React(Search[ReactRule]):
+    """See `ReactConfig`."""
+
+    def player(self, candidate: ReactRule) -> Reaction:
+        return Reaction(candidate, self.spec)
+
+    def draw(self, first: Observation) -> ReactRule:
+        rng = stream(self.seed, "rule", self.tried)
+        free: list[Any] = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0)).tolist()
+        kinds: list[Any] = np.flatnonzero(offered(first, self.spec)[0]).tolist()
+
+        def one(values: Any) -> Any:
+            return values[rng.integers(len(values))]
+
+        trigger = one(("start", "drop", "potential"))
+        drawn: dict[str, Callable[[], Any]] = {
+            "trigger": lambda: trigger,
+            "threshold": lambda: one(DROPS if trigger == "drop" else RISES),
+            "slot": lambda: one([None, *free]),
+            "blueprint": lambda: one([None, *kinds]),
+            "errors": lambda: one(ERRORS),
+        }
+        if self.best.trigger == "never" or rng.random() < 0.5:
+            return ReactRule(**{name: draw() for name, draw in drawn.items()})
+        part = one([name for name in drawn if name != "trigger" and (name != "threshold" or self.best.trigger != "start")])
+        trigger = self.best.trigger
+        return replace(self.best, **{part: drawn[part]()})
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the best rule in words."""
+        rule = self.best
+        if rule.trigger == "never":
+            return [("best rule", "never grow")]
+        when = {
+            "start": "at the start",
+            "drop": f"when the accuracy falls by {rule.threshold:g} pp",
+            "potential": f"when the largest growth potential rises by a factor of {rule.threshold:g}",
+        }[rule.trigger]
+        which = "the best blueprint by potential" if rule.blueprint is None else self.spec.blueprint_names[rule.blueprint]
+        where = "the best slot by potential" if rule.slot is None else self.spec.slot_names[rule.slot]
+        keep = "always" if rule.errors is None else f"if its contribution exceeds {rule.errors:g} standard errors"
+        return [("best rule", f"{when}, plant {which} in {where}; keep it {keep}")]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return Search.state_dict(self) | {"best": self.best.plain()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: the best rule cannot be played on these hosts.
+        """
+        rule = ReactRule(**{field.name: state["best"][field.name] for field in fields(ReactRule)})
+        if rule.slot is not None:
+            check_slot(f"slot={rule.slot} in the best rule", rule.slot, self.spec.num_slots)
+        if rule.blueprint is not None and rule.blueprint >= len(self.spec.blueprint_names):
+            raise ValueError("the best rule plants a blueprint that this run lacks: use the blueprints of its own run")
+        Search.load_state_dict(self, state)
+        self.play(rule)

@@ -1,0 +1,115 @@
+"""A rule that reacts: it grows a seed when the host gets worse, or when its growth potential rises."""
+
+# N hosts, S slots, K blueprints
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.agent.base import BoolArray, FloatArray, IntArray
+from esper.agent.scripted.base import Scripted, UniformArray, compose, features, most_urgent, offered, slot_features, step_number
+from esper.agent.scripted.greedy import potentials, worthy
+from esper.agent.scripted.heuristic import ACCURACY_POINTS
+from esper.buffer.transition import State
+from esper.env.actions import EnvSpec, Observation, Op
+from esper.lifecycle.stages import OCCUPIED, Stage
+
+UNDERWAY = tuple(stage for stage in OCCUPIED if stage is not Stage.FOSSILIZED)
+"""Stages of a seed that is neither kept nor gone."""
+FIRST = 1e9
+"""Score of a chosen slot or blueprint, above every potential."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReactRule:
+    """When to plant a seed, where, which, and whether to keep it."""
+
+    trigger: str = "never"
+    """What it waits for: never, start (of the episode), drop (of the accuracy), potential (growth potential rises)."""
+    threshold: float = 0.0
+    """Fall of the accuracy from its highest value since the last planting [pp], or factor of the largest potential over its
+    lowest value since then."""
+    slot: int | None = None
+    """Slot; None for the one with the largest potential. If it is taken, another one is chosen so."""
+    blueprint: int | None = None
+    """Blueprint; None for the one with the largest potential."""
+    errors: float | None = None
+    """Standard errors by which a contribution must exceed 0 for the seed to be kept instead of pruned; None keeps every seed."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return its fields as primitives."""
+        return asdict(self)
+
+
+def underway(observation: Observation, spec: EnvSpec) -> BoolArray:
+    """Return which slots hold a seed that is neither kept nor gone `[N, S]`."""
+    return np.any([slot_features(observation, spec, f"stage_{stage.name.lower()}") > 0 for stage in UNDERWAY], axis=0)
+
+
+def accuracy(observation: Observation, spec: EnvSpec) -> FloatArray:
+    """Return the accuracy of each host `[N]` [pp]."""
+    return ACCURACY_POINTS * features(observation, spec, "accuracy")
+
+
+class Reaction(Scripted):
+    """Plays a `ReactRule`, with one seed at a time in each host."""
+
+    def __init__(self, rule: ReactRule, spec: EnvSpec) -> None:
+        self.rule, self.spec = rule, spec
+
+    def start(self, num_hosts: int) -> State:
+        """Return the level `[N]` from which a fall or a rise counts; NaN before it is known."""
+        return {"level": torch.full((num_hosts,), torch.nan)}
+
+    def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
+        due_N, signal_N = self._due(observation, state["level"].numpy())
+        level_N = np.fmax(state["level"].numpy(), signal_N)
+        ripe_NS, worthy_NS = observation.legal_slots[:, Op.FOSSILIZE], self._worthy(observation)
+        score_NSK = self._scores(observation)
+        score_NS, alike_NS = score_NSK.max(axis=2), np.zeros(ripe_NS.shape)
+        free_N = due_N & ~underway(observation, self.spec).any(axis=1)
+        wanted = {
+            Op.FOSSILIZE: (worthy_NS, alike_NS),
+            Op.PRUNE: (ripe_NS & ~worthy_NS, alike_NS),
+            Op.ADVANCE: (np.ones_like(ripe_NS), alike_NS),
+            Op.GERMINATE: (free_N[:, None] & np.isfinite(score_NS), score_NS),
+        }
+        op_N, slot_N = most_urgent(observation, wanted)
+        blueprint_N = score_NSK[np.arange(len(slot_N)), slot_N].argmax(axis=1)
+        level_N = np.where(op_N == Op.GERMINATE, signal_N, level_N).astype(np.float32)
+        return compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N), {"level": torch.from_numpy(level_N)}
+
+    def _due(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
+        """Return the hosts to plant in `[N]`, and what must fall from its highest value `[N]`.
+
+        Args:
+            level_N: its highest value so far; NaN before the first step.
+        """
+        nothing_N = np.zeros(len(observation.features), np.float32)
+        if self.rule.trigger == "drop":
+            signal_N, margin = accuracy(observation, self.spec), self.rule.threshold
+        elif self.rule.trigger == "potential":
+            largest_N = potentials(observation, self.spec).max(axis=(1, 2))
+            signal_N, margin = -np.log(np.maximum(largest_N, 1e-9)), np.log(self.rule.threshold)
+        else:
+            new_N = step_number(observation, self.spec) == 0
+            return new_N & (self.rule.trigger == "start"), nothing_N
+        return np.fmax(level_N, signal_N) - signal_N >= margin, signal_N
+
+    def _scores(self, observation: Observation) -> FloatArray:
+        """Return the preference for each slot and blueprint `[N, S, K]`, -inf where planting is illegal."""
+        offered_NK = offered(observation, self.spec)
+        score_NSK = np.where(observation.legal_slots[:, Op.GERMINATE, :, None] & offered_NK[:, None], 0.0, -np.inf)
+        score_NSK += potentials(observation, self.spec)
+        if self.rule.blueprint is not None:
+            score_NSK[:, :, self.rule.blueprint] += FIRST
+        if self.rule.slot is not None:
+            score_NSK[:, self.rule.slot] += FIRST
+        return score_NSK
+
+    def _worthy(self, observation: Observation) -> BoolArray:
+        if self.rule.errors is None:
+            return observation.legal_slots[:, Op.FOSSILIZE]
+        return worthy(observation, self.spec, self.rule.errors)

@@ -1,0 +1,162 @@
+"""Agents that react to a fall of the accuracy: what they wait for, what they plant, and exact resumption."""
+
+# N hosts
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.agent.bandit import Bandit, ReactBanditConfig
+from esper.agent.react import ReactConfig
+from esper.agent.scripted.rule import Reaction, ReactRule
+from esper.buffer.transition import Decision, State, Transition
+from esper.cli.overrides import check
+from esper.env.actions import Head, Observation, Op
+from esper.env.observation import log_potential
+from esper.telemetry.jsonl import read_records
+from esper.training.trainer import Trainer
+from tests.agent.staged import SPEC, see
+
+TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
+NEW_N = np.zeros(4, np.bool_)
+FREE = {Op.GERMINATE: [0, 1, 2]}
+
+
+def at(
+    accuracy: float, *, step: int = 1, legal: dict[Op, list[int]] | None = None, potential: float = 0.0, **known
+) -> Observation:
+    seen = see(step, legal=FREE if legal is None else legal, accuracy=accuracy / 100, **known)
+    names = [f"potential_of_blueprint{kind}" for kind in range(3)]
+    for kind, name in enumerate(names):  # the largest potential is that of the last blueprint in the middle slot
+        value = potential * np.array([0.5, 1.0, 0.2]) * (1 + kind) / 3
+        seen.slots[:, :, SPEC.slot_feature_names.index(name)] = log_potential(value.astype(np.float32))
+    return seen
+
+
+def play(agent: Reaction | Bandit, seen: list[Observation]) -> list[tuple[str, int, int]]:
+    """Return op, slot and blueprint of the first host at each observation."""
+    state: State = agent.start(4)
+    found = []
+    for one in seen:
+        decision: Decision = agent.act(one, state, is_init=NEW_N, uniform=np.full((4, len(Head)), 0.999))
+        state = decision.state
+        assert (decision.action == decision.action[0]).all()
+        op, slot, kind = decision.action[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
+        found.append((Op(op).name.lower(), slot, kind))
+    return found
+
+
+def ops(found: list[tuple[str, int, int]]) -> list[str]:
+    return [op for op, _, _ in found]
+
+
+WAIT = ("wait", 0, 0)
+
+
+@pytest.mark.parametrize("slot", [0, None])
+def test_a_rule_plants_when_the_accuracy_falls_from_its_highest_value(slot: int | None) -> None:
+    rule = ReactRule(trigger="drop", threshold=5.0, slot=slot, blueprint=1)
+    levels = [50, 60, 70, 66, 64, 40, 39, 44, 38]
+    planted = ("germinate", 1 if slot is None else slot, 1)
+    assert play(Reaction(rule, SPEC), [at(level, potential=1.0) for level in levels]) == [
+        WAIT, WAIT, WAIT, WAIT, planted, planted, WAIT, WAIT, planted,
+    ]  # fmt: skip
+
+
+def test_a_rule_plants_the_largest_potential_when_it_rises() -> None:
+    rule = ReactRule(trigger="potential", threshold=2.0)
+    sizes = [0.4, 0.2, 0.3, 0.41, 0.5, 0.83]
+    planted = ("germinate", 1, 2)
+    assert play(Reaction(rule, SPEC), [at(50, potential=size) for size in sizes]) == [WAIT, WAIT, WAIT, planted, WAIT, planted]
+
+
+def test_a_rule_has_one_seed_at_a_time_and_takes_back_what_does_not_help() -> None:
+    busy = {"slot_stage_training": np.array([1, 0, 0])}
+    seen = [at(50), at(10, **busy), at(10)]
+    assert ops(play(Reaction(ReactRule(trigger="drop", threshold=5.0), SPEC), seen)) == ["wait", "wait", "germinate"]
+    assert ops(play(Reaction(ReactRule(trigger="start"), SPEC), [at(50, step=0)])) == ["germinate"]
+    assert ops(play(Reaction(ReactRule(), SPEC), [at(50), at(1)])) == ["wait", "wait"]
+    ripe = {Op.FOSSILIZE: [0], Op.PRUNE: [0]}
+    good, bad = ({"slot_contribution": 0.1 * sign, "slot_contribution_measured": 1.0} for sign in (1, -1))
+    careful, trusting = ReactRule(errors=0.0), ReactRule(errors=None)
+    assert ops(play(Reaction(careful, SPEC), [at(50, legal=ripe, **good), at(50, legal=ripe, **bad)])) == ["fossilize", "prune"]
+    assert ops(play(Reaction(trusting, SPEC), [at(50, legal=ripe, **bad)])) == ["fossilize"]
+
+
+def transition(seen: Observation, decision: Decision, reward: np.ndarray) -> Transition:
+    return Transition(
+        observation=seen,
+        decision=decision,
+        reward_N=np.asarray(reward, np.float32),
+        terminated_N=NEW_N,
+        is_init_N=NEW_N,
+        rolled_back_N=NEW_N,
+    )
+
+
+def test_the_search_keeps_the_best_rule_and_resumes() -> None:
+    search = ReactConfig().build(SPEC, seed=3)
+
+    def update() -> float:
+        search.begin(search.tried)
+        state, total = search.start(4), 0.0  # of the first planting
+        for step, level in enumerate([50, 60, 40, 40]):
+            seen = at(level, step=step, potential=1.0)
+            decision = search.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
+            state = decision.state
+            op, slot, kind = decision.action[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
+            paid = float(op == Op.GERMINATE and not total) * (0.1 + (step == 2) + (slot == 2) + (kind == 1))
+            search.observe(transition(seen, decision, np.full(4, paid)))
+            total += paid
+        search.learn(0.0)
+        return total
+
+    returns = [update() for _ in range(40)]
+    assert returns[0] == 0
+    assert search.best_return == pytest.approx(max(returns)) == pytest.approx(3.1)
+    ((_, text),) = search.summary()
+    assert text.startswith("when the accuracy falls by ")
+    assert "plant blueprint1 in " in text
+    again = ReactConfig().build(SPEC, seed=3)
+    again.load_state_dict(search.state_dict())
+    assert again.best == search.best
+    assert again.draw(at(50)) == search.draw(at(50))
+    with pytest.raises(ValueError, match=r"is not a slot of this host|blueprint that this run lacks"):
+        ReactConfig().build(replace(SPEC, slot_names=("a",), blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
+
+
+def test_a_bandit_that_reacts_learns_what_to_plant_from_what_it_sees_then() -> None:
+    bandit = ReactBanditConfig(drop=10.0).build(SPEC, seed=0)
+    rng = np.random.default_rng(0)
+
+    def episode() -> np.ndarray:
+        """Return the hosts that planted right: after the fall, the slot that the loss shows."""
+        state, cue_N, right_N = bandit.start(4), rng.uniform(0, 1, 4), NEW_N.copy()
+        for step, level in enumerate([70, 75, 40, 40]):
+            seen = at(level, step=step, loss=cue_N if step == 2 else 0.5)
+            decision = bandit.act(seen, state, is_init=NEW_N, uniform=rng.random((4, len(Head))))
+            state = decision.state
+            planted_N = decision.action[:, Head.OP] == Op.GERMINATE
+            assert not (planted_N & (step < 2)).any()
+            hit_N = planted_N & (decision.action[:, Head.SLOT] == np.where(cue_N < 0.5, 0, 2))
+            if bandit._record is not None:  # rewards before the fall must not count
+                bandit.observe(transition(seen, decision, hit_N + 100.0 * rng.random(4) * (step < 2)))
+            right_N |= hit_N & (step == 2)
+        return right_N
+
+    for _ in range(120):
+        bandit.begin(0)
+        episode()
+        bandit.learn(0.0)
+    assert np.mean([episode() for _ in range(20)]) > 0.8
+
+
+@pytest.mark.parametrize("agent", ["react", "react_bandit"])
+def test_a_resumed_run_equals_a_whole_one(agent: str, tmp_path: Path) -> None:
+    for place, runs in (("whole", ["updates=3"]), ("parts", ["updates=2", "updates=3"])):
+        for more in runs:
+            Trainer(check([*TINY, f"agent={agent}", more]), tmp_path / place).run()
+    whole, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "parts"))
+    assert whole == parts
