@@ -16,6 +16,7 @@ from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.check import PARTS
 from esper.task.data import Data, DataError, TaskError
+from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.instances import Name
 
 
@@ -24,6 +25,7 @@ class ImagesConfig(TaskConfig):
     """Fields of all image tasks."""
 
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox"), 3: ("ooo", "xoo", "oxx")}
+    drifts: ClassVar[Mapping[str, Drift]] = IMAGE_DRIFTS
 
     classes: list[int] = field(default_factory=lambda: [0])
     """Number of classes that a host learns and is measured on, each at least 2, or 0 for all. Each host draws its classes."""
