@@ -1,6 +1,7 @@
 """Digits whose images or classes change during training: when to grow matters, and where depends on the change.
 
 The gate of this world is not measured yet.
+"""
 
 from dataclasses import dataclass, field
 

@@ -122,7 +122,7 @@ class EventsConfig:
         """Raise ValueError if events can start after the end of an episode of so many steps."""
         if self.kinds and self.last >= steps:
             raise ValueError(
-                f"task.events.last={self.last} must be below steps={steps}, since events cannot start after the end: lower it, or "
+                f"task.events.last={self.last} must be below steps={steps}, since no event can start after the end: lower it or "
                 "raise steps"
             )
 
