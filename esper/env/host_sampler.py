@@ -85,7 +85,7 @@ class HostSampler:
         count = self.task.epoch_samples // self.task.batch_size * self.task.batch_size or len(every)
 
         def samples(host: int) -> npt.NDArray[np.int64]:
-            pool, (root, *name) = views[host].samples, self.name(host)
+            pool, (root, *name) = self.task.pool(views[host], time), self.name(host)
             return walk(
                 every if pool is None else pool, time * count, count, lambda turn: stream(root, "data_order", *name, turn)
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.fusion.layout import repeated, side_by_side
 from esper.task.augment import Augmentation
 from esper.task.data import IGNORED, Data
-from esper.task.events import change
+from esper.task.events import RATES, change, class_shares, pace
 from esper.task.instances import DataView
 
 
@@ -25,7 +25,7 @@ class MemberData:
     def __init__(self, data: Data, views: Sequence[DataView], augmentation: Augmentation | None, device: torch.device) -> None:
         """Stack the views of the members, one each; without views all members see the data unchanged."""
         self.data, self.augmentation = data, augmentation
-        self.labels_M = self.classes_MK = self.rate_M1 = None
+        self.labels_M = self.classes_MK = self.rate_M1 = self._share_MK = None
         if any(one.labels is not None for one in views):
             plain = data.train_y.cpu()
             labels = [plain if one.labels is None else one.labels for one in views]
@@ -35,10 +35,12 @@ class MemberData:
             everything = np.ones(data.num_classes, dtype=np.bool_)
             rows = [everything if one.classes is None else one.classes for one in views]
             self.classes_MK = torch.from_numpy(np.stack(rows)).to(device)
-        if any(one.rate_factor != 1.0 for one in views):
-            self.rate_M1 = torch.tensor([[one.rate_factor] for one in views], device=device)
+        self._rates, self._timetables = [one.rate_factor for one in views], [one.timetable for one in views]
+        self.paced = any(event.kind in RATES for events in self._timetables for event in events)
+        """Whether learning rates change."""
+        if any(rate != 1.0 for rate in self._rates):
+            self.rate_M1 = torch.tensor(self._rates, device=device)[:, None]
         self._member_M1 = torch.arange(len(views), device=device)[:, None]
-        self._timetables = [one.timetable for one in views]
         self._domains = data.domains if any(self._timetables) else None
         self.at(0)
         measured = (data.valid_y, data.test_y) if self._domains is None else (self._domains.valid_y, self._domains.test_y)
@@ -48,10 +50,18 @@ class MemberData:
         """Set the state of all events to that of a host epoch, which determines it."""
         if self._domains is None:
             return
-        state = [change(timetable, epoch) for timetable in self._timetables]
-        old, new = ([self._domains.names.index(getattr(one, end)) for one in state] for end in ("old", "new"))
-        self._old_M1, self._new_M1 = (torch.tensor(end, device=self._member_M1.device)[:, None] for end in (old, new))
-        self._share_M1 = torch.tensor([[one.share] for one in state], dtype=torch.float64, device=self._member_M1.device)
+        device, names = self._member_M1.device, self._domains.names
+        state = [change(events, epoch, names) for events in self._timetables]
+        old_M, new_M = ([names.index(getattr(one, end)) for one in state] for end in ("old", "new"))
+        self._old_M1, self._new_M1 = (torch.tensor(end_M, device=device)[:, None] for end_M in (old_M, new_M))
+        self._share_M1 = torch.tensor([[one.share] for one in state], dtype=torch.float64, device=device)
+        shares = [class_shares(events, epoch, self.data.num_classes) for events in self._timetables]
+        if any(one is not None for one in shares):
+            ones = np.ones(self.data.num_classes)
+            self._share_MK = torch.from_numpy(np.stack([ones if one is None else one for one in shares])).to(device)
+        if self.paced:
+            rates = [rate * pace(events, epoch) for rate, events in zip(self._rates, self._timetables, strict=True)]
+            self.rate_M1 = torch.tensor(rates, device=device)[:, None]
 
     def _domain(self, rank: Tensor) -> Tensor:
         """Return the domain of each member's samples `[M, B]` from their ranks `[M, B]` or `[B]`."""
@@ -90,6 +100,9 @@ class MemberData:
             at = self._domain(rank_B), torch.arange(len(y_BT), device=rank_B.device)
             x = side_by_side(data.inputs(getattr(domains, f"{part}_x")[:, samples][at]))
             y_MBT = getattr(domains, f"{part}_y")[:, samples][at].view(members, *y_BT.shape)
+            if self._share_MK is not None:
+                present = rank_B[:, None] < self._share_MK[:, y_BT.clamp(min=0)]
+                weight = present if weight is None else weight & present
         if self._ragged:
             weight = (y_MBT != IGNORED) if weight is None else weight & (y_MBT != IGNORED)
         return x, y_MBT, None if weight is None else weight.double()

@@ -153,7 +153,7 @@ class Shard:
 
         They are kept until `take_gradients` or `arrange`.
         """
-        self.views.at(order.time)
+        self._follow(order.time)
         batch = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.device)[0]
         self._gradients = self.network.capture(*self.views.batch(*batch))
 
@@ -174,6 +174,12 @@ class Shard:
 
     # ---- training and validation
 
+    def _follow(self, epoch: int) -> None:
+        """Set data and learning rates to the state of all events in a host epoch."""
+        self.views.at(epoch)
+        if self.views.paced and self.views.rate_M1 is not None:
+            self.network.pace(self.views.rate_M1)
+
     def train_epoch(
         self, order: EpochOrder, *, probe: bool = False, retired_M: npt.NDArray[np.bool_] | None = None
     ) -> TrainReport:
@@ -189,7 +195,7 @@ class Shard:
         """
         network, batches = self.network, order.batches(self.task.batch_size, self.device)
         network.train()
-        self.views.at(order.time)
+        self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M

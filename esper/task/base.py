@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -17,7 +19,7 @@ from esper.task.augment import Augmentation
 from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
-from esper.task.events import EventsConfig
+from esper.task.events import CLASSES, RATES, EventsConfig, class_shares
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
 
@@ -33,6 +35,8 @@ class TaskConfig:
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
     """Drifts of the data that may happen, by the kind of event."""
+    other_events: ClassVar[tuple[str, ...]] = tuple(RATES)
+    """Other kinds of events that may happen."""
 
     instances: Instances = Instances.healthy
     """Condition of the hosts: `lesioned` hosts lack spatial context in some blocks (cnn), most inputs of some
@@ -74,7 +78,11 @@ class TaskConfig:
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])
         self.host_optimiser.check("task.host_optimiser")
         self.seed_optimiser.check("task.seed_optimiser")
-        self.events.check(tuple(self.drifts))
+        self.events.check((*self.drifts, *self.other_events))
+        if self.data_share != [1.0] and set(self.events.kinds) & set(CLASSES):
+            raise ValueError(
+                "task.data_share cannot limit arriving and leaving classes: leave it out, and set task.events.replay"
+            )
 
     def _check_list(self, name: str, rule: str, good: Sequence[bool]) -> None:
         if not good or not all(good):
@@ -138,7 +146,8 @@ class Task:
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
         self.augmentation = config.augmentation()
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
-        if drifts := {kind: partial(config.drifted, kind) for kind in config.events.kinds}:
+        if kinds := config.events.kinds:
+            drifts = {kind: partial(config.drifted, kind) for kind in kinds if kind in config.drifts}
             self.data = replace(self.data, domains=domains(self.data, drifts, stream(config.split_seed, "drift_order")))
 
     def make_host(self, instance: Instance) -> nn.Module:
@@ -150,19 +159,29 @@ class Task:
         """Return the properties of the host of this name."""
         name, config = Name(root=root, split=split, episode=episode, index=index), self.config
         healthy = config.instances is Instances.healthy
+        classes = config.draw_classes(name, self.data.num_classes)
         return Instance(
             lesion="o" * self._host.num_parts() if healthy else name.choose("instance", config.kinds_of(self._host)),
             label_noise=name.choose("instance_label_noise", config.label_noise),
             data_share=name.choose("instance_data_share", config.data_share),
-            classes=config.draw_classes(name, self.data.num_classes),
+            classes=classes,
             rate_factor=name.choose("instance_rate_factor", config.rate_factor),
-            timetable=config.events.draw(name.stream),
+            timetable=config.events.draw(name.stream, range(self.data.num_classes) if classes is None else classes),
         )
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """Return the view of the training data for the host of this name."""
         name = Name(root=root, split=split, episode=episode, index=index)
         return data_view(self.instance(root, split, episode, index), self.data, name)
+
+    def pool(self, view: DataView, epoch: int) -> npt.NDArray[np.int64] | None:
+        """Return the training samples of a host in a host epoch, ascending; None for all."""
+        data = self.data
+        share_K = class_shares(view.timetable, epoch, data.num_classes, self.config.events.replay)
+        if share_K is None or data.domains is None:
+            return view.samples
+        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy()
+        return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """Return the host of this name; equal arguments give an equal instance and equal initial weights."""

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from esper.env.actions import Op
-from esper.env.host_sampler import EpochOrder
+from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.member_data import MemberData
 from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
+from esper.lifecycle.roles import Roles
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig
-from esper.task.events import EventsConfig, change
+from esper.task.events import EventsConfig, change, class_shares
 from esper.task.instances import Split
 
 CPU, HOSTS, EPOCHS = torch.device("cpu"), 8, 9
@@ -36,7 +37,7 @@ def views(task, hosts=HOSTS):
 
 def seen(task, timetable, epoch, part):
     """Return inputs and targets of one host, sample by sample, and the share of drifted samples."""
-    state, data = change(timetable, epoch), task.data
+    state, data = change(timetable, epoch, task.config.events.kinds), task.data
     x, y = (getattr(data, f"{part}_{axis}") for axis in "xy")
     drifted = {"": (x, y)}
     for kind in task.config.events.kinds:
@@ -108,6 +109,65 @@ def test_hosts_are_measured_on_their_own_domains():
                     logits = shard.network.forward(inputs)[host]
                 right = (logits.argmax(-1) == y).double().mean().item()
                 np.testing.assert_allclose(found.accuracy_VM[:, host], 100 * right, atol=1e-4)
+
+
+def test_classes_come_and_go_in_training_and_in_measurements():
+    moves = EventsConfig(kinds=["arrive", "leave"], count=[1, 3], first=1, last=20, gap=1, ramp=[0, 3], lasts=[0, 2], replay=0.3)
+    task = digits(events=moves, classes=[0, 8], label_noise=[0.0, 0.2])
+    own = views(task)
+    sampler = HostSampler(task=task, split=Split.TRAINING, num_hosts=HOSTS)
+    members, data = MemberData(task.data, own, None, CPU), task.data
+    sizes = set()
+    for epoch in range(24):
+        members.at(epoch)
+        order_NI = sampler.order(epoch, own).samples_NI
+        for test, part in ((False, "valid"), (True, "test")):
+            _, y_MBT, weight_MBT = members.measured(slice(None), test=test, members=HOSTS)
+            for host, view in enumerate(own):
+                here_K = class_shares(view.timetable, epoch, 10) * (1 if view.classes is None else view.classes)
+                present = getattr(data.domains, f"{part}_rank") < torch.from_numpy(here_K)[getattr(data, f"{part}_y")]
+                assert weight_MBT[host, :, 0].equal(present.double())
+                assert y_MBT[host, :, 0].equal(getattr(data, f"{part}_y"))
+        for host, view in enumerate(own):
+            share_K = class_shares(view.timetable, epoch, 10, 0.3) * (1 if view.classes is None else view.classes)
+            wanted = np.flatnonzero((data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy())
+            assert set(order_NI[host].tolist()) <= set(wanted.tolist())
+            assert len(set(order_NI[host].tolist())) == len(wanted) or 2 * len(wanted) > order_NI.shape[1]
+            sizes.add(len(wanted))
+    assert len(sizes) > 20
+
+
+def test_the_pace_of_learning_is_that_of_the_host_alone():
+    """One epoch at a slow pace equals one with a factor on the rates for all of training, seeds and fossils included."""
+    names = [(0, Split.TRAINING, 0, index) for index in range(3)]
+    slow = digits(events=EventsConfig(kinds=["slow"], first=4, last=4))
+    factor = digits(rate_factor=[0.1], events=EventsConfig())
+    order = np.stack([np.random.default_rng(host).permutation(160) for host in range(3)])
+    grids, after = np.zeros((3, 3), np.int64), list[dict[str, Tensor]]()
+    for task in (slow, factor, slow):
+        shard = Shard([task.host(*n) for n in names], (NormConfig(),), task.data, task, CPU, [task.view(*n) for n in names])
+        for member in range(3):
+            shard.plant(member, 0, 0, (0, "seed", member))
+        fossil = np.array([[True, False, False], [False] * 3, [True, False, False]])
+        inside = np.array([[True, False, False]] * 3)
+        shard.arrange(
+            Roles(
+                blueprint=np.where(inside, 0, -1),
+                alpha=inside.astype(np.float32),
+                behind=grids > 0,
+                learns=inside,
+                open=inside,
+                fossil=fossil,
+                blend=grids,
+            )
+        )
+        shard.train_epoch(EpochOrder(order, None, 4 if len(after) < 2 else 3))
+        after.append({key: row.clone() for key, row in shard.network.rows().items()})
+    slowly, wanted, plainly = after
+    for key, row in slowly.items():
+        assert row.equal(wanted[key]), key
+    assert not slowly["host"].equal(plainly["host"])
+    assert not slowly["seed/0/0"].equal(plainly["seed/0/0"])
 
 
 # ---- whole environments

@@ -18,7 +18,7 @@ from esper.task.data import IGNORED, Data, TaskError
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.drifts import IMAGE_DRIFTS
-from esper.task.events import Event, EventsConfig, change
+from esper.task.events import Event, EventsConfig, change, class_shares, pace
 from esper.task.instances import Name, Split
 from esper.task.text import TextConfig
 
@@ -44,8 +44,8 @@ def name(index, seed=0, split=Split.TRAINING):
 @given(config=configs, seed=st.integers(0, 99))
 def test_a_timetable_follows_its_config(config, seed):
     config.check(tuple(IMAGE_DRIFTS))
-    events = config.draw(name(0, seed).stream)
-    assert config.draw(name(0, seed).stream) == events
+    events = config.draw(name(0, seed).stream, range(10))
+    assert config.draw(name(0, seed).stream, range(10)) == events
     assert len(events) in config.count
     for event in events:
         assert config.first <= event.start <= config.last
@@ -71,7 +71,7 @@ def test_the_strength_of_an_event():
 
 def test_a_drift_replaces_the_one_before_and_leaves_it_when_it_passes():
     events = (Event(kind="invert", start=1), Event(kind="mirror", start=3, end=5), Event(kind="turn", start=7, ramp=1))
-    states = [change(events, epoch) for epoch in range(9)]
+    states = [change(events, epoch, IMAGE_DRIFTS) for epoch in range(9)]
     assert states[:3] == [("", "", 0), ("", "invert", 1), ("", "invert", 1)]
     assert states[3:7] == [("invert", "mirror", 1), ("invert", "mirror", 1), ("invert", "mirror", 0), ("invert", "mirror", 0)]
     assert states[7:] == [("invert", "turn", 0.5), ("invert", "turn", 1)]
@@ -79,7 +79,7 @@ def test_a_drift_replaces_the_one_before_and_leaves_it_when_it_passes():
 
 def test_starts_are_uniform_and_kinds_equally_frequent():
     config = EventsConfig(kinds=KINDS, count=[0, 1, 1, 1], first=3, last=8)
-    events = [config.draw(name(index).stream) for index in range(2000)]
+    events = [config.draw(name(index).stream, range(10)) for index in range(2000)]
     assert abs(sum(not some for some in events) - 500) < 80
     for values in (Counter(some[0].start for some in events if some), Counter(some[0].kind for some in events if some)):
         expected = 1500 / len(values)
@@ -91,7 +91,7 @@ def test_each_property_of_a_timetable_has_its_own_stream():
     plain = EventsConfig(kinds=KINDS, count=[2], ramp=[0, 0], lasts=[0, 0], last=40)
     longer = EventsConfig(kinds=KINDS, count=[2], ramp=[0, 0], lasts=[0, 5], last=40)
     for index in range(20):
-        one, other = (config.draw(name(index).stream) for config in (plain, longer))
+        one, other = (config.draw(name(index).stream, range(10)) for config in (plain, longer))
         assert [event.kind for event in one] == [event.kind for event in other]
 
 
@@ -102,29 +102,52 @@ def test_held_out_hosts_have_timetables_of_their_own():
     assert task.describe(0, Split.TRAINING, 0, 0) == f"ooo {splits[0][0][0].describe()}"
 
 
-@pytest.mark.parametrize(
-    ("fields", "rule"),
-    [
-        ({"kinds": ["melt"]}, r"task\.events\.kinds must list kinds out of invert, .* got \[melt\]"),
-        ({"kinds": ["turn", "turn"]}, r"task\.events\.kinds .* each at most once, got \[turn\]"),
-        ({"count": []}, r"task\.events\.count must list at least one value, each at least 0, got \[\]"),
-        ({"ramp": [-1]}, r"task\.events\.ramp .* got \[-1\]"),
-        ({"gap": 0}, r"task\.events\.gap must be at least 1, got 0"),
-        ({"first": 9, "last": 8}, r"task\.events\.last=8 is before task\.events\.first=9"),
-        ({"count": [3], "ramp": [2], "gap": 5}, r"task\.events\.count=3 needs 14 host epochs .* there are 13"),
-        ({"kinds": ["turn"], "count": [2]}, r"a second event of the same kind would change nothing"),
-    ],
-)
-def test_invalid_events_are_refused(fields, rule):
-    with pytest.raises(ValueError, match=rule):
-        DigitsConfig(events=EventsConfig(**fields))
-
-
 def test_events_fit_into_the_episode():
     with pytest.raises(ConfigError, match=r"^task\.events\.last=16 must be below steps=10, since no event can start after"):
         check(["task=digits_drift", "steps=10"])
     assert check(["task=digits_drift", "steps=10", "task.events.last=9"]).task.events.last == 9
     assert check(["task=digits_drift", "steps=10", "task.events.kinds=[]"]).task.events.kinds == []
+
+
+def test_classes_move_once_and_two_are_always_there():
+    config = EventsConfig(kinds=["arrive", "leave"], count=[2, 4], last=40, group=2, ramp=[0, 2], lasts=[0, 3])
+    for index in range(50):
+        classes = sorted(np.random.default_rng(index).permutation(12)[:10].tolist())
+        events = config.draw(name(index).stream, classes)
+        moved = [one for event in events for one in event.classes]
+        assert len(set(moved)) == len(moved) == 2 * len(events)
+        assert set(moved) <= set(classes)
+    text = Event(kind="arrive", start=4, classes=(0, 7)).describe()
+    assert text == "arrive(0,7)@4"
+
+
+def test_shares_of_classes():
+    events = (Event(kind="arrive", start=2, ramp=1, classes=(0,)), Event(kind="leave", start=5, end=7, classes=(1,)))
+    shares = np.array([class_shares(events, epoch, 3) for epoch in range(9)])
+    assert shares[:, 0].tolist() == [0, 0, 0.5, 1, 1, 1, 1, 1, 1]
+    assert shares[:, 1].tolist() == [1, 1, 1, 1, 1, 0, 0, 1, 1]
+    assert (shares[:, 2] == 1).all()
+    again = np.array([class_shares(events, epoch, 3, 0.2) for epoch in range(9)])
+    assert np.array_equal(again[:2], shares[:2])
+    assert np.allclose(again[2:], shares[2:] * [1, 0.2, 0.2])
+    assert class_shares((Event(kind="invert", start=0),), 3, 3) is None
+
+
+def test_pace_of_learning():
+    events = (Event(kind="slow", start=1, ramp=1), Event(kind="invert", start=3), Event(kind="fast", start=4, end=6))
+    assert [round(pace(events, epoch), 6) for epoch in range(8)] == [1, 0.55, 0.1, 0.1, 3, 3, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"count": [5]}, r"events of task\.events\.group=2 classes move up to 10 of 10 classes, and two must always be there"),
+        ({"group": 9}, r"task\.events\.count=1 events of task\.events\.group=9"),
+    ],
+)
+def test_two_classes_must_always_be_there(fields, rule):
+    with pytest.raises(TaskError, match=rule):
+        DigitsConfig(events=EventsConfig(kinds=["leave"], last=40, **fields)).build(CNNConfig())
 
 
 # ---- drifts
