@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
