@@ -13,6 +13,7 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.task import python_text
 from esper.task.base import Task
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.digits import DigitsConfig
@@ -20,6 +21,7 @@ from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.drifts import IMAGE_DRIFTS
 from esper.task.events import Event, EventsConfig, change, class_shares, pace
 from esper.task.instances import Name, Split
+from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.text import TextConfig
 
 KINDS = ["invert", "rotate", "mirror"]
@@ -216,6 +218,28 @@ def test_padding_of_text_has_no_labels():
     for domain in task.data.domains.train_y:
         assert ((domain == IGNORED) == (y == IGNORED)).all()
     assert not task.data.domains.train_y[0].equal(task.data.domains.train_y[1])
+
+
+def text_of(blocks):
+    return bytes(blocks[:200].flatten().tolist()).decode("latin-1")
+
+
+def test_drifts_of_bytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(python_text, "LEAST", 1000)
+    for number in range(12):
+        (tmp_path / f"part{number}.py").write_text(f"def Function{number}(x):\n    return x + {number}\n" * 30)
+    config = PythonTextDriftConfig(root=str(tmp_path), valid_samples=8)
+    data = config.build(TransformerConfig(layers=1, width=8, heads=2, context=16)).data
+    assert data.domains.names == ("", "prose", "swapcase")
+    code, prose, swapped = (text_of(part) for part in data.domains.train_x)
+    assert "def Function" in code
+    assert swapped == code.swapcase()
+    assert code not in prose
+    assert "def Function" not in prose
+    for x, y in zip(data.domains.train_x, data.domains.train_y, strict=True):
+        assert x[:, 1:][y[:, 1:] != IGNORED].equal(y[:, :-1][y[:, 1:] != IGNORED])
+    learnt, tested = (set(map(tuple, part[1].tolist())) for part in (data.domains.train_x, data.domains.test_x))
+    assert len(learnt & tested) < 0.2 * len(tested)  # pages share rulers and blank lines
 
 
 def test_domains_hold_every_drift_and_an_order_of_samples():
