@@ -97,7 +97,7 @@ BAD: list[tuple[str, str]] = [
     ("task.rate_factor=[]", "task.rate_factor"),
     ("task.classes=[1]", "task.classes"),
     ("task.events.kinds=[melt]", "task.events.kinds must list kinds out of invert, rotate"),
-    ("task=python_text task.events.kinds=[turn]", "kinds out of relabel, mislabel, slow, fast, each at most once, got [turn]"),
+    ("task=python_text task.events.kinds=[turn]", "kinds out of prose, swapcase, relabel, mislabel, slow, fast, each"),
     ("task.events.kinds=[turn,turn]", "each at most once, got [turn]"),
     ("task.events.count=[]", "task.events.count must list at least one value, each at least 0, got []"),
     ("task.events.ramp=[-1]", "task.events.ramp must list at least one value, each at least 0, got [-1]"),
