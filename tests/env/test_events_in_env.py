@@ -216,6 +216,22 @@ def test_a_host_without_events_has_the_numbers_of_a_world_without(make_env, drif
         assert not np.array_equal(without[~calm_N], within[~calm_N], equal_nan=True)
 
 
+def test_the_observation_tells_nothing_before_an_event(make_env, drifting, plan_actions):
+    seen = []
+    for events in (EventsConfig(), replace(LATE, first=2, last=4)):
+        if events.kinds:
+            drifting(events)
+        env = make_env(HOSTS, 5)
+        seen.append([env.reset()[0], *(env.step(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))[0] for _ in range(5))])
+    starts_N = np.array([env.task.instance(0, Split.TRAINING, 0, host).timetable[0].start for host in range(HOSTS)])
+    assert len(set(starts_N)) > 1
+    for time, (without, within) in enumerate(zip(*seen, strict=True)):
+        for key in without if time < 5 else ():  # the last one is that of the next episode
+            same_N = np.array([np.array_equal(without[key][host], within[key][host]) for host in range(HOSTS)])
+            assert same_N[starts_N >= time].all()
+            assert key != "features" or not same_N[starts_N < time].any()
+
+
 def test_an_episode_is_the_same_in_a_resumed_run(make_env, drifting, random_actions):
     drifting(replace(DRIFTS, last=4, count=[1]))
     through, resumed = make_env(4, 6), make_env(4, 6)
