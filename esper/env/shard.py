@@ -153,6 +153,7 @@ class Shard:
 
         They are kept until `take_gradients` or `arrange`.
         """
+        self._follow(order.time)
         batch = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.device)[0]
         self._gradients = self.network.capture(*self.views.batch(*batch))
 
@@ -173,6 +174,12 @@ class Shard:
 
     # ---- training and validation
 
+    def _follow(self, epoch: int) -> None:
+        """Set data and learning rates to the state of all events in a host epoch."""
+        self.views.at(epoch)
+        if self.views.paced and self.views.rate_M1 is not None:
+            self.network.pace(self.views.rate_M1)
+
     def train_epoch(
         self, order: EpochOrder, *, probe: bool = False, retired_M: npt.NDArray[np.bool_] | None = None
     ) -> TrainReport:
@@ -188,6 +195,7 @@ class Shard:
         """
         network, batches = self.network, order.batches(self.task.batch_size, self.device)
         network.train()
+        self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
@@ -214,7 +222,9 @@ class Shard:
         )
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
-        """Measure every member under V settings of its alphas; nothing is changed, batch statistics included.
+        """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
+
+        Nothing is changed, batch statistics included.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.
@@ -223,15 +233,14 @@ class Shard:
         network, views = self.network, self.views
         network.train(False)
         tree, samples = network.tree(alpha_VMS), views.num_measured(test=test)
-        path_VM = torch.from_numpy(tree.path_VM).to(self.device)
+        path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM, tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
         for start in range(0, samples, batch):
-            x, y_BT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
-            logits = network.path_logits(x, tree)
-            loss = F.cross_entropy(logits.flatten(0, 1), y_BT.flatten().repeat(len(logits)), reduction="none")
-            shape = (len(logits), *y_BT.shape)
-            right_PBT, loss_PBT = (logits.argmax(-1).view(shape) == y_BT).double(), loss.view(shape).double()
+            x, y_MBT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
+            logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
+            loss = F.cross_entropy(logits.flatten(0, 1), y_PBT.flatten(), reduction="none")
+            right_PBT, loss_PBT = (logits.argmax(-1).view_as(y_PBT) == y_PBT).double(), loss.view_as(y_PBT).double()
             sums.append(_sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT))
         return _measurement(sums)
 

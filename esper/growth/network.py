@@ -52,7 +52,7 @@ class Learners:
     learns_M1: Tensor
     """All of these members, bool `[M, 1]`; other rows do not change."""
     settings: RowSettings | None
-    """Settings of each row, where they differ from the seeds' optimiser."""
+    """Settings of each row, where they differ from the seeds' optimiser, before the members' factors on learning rates."""
 
 
 class GrowingNetwork:
@@ -156,7 +156,6 @@ class GrowingNetwork:
         (host, seed), settings = self._optimisers, None
         if host != seed and (roles.fossil[:, slot] & learns_M).any():
             settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
-            settings = settings if self._rate_M1 is None else settings.faster(self._rate_M1)
         return Learners(
             slot=slot,
             banks=tuple(
@@ -236,8 +235,18 @@ class GrowingNetwork:
         """Take one optimiser step for every host and every learning seed, each with its own clipping budget."""
         self.optimiser.step()
         for learners in self._learners:
+            settings = learners.settings
+            if settings is not None and self._rate_M1 is not None:
+                settings = settings.faster(self._rate_M1)
             for bank, _ in learners.banks:
-                bank.optimiser.step(learners.learns_M1, learners.settings)
+                bank.optimiser.step(learners.learns_M1, settings)
+
+    def pace(self, rate_M1: Tensor) -> None:
+        """Set the factor on each member's learning rates `[M, 1]`."""
+        self._rate_M1 = rate_M1
+        for optimiser in (self.optimiser, *(bank.optimiser for bank in self.banks.values())):
+            plain = RowSettings.of([optimiser.config] * self.members, optimiser.flat.detach())
+            optimiser.settings = plain.faster(rate_M1)
 
     def take_norms(self) -> Tensor:
         """Return mean gradient norms before clipping since the last call `[M, 1 + S]`: hosts, then seeds.

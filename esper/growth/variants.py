@@ -84,6 +84,13 @@ class Tree:
             counts.append(now)
         return [*counts, now]
 
+    @property
+    def owner_P(self) -> IntArray:
+        """Member of each path at the end."""
+        owner_P = np.empty(self.path_VM.max() + 1, dtype=np.int64)
+        owner_P[self.path_VM] = np.arange(self.members)
+        return owner_P
+
 
 def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None]) -> Tree:
     """Return where the settings of the alphas fork.

@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
-from esper.seeding import torch_stream
+from esper.seeding import stream, torch_stream
 from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
 from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
+from esper.task.drifts import LABEL_DRIFTS, Drift, domains
+from esper.task.events import CLASSES, RATES, EventsConfig, class_shares
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
 
@@ -28,6 +33,10 @@ class TaskConfig:
     """Option of the group `host` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
+    drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
+    """Drifts of the data that may happen, by the kind of event."""
+    other_events: ClassVar[tuple[str, ...]] = tuple(RATES)
+    """Other kinds of events that may happen."""
 
     instances: Instances = Instances.healthy
     """Condition of the hosts: `lesioned` hosts lack spatial context in some blocks (cnn), most inputs of some
@@ -54,6 +63,8 @@ class TaskConfig:
     """Optimiser of the hosts."""
     seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig())
     """Optimiser of the seeds; their gradients are clipped separately from the host's."""
+    events: EventsConfig = field(default_factory=EventsConfig)
+    """What happens to the data of a host while it trains; by default nothing."""
 
     def __post_init__(self) -> None:
         check_ranges("task", self, {"[1, inf]": ["batch_size"], "[0, inf]": ["valid_samples"]})
@@ -67,6 +78,11 @@ class TaskConfig:
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])
         self.host_optimiser.check("task.host_optimiser")
         self.seed_optimiser.check("task.seed_optimiser")
+        self.events.check((*self.drifts, *self.other_events))
+        if self.data_share != [1.0] and set(self.events.kinds) & set(CLASSES):
+            raise ValueError(
+                "task.data_share cannot limit arriving and leaving classes: leave it out, and set task.events.replay"
+            )
 
     def _check_list(self, name: str, rule: str, good: Sequence[bool]) -> None:
         if not good or not all(good):
@@ -105,6 +121,12 @@ class TaskConfig:
         """Return the augmentation of training images, or None."""
         return None
 
+    def drifted(self, kind: str, data: Data) -> Data:
+        """Return the data after a drift of this kind."""
+        drifted = self.drifts[kind](data, stream(self.split_seed, "drift", kind))
+        check_samples(drifted, self.samples, self.batch_size)
+        return drifted
+
     def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
         """Return the classes of a host in ascending order, or None for all."""
         return None
@@ -124,6 +146,9 @@ class Task:
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
         self.augmentation = config.augmentation()
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
+        if kinds := config.events.kinds:
+            drifts = {kind: partial(config.drifted, kind) for kind in kinds if kind in config.drifts}
+            self.data = replace(self.data, domains=domains(self.data, drifts, stream(config.split_seed, "drift_order")))
 
     def make_host(self, instance: Instance) -> nn.Module:
         """Return a host of this instance with random initial weights from torch's global stream."""
@@ -134,18 +159,29 @@ class Task:
         """Return the properties of the host of this name."""
         name, config = Name(root=root, split=split, episode=episode, index=index), self.config
         healthy = config.instances is Instances.healthy
+        classes = config.draw_classes(name, self.data.num_classes)
         return Instance(
             lesion="o" * self._host.num_parts() if healthy else name.choose("instance", config.kinds_of(self._host)),
             label_noise=name.choose("instance_label_noise", config.label_noise),
             data_share=name.choose("instance_data_share", config.data_share),
-            classes=config.draw_classes(name, self.data.num_classes),
+            classes=classes,
             rate_factor=name.choose("instance_rate_factor", config.rate_factor),
+            timetable=config.events.draw(name.stream, range(self.data.num_classes) if classes is None else classes),
         )
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """Return the view of the training data for the host of this name."""
         name = Name(root=root, split=split, episode=episode, index=index)
         return data_view(self.instance(root, split, episode, index), self.data, name)
+
+    def pool(self, view: DataView, epoch: int) -> npt.NDArray[np.int64] | None:
+        """Return the training samples of a host in a host epoch, ascending; None for all."""
+        data = self.data
+        share_K = class_shares(view.timetable, epoch, data.num_classes, self.config.events.replay)
+        if share_K is None or data.domains is None:
+            return view.samples
+        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy()
+        return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
         """Return the host of this name; equal arguments give an equal instance and equal initial weights."""

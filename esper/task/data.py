@@ -41,6 +41,29 @@ def reading(path: Path, remedy: str) -> Generator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Domains:
+    """D copies of a data set, domain 0 as it is and the others after a drift, with the samples in the same order."""
+
+    names: tuple[str, ...]
+    """Kind of drift of each domain, empty for domain 0."""
+    train_x: Tensor
+    """`[D, n, ...]`, as are the other inputs and targets."""
+    train_y: Tensor
+    valid_x: Tensor
+    valid_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    train_rank: Tensor
+    """Rank of each sample in (0, 1) `[n]`: the share of a drift at which it passes to the new domain."""
+    valid_rank: Tensor
+    test_rank: Tensor
+
+    def to(self, device: torch.device) -> "Domains":
+        """Copy the domains to a device."""
+        return Domains(**_moved(self, device))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """Inputs and targets of three sets: images `[n, C, H, W]` and classes `[n]`, or tokens and next tokens `[n, T]`.
 
@@ -58,12 +81,12 @@ class Data:
     """Mean of each channel of byte images `[C, 1, 1]`, from 0 to 255; None for other data."""
     std: Tensor | None = None
     """Standard deviation of each channel `[C, 1, 1]`."""
+    domains: Domains | None = None
+    """The data after each drift that may happen; None if none can."""
 
     def to(self, device: torch.device) -> "Data":
         """Copy the data to a device."""
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts |= {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
-        return Data(**parts)
+        return Data(**_moved(self, device))
 
     def inputs(self, samples: Tensor) -> Tensor:
         """Convert samples `[..., C, H, W]` or `[..., T]` to host inputs: bytes become floats of mean 0 and deviation 1."""
@@ -85,3 +108,9 @@ class Data:
     def positions(self) -> int:
         """Number of targets per sample: T of a sequence, 1 of an image."""
         return self.train_y[0].numel()
+
+
+def _moved(node: Data | Domains, device: torch.device) -> dict[str, Any]:
+    """Return the fields, tensors copied to a device."""
+    parts: dict[str, Any] = {field.name: getattr(node, field.name) for field in fields(node)}
+    return parts | {name: part.to(device) for name, part in parts.items() if isinstance(part, (Tensor, Domains))}

@@ -16,6 +16,8 @@ from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.check import PARTS
 from esper.task.data import Data, DataError, TaskError
+from esper.task.drifts import IMAGE_DRIFTS, Drift
+from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
 
 
@@ -24,6 +26,8 @@ class ImagesConfig(TaskConfig):
     """Fields of all image tasks."""
 
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox"), 3: ("ooo", "xoo", "oxx")}
+    drifts: ClassVar[Mapping[str, Drift]] = IMAGE_DRIFTS
+    other_events: ClassVar[tuple[str, ...]] = (*CLASSES, *RATES)
 
     classes: list[int] = field(default_factory=lambda: [0])
     """Number of classes that a host learns and is measured on, each at least 2, or 0 for all. Each host draws its classes."""
@@ -48,9 +52,17 @@ class ImagesConfig(TaskConfig):
         task = TaskConfig.build(self, host)
         if max(self.classes) > task.data.num_classes:
             raise TaskError(f"task.classes={self.classes} exceeds the {task.data.num_classes} classes: use 0 for all")
-        for part in PARTS if any(self.classes) else ():
+        moving = set(self.events.kinds) & set(CLASSES)
+        for part in PARTS if any(self.classes) or moving else ():
             if missing := set(range(task.data.num_classes)).difference(getattr(task.data, f"{part}_y").tolist()):
-                raise DataError(f"{part}_y has no sample of class {min(missing)}, which hosts may draw: use task.classes=[0]")
+                remedy = "let none arrive or leave" if moving else "use task.classes=[0]"
+                raise DataError(f"{part}_y has no sample of class {min(missing)}, which hosts may draw: {remedy}")
+        fewest = min(count or task.data.num_classes for count in self.classes)
+        if moving and (most := max(self.events.count) * self.events.group) > fewest - 2:
+            raise TaskError(
+                f"task.events.count={max(self.events.count)} events of task.events.group={self.events.group} classes move up to "
+                f"{most} of {fewest} classes, and two must always be there: lower count or group"
+            )
         return task
 
 

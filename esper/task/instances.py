@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.seeding import stream
 from esper.task.data import IGNORED, Data
+from esper.task.events import Event
 
 Value = TypeVar("Value")
 
@@ -68,14 +69,17 @@ class Instance:
     """Classes that the host learns and is measured on, ascending; None for all."""
     rate_factor: float = 1.0
     """Factor on the task's learning rates."""
+    timetable: tuple[Event, ...] = ()
+    """What happens during training, in order."""
 
     def describe(self) -> str:
-        """Return a short name without default values, such as "xoo noise=0.2 data=0.1 classes=5 rate=0.3"."""
+        """Return a short name without default values, such as "xoo noise=0.2 data=0.1 classes=5 rate=0.3 invert@5"."""
         parts = [self.lesion] if self.lesion else []
         parts += [f"noise={self.label_noise:g}"] if self.label_noise else []
         parts += [f"data={self.data_share:g}"] if self.data_share != 1.0 else []
         parts += [f"classes={len(self.classes)}"] if self.classes is not None else []
         parts += [f"rate={self.rate_factor:g}"] if self.rate_factor != 1.0 else []
+        parts += [event.describe() for event in self.timetable]
         return " ".join(parts) or "plain"
 
 
@@ -91,6 +95,8 @@ class DataView:
     """`[K]`: classes that the host is measured on."""
     rate_factor: float = 1.0
     """Factor on the task's learning rates."""
+    timetable: tuple[Event, ...] = ()
+    """What happens during training, in order."""
 
 
 def data_view(instance: Instance, data: Data, name: Name) -> DataView:
@@ -104,6 +110,7 @@ def data_view(instance: Instance, data: Data, name: Name) -> DataView:
         labels=_labels(instance, data, name, samples) if instance.label_noise else None,
         classes=classes,
         rate_factor=instance.rate_factor,
+        timetable=instance.timetable,
     )
 
 

@@ -11,16 +11,20 @@ fixed schedule by 0.1 (standard error 0.1), so there is little to learn yet. See
 import importlib
 import sys
 import sysconfig
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from esper.seeding import stream
 from esper.seeds.bank import SGDConfig
-from esper.task.data import Data, TaskError
+from esper.task.data import IGNORED, Data, TaskError
+from esper.task.drifts import LABEL_DRIFTS, Drift
 from esper.task.instances import Instances
 from esper.task.text import TextConfig, blocks, text_data
 
@@ -31,9 +35,36 @@ LEAST = 100_000
 """Minimum size of the texts [bytes]."""
 
 
+def prose(data: Data, rng: np.random.Generator) -> Data:
+    """Exchange the texts for the topics of `help()`, English prose, whose blocks recur where there are fewer of them."""
+    topics = _topics()
+    if not topics:
+        raise TaskError("task.events.kinds=[prose] needs the topics of help(), which this Python lacks: leave prose out")
+    parts: dict[str, Tensor] = {}
+    for name, (x, y) in zip(("train", "valid", "test"), _divided(topics, rng, data.train_x.shape[1]), strict=True):
+        chosen = np.resize(rng.permutation(len(x)), len(getattr(data, f"{name}_x")))
+        parts |= {f"{name}_x": x[chosen], f"{name}_y": y[chosen]}
+    return replace(data, **parts)
+
+
+def swapcase(data: Data, rng: np.random.Generator) -> Data:
+    """Exchange upper and lower case."""
+    table = torch.tensor([ord(chr(byte).swapcase()) if byte < 128 else byte for byte in range(VOCABULARY)])
+    parts = {f"{part}_{axis}": getattr(data, f"{part}_{axis}") for part in ("train", "valid", "test") for axis in "xy"}
+    return replace(data, **{name: torch.where(part == IGNORED, part, table[part.clamp(min=0)]) for name, part in parts.items()})
+
+
+TEXT_DRIFTS: Mapping[str, Drift] = {"prose": prose, "swapcase": swapcase, **LABEL_DRIFTS}
+"""Kind -> drift, of the bytes of texts."""
+
+
 @dataclass(kw_only=True, slots=True)
 class PythonTextConfig(TextConfig):
     """Bytes of Python's standard library and help texts, split by file. Standard kinds: [oo,xx]."""
+
+    drifts: ClassVar[Mapping[str, Drift]] = TEXT_DRIFTS
+    with_topics: ClassVar[bool] = True
+    """Whether the topics of `help()` are among the texts."""
 
     batch_size: int = 16
     epoch_samples: int = 512
@@ -46,28 +77,32 @@ class PythonTextConfig(TextConfig):
     """Folder whose *.py files are the texts; empty: the standard library of the running interpreter."""
 
     def load(self, context: int) -> Data:
-        texts = _texts(Path(self.root) if self.root else None)
-        names = sorted(texts)
-        order = [names[place] for place in stream(self.split_seed, "python_text_split").permutation(len(names))]
-        share = SHARE * sum(map(len, texts.values()))
-        parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
-        for name in order:
-            part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
-            part.append(texts[name])
-        valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
-        shuffled = stream(self.split_seed, "python_text_valid").permutation(len(valid[0]))
-        return text_data([train, (valid[0][shuffled], valid[1][shuffled]), test], VOCABULARY)
+        texts = _texts(Path(self.root) if self.root else None, topics=self.with_topics)
+        train, (valid_x, valid_y), test = _divided(texts, stream(self.split_seed, "python_text_split"), context)
+        shuffled = stream(self.split_seed, "python_text_valid").permutation(len(valid_x))
+        return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], VOCABULARY)
 
 
-def _texts(root: Path | None) -> dict[str, bytes]:
-    """Return all texts by name.
+def _divided(texts: dict[str, bytes], rng: np.random.Generator, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Divide texts at random, and return the blocks of training, validation and test texts."""
+    names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
+    parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
+    for place in rng.permutation(len(names)):
+        part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
+        part.append(texts[names[place]])
+    valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
+    return [train, valid, test]
+
+
+def _texts(root: Path | None, *, topics: bool) -> dict[str, bytes]:
+    """Return all texts by name, with the topics of `help()` if they are wanted and the folder is the default.
 
     Raises:
         TaskError: there is too little text.
     """
     folder = root or Path(sysconfig.get_path("stdlib"))
     texts = {path.name: path.read_bytes() for path in folder.glob("*.py")}
-    if root is None:
+    if root is None and topics:
         texts |= _topics()
     texts = {name: text for name, text in texts.items() if len(text) > 1}
     total = sum(map(len, texts.values()))

@@ -261,7 +261,9 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _data_bytes(task: Task) -> float:
-    parts = [getattr(task.data, field.name) for field in fields(task.data)]
+    """Return the size of the data, with its copies for every drift."""
+    sets = [one for one in (task.data, task.data.domains) if one is not None]
+    parts = [getattr(one, field.name) for one in sets for field in fields(one)]
     return sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
 

@@ -1,0 +1,209 @@
+"""Events: the timetable of what happens to the data of a host while it trains.
+
+An event has a kind and a strength in [0, 1] at every host epoch, a function of the epoch alone:
+
+    strength
+       1            ___________
+                 __/           \\__
+       0   _____/                 \\______
+                |ramp|  lasts  |ramp|
+              start           end
+
+Drifts of the data (`esper.task.drifts`) replace each other, and so do changes of the learning rates; classes come and go. Only
+`Instance.describe` names the timetable; no observation contains it.
+"""
+
+# K classes
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.ranges import check_ranges
+
+RATES = {"slow": 0.1, "fast": 3.0}
+"""Kind -> factor on all learning rates of a host and its seeds."""
+CLASSES = ("arrive", "leave")
+"""Kinds that change the classes of a host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One event of a timetable."""
+
+    kind: str
+    """What happens."""
+    start: int
+    """First host epoch with any effect."""
+    ramp: int = 0
+    """Host epochs from no effect to the full effect, less one; 0 is sudden."""
+    end: int | None = None
+    """First host epoch in which the effect wanes, over the same ramp; None if it stays."""
+    classes: tuple[int, ...] = ()
+    """Classes that arrive or leave, ascending."""
+
+    def strength(self, epoch: int) -> float:
+        """Return the strength of the effect in a host epoch, from 0 to 1."""
+        risen = min(max(epoch - self.start + 1, 0) / (self.ramp + 1), 1.0)
+        return risen if self.end is None else risen - min(max(epoch - self.end + 1, 0) / (self.ramp + 1), 1.0)
+
+    def describe(self) -> str:
+        """Return a short name, such as "invert@5", "invert@5+3" with a ramp, "invert@5-9" if it passes, or "arrive(0,7)@5"."""
+        classes = f"({','.join(map(str, self.classes))})" if self.classes else ""
+        ramp, end = f"+{self.ramp}" if self.ramp else "", "" if self.end is None else f"-{self.end}"
+        return f"{self.kind}{classes}@{self.start}{ramp}{end}"
+
+
+class Change(NamedTuple):
+    """The state of kinds that replace each other: between the kind that held before and a new one."""
+
+    old: str
+    new: str
+    share: float
+    """Share of the new kind, from 0 to 1."""
+
+
+def change(timetable: Sequence[Event], epoch: int, kinds: Collection[str]) -> Change:
+    """Return the state of kinds that replace each other; the empty kind is a host as it is without events.
+
+    Args:
+        timetable: all events, in order; each begins after the change by the one before is complete.
+        epoch: host epoch.
+        kinds: the kinds.
+    """
+    old = ""
+    begun = [event for event in timetable if event.start <= epoch and event.kind in kinds]
+    for event in begun[:-1]:
+        old = event.kind if event.end is None else old
+    return Change(old, begun[-1].kind, begun[-1].strength(epoch)) if begun else Change("", "", 0.0)
+
+
+def pace(timetable: Sequence[Event], epoch: int) -> float:
+    """Return the factor on the learning rates in a host epoch."""
+    state = change(timetable, epoch, RATES)
+    old, new = RATES.get(state.old, 1.0), RATES.get(state.new, 1.0)
+    return old + (new - old) * state.share
+
+
+def class_shares(timetable: Sequence[Event], epoch: int, num_classes: int, replay: float = 1.0) -> npt.NDArray[np.float64] | None:
+    """Return the share of the samples of each class that is present `[K]`; None if no class ever comes or goes.
+
+    Args:
+        timetable: all events.
+        epoch: host epoch.
+        num_classes: K.
+        replay: factor for all classes but those of the latest arrival.
+    """
+    moves = [event for event in timetable if event.classes]
+    if not moves:
+        return None
+    share_K, older_K = np.ones(num_classes), np.zeros(num_classes, np.bool_)
+    for event in moves:
+        strength, classes = event.strength(epoch), list(event.classes)
+        share_K[classes] = strength if event.kind == "arrive" else 1.0 - strength
+        if event.kind == "arrive" and strength:
+            older_K[:] = True
+            older_K[classes] = False
+    return np.where(older_K, replay * share_K, share_K)
+
+
+@dataclass(kw_only=True, slots=True)
+class EventsConfig:
+    """Events during the training of a host. Each host draws its own; of a list, each draw takes one value uniformly."""
+
+    kinds: list[str] = field(default_factory=lambda: list[str]())
+    """Kinds of events, each at most once; none: nothing ever happens. Drifts of images are invert, rotate (by 90 degrees), turn
+    (by 180), mirror, shift (by a quarter of the width), blur and noise (added); of python_text, prose and swapcase; of all data,
+    relabel (the classes are permuted) and mislabel (40 % of the training labels become wrong). A drift replaces the one before
+    it. Classes of images can arrive (they are absent before) and leave. Learning rates can become slow (times 0.1) and fast
+    (times 3)."""
+    count: list[int] = field(default_factory=lambda: [1])
+    """Number of events of a host, each at least 0. Higher: more to react to."""
+    first: int = 3
+    """Earliest host epoch in which an event may start, at least 0."""
+    last: int = 16
+    """Latest host epoch in which an event may start, at least `first` and below `steps`."""
+    gap: int = 3
+    """Host epochs from the full effect of an event, or from its end if it passes, to the start of the next, at least 1."""
+    ramp: list[int] = field(default_factory=lambda: [0])
+    """Length of a gradual start or end of an event [host epochs], each at least 0; 0 is sudden. During a ramp, a growing share of
+    the samples has drifted, arrived or left."""
+    lasts: list[int] = field(default_factory=lambda: [0])
+    """Host epochs of full effect after which an event passes, each at least 0; 0 is forever."""
+    recurs: int = 0
+    """Number of events of a host after which their kinds recur in the same order, at least 0: with 1 all are of one kind, with 2
+    two kinds alternate; 0: after all kinds."""
+    group: int = 2
+    """Classes that arrive or leave in one event, at least 1; each class does so once at most, and two are always there."""
+    replay: float = 1.0
+    """Share of the training samples that remains of all earlier classes once others have arrived, in (0, 1]. Lower: easier to
+    forget."""
+
+    def check(self, known: Sequence[str]) -> None:
+        """Raise ValueError for values out of range; `known` are the kinds that the task offers."""
+        check_ranges("task.events", self, {"[0, inf]": ["first", "recurs"], "[1, inf]": ["gap", "group"], "(0, 1]": ["replay"]})
+        for name in ("count", "ramp", "lasts"):
+            values: list[int] = getattr(self, name)
+            if not values or min(values) < 0:
+                raise ValueError(f"task.events.{name} must list at least one value, each at least 0, got {values}")
+        wrong = [kind for kind in self.kinds if kind not in known or self.kinds.count(kind) > 1]
+        if wrong:
+            listed = ",".join(dict.fromkeys(wrong))
+            raise ValueError(f"task.events.kinds must list kinds out of {', '.join(known)}, each at most once, got [{listed}]")
+        if self.last < self.first:
+            raise ValueError(f"task.events.last={self.last} is before task.events.first={self.first}: raise it")
+        most = max(self.count)
+        needed = (most - 1) * (max(self.ramp) + (max(self.lasts) + max(self.ramp) if max(self.lasts) else 0) + self.gap)
+        if needed > self.last - self.first:
+            raise ValueError(
+                f"task.events.count={most} needs {needed} host epochs from task.events.first to task.events.last, and there are "
+                f"{self.last - self.first}: raise last, or lower count, gap, ramp or lasts"
+            )
+        one_kind = most > 1 and 1 in (self.recurs, len(self.kinds)) and 0 in self.lasts
+        if one_kind and not set(self.kinds) <= set(CLASSES):
+            raise ValueError(
+                "task.events.lasts=0 is forever, and a second event of the same kind would change nothing: list more kinds in "
+                "task.events.kinds, raise task.events.recurs, or leave 0 out of task.events.lasts"
+            )
+
+    def check_steps(self, steps: int) -> None:
+        """Raise ValueError if events can start after the end of an episode of so many steps."""
+        if self.kinds and self.last >= steps:
+            raise ValueError(
+                f"task.events.last={self.last} must be below steps={steps}, since no event can start after the end: lower it or "
+                "raise steps"
+            )
+
+    def draw(self, stream: Callable[[str], np.random.Generator], classes: Sequence[int]) -> tuple[Event, ...]:
+        """Return the timetable of a host.
+
+        Args:
+            stream: returns the host's random stream for a purpose.
+            classes: classes of the host.
+        """
+        if not self.kinds:
+            return ()
+
+        def chosen(purpose: str, values: list[int], size: int) -> list[int]:
+            return [values[int(one)] for one in stream(f"instance_event_{purpose}").integers(len(values), size=size)]
+
+        (count,) = chosen("count", self.count, 1)
+        ramps, lasts = chosen("ramps", self.ramp, count), chosen("lasts", self.lasts, count)
+        order = [self.kinds[int(one)] for one in stream("instance_event_kinds").permutation(len(self.kinds))]
+        order = order[: self.recurs or None]
+        spans = [ramp + (last + ramp if last else 0) + self.gap for ramp, last in zip(ramps, lasts, strict=True)]
+        spare = self.last - self.first - sum(spans[:-1])
+        offsets = np.sort(stream("instance_event_starts").integers(spare + 1, size=count))
+        starts = [self.first + int(offset) + sum(spans[:event]) for event, offset in enumerate(offsets)]
+        events = [
+            Event(kind=order[event % len(order)], start=start, ramp=ramp, end=start + ramp + last if last else None)
+            for event, (start, ramp, last) in enumerate(zip(starts, ramps, lasts, strict=True))
+        ]
+        moved = stream("instance_event_classes").permutation(classes).tolist()
+        return tuple(
+            replace(event, classes=tuple(sorted(moved.pop() for _ in range(self.group)))) if event.kind in CLASSES else event
+            for event in events
+        )

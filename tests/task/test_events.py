@@ -1,0 +1,253 @@
+"""Timetables, and the drifts of a data set."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.cli.overrides import check
+from esper.config import ConfigError
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.task import python_text
+from esper.task.base import Task
+from esper.task.data import IGNORED, Data, TaskError
+from esper.task.digits import DigitsConfig
+from esper.task.digits_drift import DigitsDriftConfig
+from esper.task.drifts import IMAGE_DRIFTS
+from esper.task.events import Event, EventsConfig, change, class_shares, pace
+from esper.task.instances import Name, Split
+from esper.task.python_text_drift import PythonTextDriftConfig
+from esper.task.text import TextConfig
+
+KINDS = ["invert", "rotate", "mirror"]
+configs = st.builds(
+    EventsConfig,
+    kinds=st.just(KINDS),
+    count=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    first=st.integers(0, 5),
+    last=st.integers(40, 60),
+    gap=st.integers(1, 4),
+    ramp=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    lasts=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    recurs=st.sampled_from([0, 2, 3]),
+)
+
+
+def name(index, seed=0, split=Split.TRAINING):
+    return Name(root=seed, split=split, episode=0, index=index)
+
+
+@settings(max_examples=100, deadline=None)
+@given(config=configs, seed=st.integers(0, 99))
+def test_a_timetable_follows_its_config(config, seed):
+    config.check(tuple(IMAGE_DRIFTS))
+    events = config.draw(name(0, seed).stream, range(10))
+    assert config.draw(name(0, seed).stream, range(10)) == events
+    assert len(events) in config.count
+    for event in events:
+        assert config.first <= event.start <= config.last
+        assert event.ramp in config.ramp
+        assert (0 if event.end is None else event.end - event.start - event.ramp) in config.lasts
+    for event, following in pairwise(events):
+        assert event.kind != following.kind
+        settled = event.start + event.ramp if event.end is None else event.end + event.ramp
+        assert following.start >= settled + config.gap
+        assert event.strength(following.start) == (event.end is None)
+    if config.recurs == 2 and len(events) == 3:
+        assert events[2].kind == events[0].kind
+
+
+def test_the_strength_of_an_event():
+    sudden, gradual = Event(kind="invert", start=2), Event(kind="invert", start=2, ramp=3)
+    passing = Event(kind="invert", start=1, ramp=1, end=4)
+    assert [sudden.strength(epoch) for epoch in range(5)] == [0, 0, 1, 1, 1]
+    assert [gradual.strength(epoch) for epoch in range(8)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert [passing.strength(epoch) for epoch in range(7)] == [0, 0.5, 1, 1, 0.5, 0, 0]
+    assert [one.describe() for one in (sudden, gradual, passing)] == ["invert@2", "invert@2+3", "invert@1+1-4"]
+
+
+def test_a_drift_replaces_the_one_before_and_leaves_it_when_it_passes():
+    events = (Event(kind="invert", start=1), Event(kind="mirror", start=3, end=5), Event(kind="turn", start=7, ramp=1))
+    states = [change(events, epoch, IMAGE_DRIFTS) for epoch in range(9)]
+    assert states[:3] == [("", "", 0), ("", "invert", 1), ("", "invert", 1)]
+    assert states[3:7] == [("invert", "mirror", 1), ("invert", "mirror", 1), ("invert", "mirror", 0), ("invert", "mirror", 0)]
+    assert states[7:] == [("invert", "turn", 0.5), ("invert", "turn", 1)]
+
+
+def test_starts_are_uniform_and_kinds_equally_frequent():
+    config = EventsConfig(kinds=KINDS, count=[0, 1, 1, 1], first=3, last=8)
+    events = [config.draw(name(index).stream, range(10)) for index in range(2000)]
+    assert abs(sum(not some for some in events) - 500) < 80
+    for values in (Counter(some[0].start for some in events if some), Counter(some[0].kind for some in events if some)):
+        expected = 1500 / len(values)
+        assert all(abs(count - expected) < 5 * expected**0.5 for count in values.values())
+    assert sorted({some[0].start for some in events if some}) == [3, 4, 5, 6, 7, 8]
+
+
+def test_each_property_of_a_timetable_has_its_own_stream():
+    plain = EventsConfig(kinds=KINDS, count=[2], ramp=[0, 0], lasts=[0, 0], last=40)
+    longer = EventsConfig(kinds=KINDS, count=[2], ramp=[0, 0], lasts=[0, 5], last=40)
+    for index in range(20):
+        one, other = (config.draw(name(index).stream, range(10)) for config in (plain, longer))
+        assert [event.kind for event in one] == [event.kind for event in other]
+
+
+def test_held_out_hosts_have_timetables_of_their_own():
+    task = DigitsDriftConfig().build(CNNConfig())
+    splits = [[task.instance(0, split, 0, index).timetable for index in range(8)] for split in Split]
+    assert splits[0] != splits[1]
+    assert task.describe(0, Split.TRAINING, 0, 0) == f"ooo {splits[0][0][0].describe()}"
+
+
+def test_events_fit_into_the_episode():
+    with pytest.raises(ConfigError, match=r"^task\.events\.last=16 must be below steps=10, since no event can start after"):
+        check(["task=digits_drift", "steps=10"])
+    assert check(["task=digits_drift", "steps=10", "task.events.last=9"]).task.events.last == 9
+    assert check(["task=digits_drift", "steps=10", "task.events.kinds=[]"]).task.events.kinds == []
+
+
+def test_classes_move_once_and_two_are_always_there():
+    config = EventsConfig(kinds=["arrive", "leave"], count=[2, 4], last=40, group=2, ramp=[0, 2], lasts=[0, 3])
+    for index in range(50):
+        classes = sorted(np.random.default_rng(index).permutation(12)[:10].tolist())
+        events = config.draw(name(index).stream, classes)
+        moved = [one for event in events for one in event.classes]
+        assert len(set(moved)) == len(moved) == 2 * len(events)
+        assert set(moved) <= set(classes)
+    text = Event(kind="arrive", start=4, classes=(0, 7)).describe()
+    assert text == "arrive(0,7)@4"
+
+
+def test_shares_of_classes():
+    events = (Event(kind="arrive", start=2, ramp=1, classes=(0,)), Event(kind="leave", start=5, end=7, classes=(1,)))
+    shares = np.array([class_shares(events, epoch, 3) for epoch in range(9)])
+    assert shares[:, 0].tolist() == [0, 0, 0.5, 1, 1, 1, 1, 1, 1]
+    assert shares[:, 1].tolist() == [1, 1, 1, 1, 1, 0, 0, 1, 1]
+    assert (shares[:, 2] == 1).all()
+    again = np.array([class_shares(events, epoch, 3, 0.2) for epoch in range(9)])
+    assert np.array_equal(again[:2], shares[:2])
+    assert np.allclose(again[2:], shares[2:] * [1, 0.2, 0.2])
+    assert class_shares((Event(kind="invert", start=0),), 3, 3) is None
+
+
+def test_pace_of_learning():
+    events = (Event(kind="slow", start=1, ramp=1), Event(kind="invert", start=3), Event(kind="fast", start=4, end=6))
+    assert [round(pace(events, epoch), 6) for epoch in range(8)] == [1, 0.55, 0.1, 0.1, 3, 3, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"count": [5]}, r"events of task\.events\.group=2 classes move up to 10 of 10 classes, and two must always be there"),
+        ({"group": 9}, r"task\.events\.count=1 events of task\.events\.group=9"),
+    ],
+)
+def test_two_classes_must_always_be_there(fields, rule):
+    with pytest.raises(TaskError, match=rule):
+        DigitsConfig(events=EventsConfig(kinds=["leave"], last=40, **fields)).build(CNNConfig())
+
+
+# ---- drifts
+
+EVERY = EventsConfig(kinds=list(IMAGE_DRIFTS))
+
+
+def images(*, bytes_too=False, width=6):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (90, 2, 6, width), generator=generator).byte()
+    x[0, 0, 0, 0], x[1, 0, 0, 0] = 0, 255
+    y = torch.arange(90) % 5
+    parts = {"train": slice(0, 40), "valid": slice(40, 60), "test": slice(60, 90)}
+    tensors = {f"{part}_x": (x if bytes_too else x.float() / 100 - 1)[rows] for part, rows in parts.items()}
+    tensors |= {f"{part}_y": y[rows] for part, rows in parts.items()}
+    level = torch.full((2, 1, 1), 99.0)
+    return Data(**tensors, num_classes=5, mean=level if bytes_too else None, std=level if bytes_too else None)
+
+
+@pytest.mark.parametrize("bytes_too", [False, True])
+@pytest.mark.parametrize("kind", IMAGE_DRIFTS)
+def test_a_drift_keeps_the_form_of_the_data_and_changes_it(kind, bytes_too):
+    data = images(bytes_too=bytes_too)
+    after, again = (DigitsConfig(batch_size=8).drifted(kind, data) for _ in range(2))
+    changed = set()
+    for part in ("train_x", "train_y", "valid_x", "valid_y", "test_x", "test_y"):
+        old, new = getattr(data, part), getattr(after, part)
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+        assert new.equal(getattr(again, part))
+        changed |= {part} if not new.equal(old) else set()
+    wanted = {"relabel": {"train_y", "valid_y", "test_y"}, "mislabel": {"train_y"}}
+    assert changed == wanted.get(kind, {"train_x", "valid_x", "test_x"})
+
+
+def test_drifts_of_images():
+    data, after = images(), {kind: DigitsConfig(batch_size=8).drifted(kind, images()) for kind in IMAGE_DRIFTS}
+    x, low, high = data.train_x, data.train_x.min(), data.train_x.max()
+    torch.testing.assert_close(after["invert"].train_x, low + high - x)
+    assert (after["invert"].train_x.min(), after["invert"].train_x.max()) == (low, high)
+    assert after["rotate"].valid_x[:, :, 0, 0].equal(data.valid_x[:, :, 0, -1])
+    assert after["turn"].test_x[:, :, 0, 0].equal(data.test_x[:, :, -1, -1])
+    assert after["mirror"].test_x[:, :, 2, 0].equal(data.test_x[:, :, 2, -1])
+    assert after["shift"].train_x[:, :, :, 1:].equal(x[:, :, :, :-1])
+    torch.testing.assert_close(after["blur"].train_x[:, :, 3, 3], x[:, :, 2:5, 2:5].mean((2, 3)))
+    added = after["noise"].train_x - x
+    assert float(added.std()) == pytest.approx(float(x.std()), rel=0.1)
+    moved = {(int(old), int(new)) for old, new in zip(data.test_y, after["relabel"].test_y, strict=True)}
+    assert len(moved) == 5
+    assert {new for _, new in moved} == set(range(5))
+    assert all(old != new for old, new in moved)
+    assert int((after["mislabel"].train_y != data.train_y).sum()) == 16
+
+
+def test_rotation_needs_square_images():
+    with pytest.raises(TaskError, match=r"^task\.events\.kinds=\[rotate\] needs square images, .* 6 x 8 pixels: use turn"):
+        DigitsConfig(batch_size=8).drifted("rotate", images(width=8))
+
+
+def test_padding_of_text_has_no_labels():
+    x = torch.arange(60).view(10, 6) % 7
+    y = x.clone()
+    y[:, 4:] = IGNORED
+    data = Data(train_x=x, train_y=y, valid_x=x, valid_y=y, test_x=x, test_y=y, num_classes=7)
+    config = TextConfig(batch_size=2, events=EventsConfig(kinds=["relabel", "mislabel"]))
+    task = Task(config, TransformerConfig(layers=1, width=8, heads=2, context=6), data)
+    for domain in task.data.domains.train_y:
+        assert ((domain == IGNORED) == (y == IGNORED)).all()
+    assert not task.data.domains.train_y[0].equal(task.data.domains.train_y[1])
+
+
+def text_of(blocks):
+    return bytes(blocks[:200].flatten().tolist()).decode("latin-1")
+
+
+def test_drifts_of_bytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(python_text, "LEAST", 1000)
+    for number in range(12):
+        (tmp_path / f"part{number}.py").write_text(f"def Function{number}(x):\n    return x + {number}\n" * 30)
+    config = PythonTextDriftConfig(root=str(tmp_path), valid_samples=8)
+    data = config.build(TransformerConfig(layers=1, width=8, heads=2, context=16)).data
+    assert data.domains.names == ("", "prose", "swapcase")
+    code, prose, swapped = (text_of(part) for part in data.domains.train_x)
+    assert "def Function" in code
+    assert swapped == code.swapcase()
+    assert code not in prose
+    assert "def Function" not in prose
+    for x, y in zip(data.domains.train_x, data.domains.train_y, strict=True):
+        assert x[:, 1:][y[:, 1:] != IGNORED].equal(y[:, :-1][y[:, 1:] != IGNORED])
+    learnt, tested = (set(map(tuple, part[1].tolist())) for part in (data.domains.train_x, data.domains.test_x))
+    assert len(learnt & tested) < 0.2 * len(tested)  # pages share rulers and blank lines
+
+
+def test_domains_hold_every_drift_and_an_order_of_samples():
+    data = DigitsConfig(events=EVERY, valid_samples=50).build(CNNConfig()).data
+    assert data.domains.names == ("", *IMAGE_DRIFTS)
+    assert data.domains.valid_x.shape == (10, 50, 1, 8, 8)
+    assert data.domains.train_x[0].equal(data.train_x)
+    for part in ("train", "valid", "test"):
+        rank, size = getattr(data.domains, f"{part}_rank"), len(getattr(data, f"{part}_y"))
+        assert np.allclose(np.sort(rank.numpy()), (np.arange(size) + 0.5) / size)
+    assert DigitsConfig().build(CNNConfig()).data.domains is None
