@@ -170,7 +170,7 @@ class Task:
         )
 
     def _timetable(self, name: Name, classes: Sequence[int] | None) -> tuple[Event, ...]:
-        """Return what happens to the host of this name in its episode; nothing to hosts of no episode, such as pretrained ones."""
+        """Return what happens to a host in its episode; nothing to hosts outside an episode, such as pretrained ones."""
         if name.episode < 0:
             return ()
         return self.config.events.draw(name.stream, range(self.data.num_classes) if classes is None else classes)
