@@ -101,6 +101,7 @@ def test_held_out_hosts_have_timetables_of_their_own():
     task = DigitsDriftConfig().build(CNNConfig())
     splits = [[task.instance(0, split, 0, index).timetable for index in range(8)] for split in Split]
     assert splits[0] != splits[1]
+    assert task.instance(0, Split.TRAINING, -1, 0).timetable == ()
     assert task.describe(0, Split.TRAINING, 0, 0) == f"ooo {splits[0][0][0].describe()}"
 
 
