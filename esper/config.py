@@ -15,11 +15,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from esper.agent.bandit import BanditConfig, ReactBanditConfig
+from esper.agent.bandit import BanditConfig
 from esper.agent.base import AgentConfig
 from esper.agent.best_of_random import BestOfRandomConfig
+from esper.agent.oracle import OracleConfig
 from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
 from esper.agent.react import ReactConfig
+from esper.agent.react_bandit import ReactBanditConfig
 from esper.agent.scripted.base import RandomConfig, WaitConfig
 from esper.agent.scripted.greedy import GreedyPotentialConfig
 from esper.agent.scripted.heuristic import HeuristicConfig
@@ -266,6 +268,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "bandit": BanditConfig,
         "react": ReactConfig,
         "react_bandit": ReactBanditConfig,
+        "oracle": OracleConfig,
         "replay": ReplayConfig,
     },
     "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},

@@ -10,7 +10,7 @@ import pytest
 
 from esper.env.actions import PINNED, Head
 from esper.env.base import EnvParts
-from esper.env.growth_env import GrowthEnv
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
@@ -100,7 +100,7 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
             num_steps=steps,
             **others,
         )
-        env = GrowthEnv(small_task, parts)
+        env = GrowthEnv(small_task, parts, GrowthConfig())
         made.append(env)
         return env
 

@@ -7,7 +7,7 @@ baselines that show whether a task asks for more than one decision at the start,
 # N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n decisions, T steps
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ import torch
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
 from esper.agent.ridge import PENALTIES, Ridge, fit, loo_error
 from esper.agent.scripted.base import UniformArray, compose, draw, offered
-from esper.agent.scripted.rule import accuracy, underway
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
@@ -37,26 +36,13 @@ class BanditConfig(AgentConfig):
     faster, returns in training are lower."""
     memory: int = 8192
     """Decisions that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
-    drop: float = 0.0
-    """Fall of the accuracy from its highest value since the last decision at which the bandit decides, at least 0 [pp]; 0: it
-    decides at the first observation only. Higher: reacts later, and less often by mistake."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
-        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"], "[0, inf)": ["drop"]})
+        check_ranges("agent", self, {"[0, 1]": ["exploration"], "[2, inf]": ["memory"]})
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Bandit":
         return Bandit(self, spec)
-
-
-@dataclass(kw_only=True, slots=True)
-class ReactBanditConfig(BanditConfig):
-    """A contextual bandit that looks at a host whenever its accuracy has fallen, and plants the one seed with the highest
-    predicted return, or none. A rule says when, ridge regressions on the observation of that moment say where and what."""
-
-    drop: float = 4.0
-    """Fall of the accuracy from its highest value since the last decision at which the bandit decides, at least 0 [pp]; 0: it
-    decides at the first observation only. Higher: reacts later, and less often by mistake."""
 
 
 @dataclass(slots=True)
@@ -79,6 +65,9 @@ class Decisions:
 class Bandit(Learner):
     """See `BanditConfig`. It explores between `begin` and `learn` only."""
 
+    repeats: ClassVar[bool] = False
+    """True if it decides again once a seed is kept, or none was chosen."""
+
     def __init__(self, config: BanditConfig, spec: EnvSpec) -> None:
         self.config, self.spec = config, spec
         self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
@@ -93,7 +82,7 @@ class Bandit(Learner):
     # ---- acting
 
     def start(self, num_hosts: int) -> State:
-        """Return the choice for each host `[N]`, and the accuracy from which a fall counts `[N]` [pp]."""
+        """Return the choice for each host `[N]`, and what `_due` remembers of it `[N]`."""
         return {"choice": torch.full((num_hosts,), UNDECIDED), "level": torch.full((num_hosts,), torch.nan)}
 
     def act(
@@ -106,19 +95,23 @@ class Bandit(Learner):
         greedy: bool = False,
     ) -> Decision:
         """See `Controller`."""
-        choice_N, level_N = state["choice"].numpy(), state["level"].numpy()
-        due_N = choice_N == UNDECIDED
-        if self.config.drop:
-            now_N = accuracy(observation, self.spec)
-            level_N = np.fmax(level_N, now_N)
-            due_N = due_N & (level_N - now_N >= self.config.drop) & ~underway(observation, self.spec).any(axis=1)
-            level_N = np.where(due_N, now_N, level_N)
+        choice_N = state["choice"].numpy()
+        due_N, level_N = self._due(observation, state["level"].numpy(), choice_N == UNDECIDED)
         if due_N.any():
             choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
         action_NH = self._carry_out(observation, choice_N)
-        if self.config.drop:  # another fall asks for another decision
+        if self.repeats:
             choice_N = np.where((action_NH[:, Head.OP] == Op.FOSSILIZE) | (choice_N == 0), UNDECIDED, choice_N)
         return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
+
+    def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
+        """Return the hosts to decide on now `[N]`, and the new levels `[N]`.
+
+        Args:
+            level_N: what the subclass remembers of each host; NaN at the start of an episode.
+            undecided_N: hosts without a decision that is still carried out.
+        """
+        return undecided_N, level_N
 
     def _choose(self, observation: Observation, uniform_NH: UniformArray, due_N: BoolArray) -> IntArray:
         """Return a choice for every host `[N]`: the one with the highest predicted return, or while exploring, a random one.

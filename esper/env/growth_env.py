@@ -14,6 +14,7 @@ from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, Op, execute, legal_slots
 from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
+from esper.env.foresight import foresight, foresight_table
 from esper.env.guard import Guard
 from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.shard import TrainReport
@@ -42,8 +43,15 @@ PROBE_EVERY = 2
 class GrowthConfig(EnvConfig):
     """Host networks that train in parallel, observed and grown by the controller."""
 
+    potential: bool = True
+    """If true, growth potential is measured and observed. If false, it is unknown: only trying a seed tells what it is worth."""
+    timetable: bool = False
+    """If true, the observation tells which events happen to a host, and for how long: for oracles, as agent=oracle."""
+
     def build(self, parts: EnvParts) -> "GrowthEnv":
-        return GrowthEnv(load_task(parts.task, parts.host), parts)
+        if self.timetable and not parts.task.events.kinds:
+            raise ValueError("env.timetable=true has no effect, since task.events.kinds is empty: leave it out, or list kinds")
+        return GrowthEnv(load_task(parts.task, parts.host), parts, self)
 
 
 class GrowthEnv(Environment):
@@ -58,7 +66,7 @@ class GrowthEnv(Environment):
     The same root seed, split and episode number give the same hosts, data orders and newborn seeds, whatever the number of hosts.
     """
 
-    def __init__(self, task: Task, parts: EnvParts) -> None:
+    def __init__(self, task: Task, parts: EnvParts, config: GrowthConfig) -> None:
         self.task, self.slots, self.gates, self.heads = task, parts.slots, parts.gates, parts.heads
         self.counterfactuals, self.test_at_end = parts.counterfactuals, parts.test_at_end
         self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
@@ -73,7 +81,9 @@ class GrowthEnv(Environment):
         self.pool = ShardPool(
             task, blueprints, parts.devices, parts.num_hosts, incubation=self.slots.incubation, meter=self.meter
         )
-        self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
+        self.config, self._kinds = config, tuple(parts.task.events.kinds) if config.timetable else ()
+        host_table = (*obs.HOST_FEATURES, *foresight_table(self._kinds))
+        self._tables = obs.FeatureTable(host_table), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
         layout = EnvSpec(
             num_hosts=parts.num_hosts,
             num_steps=parts.num_steps,
@@ -108,13 +118,16 @@ class GrowthEnv(Environment):
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         self.sampler = replace(self.sampler, root=self.root, episode=self.episode)
         self.views = self.sampler.views()
+        self._foresight_TNF = foresight([view.timetable for view in self.views], self._kinds, self.num_steps)
+        self.foresight_NF = self._foresight_TNF[0]
         self.pool.start(self.sampler.hosts(), self.views)
         self.time = 0
         self.reward.reset()
         self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
-        self.potential_NSK = self.pool.potential(self.order())
+        unknown_NSK = np.full((num_hosts, num_slots, len(self.layout.blueprint_names)), np.nan, np.float32)
+        self.potential_NSK = self.pool.potential(self.order()) if self.config.potential else unknown_NSK
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -139,6 +152,7 @@ class GrowthEnv(Environment):
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
         self.time += 1
+        self.foresight_NF = self._foresight_TNF[self.time]
         signals = StepSignals(
             before=before,
             after=self.state,
@@ -254,7 +268,7 @@ class GrowthEnv(Environment):
         plans |= {Plan.committed} if last else set()
         name, before = (self.root, self.split, self.episode, self.time), self.state
         asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
-        probe = self.time % PROBE_EVERY == 0
+        probe = self.config.potential and self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
         report, measured, potential_NSK = self.pool.epoch(self.order(), asked.alpha_VNS, probe=probe, retired_N=retired_N)
         self.potential_NSK = potential_NSK if probe else self.potential_NSK

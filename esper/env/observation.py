@@ -52,6 +52,8 @@ class HostView(Protocol):
     """Operation carried out in the last step; WAIT at the start."""
     refused_N: npt.NDArray[np.bool_]
     """Hosts whose last action was refused."""
+    foresight_NF: FloatArray
+    """What the timetables say, if they are observed."""
 
     @property
     def params_NS(self) -> npt.NDArray[np.int64]: ...

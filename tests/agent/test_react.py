@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from esper.agent.bandit import Bandit, ReactBanditConfig
+from esper.agent.bandit import UNDECIDED, Bandit
+from esper.agent.oracle import OracleConfig
 from esper.agent.react import ReactConfig
+from esper.agent.react_bandit import ReactBanditConfig
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.buffer.transition import Decision, State, Transition
 from esper.cli.overrides import check
 from esper.env.actions import Head, Observation, Op
+from esper.env.foresight import foresight_names
 from esper.env.observation import log_potential
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
@@ -160,3 +164,19 @@ def test_a_resumed_run_equals_a_whole_one(agent: str, tmp_path: Path) -> None:
             Trainer(check([*TINY, f"agent={agent}", more]), tmp_path / place).run()
     whole, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "parts"))
     assert whole == parts
+
+
+def test_an_oracle_decides_when_events_begin_or_end() -> None:
+    spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["invert", "mirror"])))
+    oracle = OracleConfig().build(spec, seed=0)
+    oracle._choose = lambda observation, uniform_NH, due_N: np.full(4, 2)  # type: ignore[method-assign]
+    state, planted = oracle.start(4), []
+    for on in ([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0]):
+        seen, told = at(50), np.tile([*on, 0.0, 0.0], (4, 1))
+        seen = replace(seen, features=np.concatenate([seen.features, told], axis=1).astype(np.float32))
+        decision = oracle.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
+        planted.append(bool((decision.action[:, Head.OP] == Op.GERMINATE).all()))
+        state = decision.state | {"choice": torch.full((4,), UNDECIDED)}  # as once the seed is kept
+    assert planted == [True, False, True, False, True, False, True]
+    with pytest.raises(ValueError, match=r"add env\.timetable=true"):
+        OracleConfig().build(SPEC, seed=0)

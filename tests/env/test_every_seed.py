@@ -8,7 +8,7 @@ import torch
 
 from esper.env.actions import Head, Op
 from esper.env.base import EnvParts
-from esper.env.growth_env import GrowthEnv
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
@@ -61,7 +61,7 @@ def env_of(task, blueprints, *, hosts, steps):
         num_hosts=hosts,
         num_steps=steps,
     )
-    return GrowthEnv(task, parts)
+    return GrowthEnv(task, parts, GrowthConfig())
 
 
 @pytest.mark.parametrize("layout", MAKERS)

@@ -1,0 +1,48 @@
+"""An oracle: a bandit that knows what happens to each host, and when."""
+
+# N hosts, E kinds of events
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from esper.agent.bandit import Bandit, BanditConfig
+from esper.agent.base import BoolArray, FloatArray
+from esper.agent.scripted.rule import underway
+from esper.buffer.base import Buffer
+from esper.env.actions import EnvSpec, Observation
+
+
+@dataclass(kw_only=True, slots=True)
+class OracleConfig(BanditConfig):
+    """A contextual bandit that knows the timetable of a host, looks at it whenever an event begins or ends, and plants the one
+    seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing the events is worth."""
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Oracle":
+        return Oracle(self, spec)
+
+
+class Oracle(Bandit):
+    """See `OracleConfig`."""
+
+    repeats: ClassVar[bool] = True
+
+    def __init__(self, config: OracleConfig, spec: EnvSpec) -> None:
+        Bandit.__init__(self, config, spec)
+        self._columns = strengths(spec.feature_names)
+        if not self._columns:
+            raise ValueError("agent=oracle must know the events: add env.timetable=true")
+
+    def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
+        """Return the hosts where other events are on than at the last decision; the level is their binary code."""
+        on_NE = observation.features[:, self._columns] > 0
+        now_N = (on_NE @ np.exp2(np.arange(len(self._columns)))).astype(np.float32)
+        due_N = undecided_N & (level_N != now_N) & ~underway(observation, self.spec).any(axis=1)
+        return due_N, np.where(due_N, now_N, level_N)
+
+
+def strengths(names: Sequence[str]) -> list[int]:
+    """Return the columns of the strengths of events in the coming epoch, of `esper.env.foresight`."""
+    return [rank for rank, name in enumerate(names) if name.startswith("event_") and not name.startswith("event_ahead_")]

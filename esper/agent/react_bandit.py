@@ -1,0 +1,49 @@
+"""The designed rival of a learned policy: a rule says when to plant a seed, ridge regressions say where and what."""
+
+# N hosts
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from esper.agent.bandit import Bandit, BanditConfig
+from esper.agent.base import BoolArray, FloatArray
+from esper.agent.scripted.rule import accuracy, underway
+from esper.buffer.base import Buffer
+from esper.env.actions import EnvSpec, Observation
+from esper.ranges import check_ranges
+
+
+@dataclass(kw_only=True, slots=True)
+class ReactBanditConfig(BanditConfig):
+    """A contextual bandit that looks at a host whenever its accuracy has fallen, and plants the one seed with the highest
+    predicted return, or none."""
+
+    drop: float = 4.0
+    """Fall of the accuracy from its highest value since the last decision at which it decides, > 0 [pp]. Higher: reacts later,
+    and less often by mistake."""
+
+    def __post_init__(self) -> None:
+        BanditConfig.__post_init__(self)
+        check_ranges("agent", self, {"(0, inf)": ["drop"]})
+
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "ReactBandit":
+        return ReactBandit(self, spec)
+
+
+class ReactBandit(Bandit):
+    """See `ReactBanditConfig`."""
+
+    repeats: ClassVar[bool] = True
+
+    def __init__(self, config: ReactBanditConfig, spec: EnvSpec) -> None:
+        Bandit.__init__(self, config, spec)
+        self.drop = config.drop
+
+    def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
+        """Return the hosts whose accuracy has fallen; the level is its highest value since the last decision [pp]."""
+        now_N = accuracy(observation, self.spec)
+        level_N = np.fmax(level_N, now_N)
+        due_N = undecided_N & (level_N - now_N >= self.drop) & ~underway(observation, self.spec).any(axis=1)
+        return due_N, np.where(due_N, now_N, level_N).astype(np.float32)

@@ -1,0 +1,46 @@
+"""Features that tell the timetable of a host, for oracles: what happens in the coming epoch, and for how long."""
+
+# T steps, N hosts, E kinds of events
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.env.observation import Feature
+from esper.task.events import Event
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def foresight_names(kinds: Sequence[str]) -> list[str]:
+    """Return the names of the features, in the order of their columns."""
+    return [f"{what}_{kind}" for what in ("event", "event_ahead") for kind in kinds]
+
+
+def foresight(timetables: Sequence[Sequence[Event]], kinds: Sequence[str], steps: int) -> FloatArray:
+    """Return the features of all hosts at every step `[T + 1, N, 2 E]`; other kinds of events are left out.
+
+    The first E are the strength of each kind in the coming epoch, the others its sum over the epochs that are left, as a share of
+    the episode.
+    """
+    strength_TNE = np.zeros((steps + 1, len(timetables), len(kinds)), np.float32)
+    for host, events in enumerate(timetables):
+        for event in (event for event in events if event.kind in kinds):
+            for epoch in range(event.start, steps):
+                strength_TNE[epoch, host, kinds.index(event.kind)] += event.strength(epoch)
+    ahead_TNE = (strength_TNE[::-1].cumsum(axis=0)[::-1] / steps).astype(np.float32)
+    return np.concatenate([strength_TNE, ahead_TNE], axis=2)
+
+
+def foresight_table(kinds: Sequence[str]) -> tuple[Feature, ...]:
+    """Return the features as rows of the table of host features."""
+
+    def feature(rank: int, name: str, meaning: str) -> Feature:
+        return Feature(name, meaning, lambda v: v.foresight_NF[:, rank])
+
+    meanings = [
+        *(f"strength of {kind} in the coming host epoch" for kind in kinds),
+        *(f"mean strength of {kind} from now on, times the share of the episode that is left" for kind in kinds),
+    ]
+    return tuple(feature(rank, *row) for rank, row in enumerate(zip(foresight_names(kinds), meanings, strict=True)))
