@@ -60,7 +60,7 @@ class GrowthEnv(Environment):
 
     def __init__(self, task: Task, parts: EnvParts) -> None:
         self.task, self.slots, self.gates, self.heads = task, parts.slots, parts.gates, parts.heads
-        self.counterfactuals, self.test_at_end = parts.counterfactuals, parts.test_at_end
+        self.counterfactuals, self.test_at_end, self.test_online = parts.counterfactuals, parts.test_at_end, parts.test_online
         self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
         self.governor = parts.governor.build(num_classes=task.data.num_classes)
         self.guard = Guard(self.governor)
@@ -110,6 +110,7 @@ class GrowthEnv(Environment):
         self.views = self.sampler.views()
         self.pool.start(self.sampler.hosts(), self.views)
         self.time = 0
+        self.online_N = np.zeros(num_hosts)
         self.reward.reset()
         self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
@@ -150,6 +151,7 @@ class GrowthEnv(Environment):
             train_loss_N=report.loss_M,
             worth=seen,
             **self.costs.signals(before, self.state),
+            num_steps=self.num_steps,
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
@@ -163,6 +165,8 @@ class GrowthEnv(Environment):
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
+        if self.test_online:  # a host that was rolled back serves as it is now
+            self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
         resumed_N = verdict.rollback_N & (not signals.last)
         info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
@@ -171,7 +175,10 @@ class GrowthEnv(Environment):
             final: dict[str, Any] = {"instance": self.sampler.instances()}
             final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N.copy()}
             if self.test_at_end:
-                final["test_accuracy"] = self._test_accuracy()
+                fossil = self.state.within(Stage.FOSSILIZED)
+                final["test_accuracy"] = self._test_accuracy(np.where(fossil, self.state.alpha, 0.0).astype(np.float32))
+            if self.test_online:
+                final["online_accuracy"] = self.online_N.astype(np.float32)
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
@@ -303,10 +310,9 @@ class GrowthEnv(Environment):
             "legal_values": self._legal_values.astype(np.int8),
         }
 
-    def _test_accuracy(self) -> npt.NDArray[np.float32]:
-        """Return the committed accuracy of each host, with fossils alone, on the test split `[N]` [pp]."""
-        fossil = self.state.within(Stage.FOSSILIZED)
-        return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
+    def _test_accuracy(self, alpha_NS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the accuracy of each host with these alphas on the test split `[N]` [pp]."""
+        return self.pool.validate(alpha_NS[None], test=True).accuracy_VM[0]
 
 
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:

@@ -141,16 +141,17 @@ class ShardPool:
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
-        self._count(alpha_VNS, test=test)
+        if not test:  # scores are no part of growing a host
+            self._count(alpha_VNS)
         return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
-    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0, test: bool = False) -> None:
+    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
         """Count training on this many samples per host, and one measurement."""
         if self.meter is None:
             return
         batch = min(self.task.batch_size, max(trained, 1))
         self.meter.train(self._roles, trained // batch * batch)
-        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
+        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.valid_y))
 
     # ---- seeds and snapshots
 
