@@ -139,6 +139,11 @@ class Config(Chosen):
                 f"{self.task.samples}: leave host out for the task's default, or choose {' or '.join(fitting)}"
             )
         self.task.check_host(self.host)
+        if self.host.frozen and self.gates.min_gradient_ratio is not None:
+            raise ValueError(
+                f"gates.min_gradient_ratio={self.gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
+                "computes none: set gates.min_gradient_ratio=null"
+            )
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):

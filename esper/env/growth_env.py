@@ -69,9 +69,10 @@ class GrowthEnv(Environment):
         specs = slot_specs(example)
         self.costs = count_costs(example, blueprints, task.data.inputs(task.data.valid_x[:1]))
         self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
-        self.meter = Meter(self.costs.flops, self.slots.incubation)
+        incubation, frozen = self.slots.incubation, parts.host.frozen
+        self.meter = Meter(self.costs.flops, incubation, frozen=frozen)
         self.pool = ShardPool(
-            task, blueprints, parts.devices, parts.num_hosts, incubation=self.slots.incubation, meter=self.meter
+            task, blueprints, parts.devices, parts.num_hosts, incubation=incubation, frozen=frozen, meter=self.meter
         )
         self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
         layout = EnvSpec(

@@ -53,15 +53,17 @@ class ShardPool:
         num_hosts: int,
         *,
         incubation: Incubation = Incubation.straight_through,
+        frozen: bool = False,
         meter: Meter | None = None,
     ) -> None:
         """Find the devices and copy the data there.
 
         Args:
+            frozen: if true, only seeds learn.
             meter: counts the FLOPs of training and measuring, if given.
         """
         self.meter = meter
-        self.task, self.blueprints, self.incubation = task, tuple(blueprints), incubation
+        self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
@@ -87,6 +89,7 @@ class ShardPool:
                 device,
                 views[rows],
                 incubation=self.incubation,
+                frozen=self.frozen,
             )
             for device, rows in self.places
         ]
