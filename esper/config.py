@@ -144,6 +144,10 @@ class Config(Chosen):
                 f"gates.min_gradient_ratio={self.gates.min_gradient_ratio} needs gradients of the host, and host.frozen=true "
                 "computes none: set gates.min_gradient_ratio=null"
             )
+        if self.host.frozen and not self.task.pretrain:
+            warnings.warn(
+                "host.frozen=true freezes hosts as they are initialised: set task.pretrain to train them first", stacklevel=2
+            )
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):

@@ -16,6 +16,7 @@ from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
 from esper.env.episode import Episode
 from esper.env.guard import Guard
 from esper.env.host_sampler import EpochOrder, HostSampler
+from esper.env.pretrained import Pretrained
 from esper.env.shard import TrainReport
 from esper.env.shard_pool import ShardPool
 from esper.hosts.base import slot_specs
@@ -74,6 +75,7 @@ class GrowthEnv(Environment):
         self.pool = ShardPool(
             task, blueprints, parts.devices, parts.num_hosts, incubation=incubation, frozen=frozen, meter=self.meter
         )
+        self.pretrained = Pretrained(task=task, host=parts.host, devices=parts.devices) if task.config.pretrain else None
         self._tables = obs.FeatureTable(obs.HOST_FEATURES), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
         layout = EnvSpec(
             num_hosts=parts.num_hosts,
@@ -98,7 +100,7 @@ class GrowthEnv(Environment):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Start new hosts, untrained and measured once.
+        """Start new hosts, untrained or pretrained (`task.pretrain`), and measured once.
 
         Args:
             seed: new root of all random streams; episodes then start from 0.
@@ -109,7 +111,8 @@ class GrowthEnv(Environment):
         num_hosts, num_slots = self.num_envs, self.layout.num_slots
         self.sampler = replace(self.sampler, root=self.root, episode=self.episode)
         self.views = self.sampler.views()
-        self.pool.start(self.sampler.hosts(), self.views)
+        hosts = self.sampler.hosts() if self.pretrained is None else self.pretrained.hosts(self.sampler)
+        self.pool.start(hosts, self.views)
         self.time = 0
         self.online_N = np.zeros(num_hosts)
         self.reward.reset()

@@ -165,6 +165,11 @@ class Shard:
 
     # ---- snapshots
 
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """Return the parameters and buffers of every host by name, on the CPU, without its seeds."""
+        hosts = [self.network.host.member(member) for member in range(self.members)]
+        return [{name: part.detach().cpu() for name, part in (*host.named_parameters(), *host.named_buffers())} for host in hosts]
+
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""
         self.network.remember(healthy_M)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
@@ -123,6 +123,15 @@ class ShardPool:
         if probe:  # while the shards validate
             potential_NSK = self._potential()
         return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
+
+    def train(self, order: EpochOrder) -> npt.NDArray[np.bool_]:
+        """Train every host for an epoch, without validation, and return which are finite `[N]`."""
+        report = _joined(self._each(lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
+        return np.isfinite(report.loss_M) & report.finite_M
+
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """Return the parameters and buffers of every host by name, on the CPU."""
+        return [state for states in self._each(lambda shard, _: shard.host_states()) for state in states]
 
     def potential(self, order: EpochOrder) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
