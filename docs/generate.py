@@ -288,7 +288,10 @@ def groups() -> Iterator[str]:
             prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
             yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
             if group == "task":
-                yield from (f"Default host: `host={node.default_host}`.", "")
+                yield from (
+                    f"Default host: `host={node.default_host}`; default governor: `governor={node.default_governor}`.",
+                    "",
+                )
 
 
 def sweeps() -> Iterator[str]:

@@ -36,7 +36,7 @@ from esper.env.sandbox import SandboxConfig
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
-from esper.governor.watchdog import StrictWatchdogConfig, WatchdogConfig
+from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig, WatchdogConfig
 from esper.hosts.base import HostConfig
 from esper.hosts.table import HOSTS
 from esper.lifecycle.gates import GatesConfig, StrictConfig
@@ -116,7 +116,7 @@ class Config(Chosen):
     agent: AgentConfig = MISSING
     """Controller of growth; chosen by the `agent` group."""
     governor: GovernorConfig = MISSING
-    """Monitor of the hosts' health, which rolls hosts back; chosen by the `governor` group."""
+    """Monitor of the hosts' health, which rolls hosts back; chosen by the `governor` group. Every task has a default."""
     telemetry: TelemetryConfig = MISSING
     """Records of the run; chosen by the `telemetry` group."""
 
@@ -145,9 +145,7 @@ class Config(Chosen):
                 "computes none: set gates.min_gradient_ratio=null"
             )
         if self.host.frozen and not self.task.pretrain:
-            warnings.warn(
-                "host.frozen=true freezes hosts as they are initialised: set task.pretrain to train them first", stacklevel=2
-            )
+            warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):
@@ -273,7 +271,12 @@ GROUPS: dict[str, dict[str, type]] = {
         "bandit": BanditConfig,
         "replay": ReplayConfig,
     },
-    "governor": {"watchdog": WatchdogConfig, "strict": StrictWatchdogConfig, "off": NoGovernorConfig},
+    "governor": {
+        "watchdog": WatchdogConfig,
+        "strict": StrictWatchdogConfig,
+        "tolerant": TolerantWatchdogConfig,
+        "off": NoGovernorConfig,
+    },
     "telemetry": {"full": TelemetryConfig, "quiet": QuietConfig},
 }
 """Group -> option -> dataclass. A new option is one line here, or a call of `esper.register`; tests iterate over this table."""
@@ -325,8 +328,9 @@ def store_option(group: str, name: str, kind: type) -> None:
     store = ConfigStore.instance()
     # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
     node: Any = {name: kind} if group in MANY else kind
-    if group == "task":  # brings its default host
-        node = {"defaults": [{"override /host": kind.default_host}], "task": kind}
+    if group == "task":  # brings its default host and governor
+        defaults = [{"override /host": kind.default_host}, {"override /governor": kind.default_governor}]
+        node = {"defaults": defaults, "task": kind}
         store.store(group=group, name=name, node=node, package="_global_")
     else:
         store.store(group=group, name=name, node=node)

@@ -153,13 +153,8 @@ def compare(
     runs, design = find_runs(folders, config.strata), planned(folders)
     warnings = check_runs(runs, folders)
     finished = [run for run in runs if run.finished]
-    scoring = Scoring(
-        hosts=config.hosts,
-        baselines=config.baselines,
-        arm=runs[0].arm,
-        online=config.outcome == ONLINE,
-        overrides=overrides,
-    )
+    online, arm = config.outcome == ONLINE, runs[0].arm
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
     outcomes = _outcomes(runs, config, scoring, log)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:

@@ -29,6 +29,9 @@ class TaskConfig:
     """Layout of a sample: an image, or a sequence of tokens. The task accepts every host that reads such samples."""
     default_host: ClassVar[str] = "cnn"
     """Option of the group `host` that the task comes with."""
+    default_governor: ClassVar[str] = "watchdog"
+    """Option of the group `governor` that the task comes with. Its thresholds depend on the task: where a loss may rise by
+    itself, those for steady data would roll back healthy hosts."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
 
