@@ -44,6 +44,7 @@ NEEDED = {
 # Overrides that break a rule, and part of the sentence. Every rule of every config has a line here.
 BAD: list[tuple[str, str]] = [
     ("host.frozen=true task.pretrain=1 gates=strict", "needs gradients of the host, and host.frozen=true computes none"),
+    ("env=sandbox slots.switchable=true", "env=sandbox needs slots.switchable=false"),
     ("task.pretrain=-1", "task.pretrain must be at least 0"),
     ("task.pretrain_pool=0", "task.pretrain_pool must be at least 1"),
     ("seed=-1", "seed must be at least 0"),

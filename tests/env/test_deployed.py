@@ -22,7 +22,7 @@ from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import EveryBlockConfig
-from esper.lifecycle.stages import LIVE
+from esper.lifecycle.stages import LIVE, Stage
 from esper.reward.modes import OnlineConfig
 from esper.seeds.bank import SGDConfig
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
@@ -108,6 +108,31 @@ def test_frozen_hosts_without_training_are_a_warning():
     with pytest.warns(UserWarning, match="set task.pretrain to train them first"):
         check(["host.frozen=true"])
     check(["host.frozen=true", "task.pretrain=1", "gates=strict", "gates.min_gradient_ratio=null", "steps=40"])
+
+
+def test_a_fossil_is_switched_off_and_on_again(make_env, plan_actions):
+    slots = EveryBlockConfig(auto_advance=["training", "blending", "holding", "fossilized"], switchable=True)
+    env = make_env(2, 12, slots=slots, host=CNNConfig(frozen=True), reward=OnlineConfig(), test_at_end=True)
+    observation, _ = env.reset(seed=1)
+    wait, switch = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)), plan_actions((Op.SET_ALPHA_TARGET, 1, 0), (Op.WAIT, 0, 0))
+    bare_N = env.loss_N
+    assert not observation["legal_slots"][:, Op.SET_ALPHA_TARGET].any()
+    env.step(plan_actions((Op.GERMINATE, 1, 1), (Op.GERMINATE, 1, 1)))
+    while not env.state.within(Stage.FOSSILIZED).any(axis=1).all():
+        observation, *_ = env.step(wait)
+    assert observation["legal_slots"][:, Op.SET_ALPHA_TARGET].astype(bool).tolist() == [[False, True, False]] * 2
+    env.step(switch)
+    assert env.state.alpha[:, 1].tolist() == [0.0, 1.0]
+    assert env.loss_N[0] == pytest.approx(bare_N[0], rel=1e-6), "the frozen host is as it was"
+    *_, info = env.step(wait)
+    assert env.loss_N[0] == pytest.approx(bare_N[0], rel=1e-6)
+    assert env.loss_N[1] < bare_N[1] - 1e-4
+    assert (info["components"]["rent"] < 0).all(), "what is off is held, and costs its rent"
+    assert np.isfinite(info["signals"].train_loss_N).all()
+    env.step(switch)
+    assert (env.state.alpha[:, 1] == 1).all()
+    assert env.loss_N[0] < bare_N[0] - 1e-4
+    assert (env.state.stage[:, 1] == Stage.FOSSILIZED).all()
 
 
 # ---- pretrained hosts
