@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from esper.checkpoint import CheckpointsConfig
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
-from esper.config import CONF, GROUPS, MANY, SWEEPS, Config, standalone_agents
+from esper.config import CONF, GROUPS, MANY, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
 from esper.env.observation import HOST_FEATURES, Feature, RunScale, slot_table
@@ -37,6 +37,7 @@ from esper.measure.plans import Plan, coalitions
 from esper.reward.modes import MODES
 from esper.reward.terms import STAGE_VALUE
 from esper.seeding import stream
+from esper.sweeps import SWEEPS
 from esper.telemetry import tags
 
 DOCS = Path(__file__).parent
@@ -89,7 +90,8 @@ def member_docs(kind: type[Enum]) -> dict[str, str]:
 OPERATIONS = {
     Op.WAIT: "Do nothing. Always legal.",
     Op.GERMINATE: "Plant a seed of a blueprint in an empty slot, and choose how it will be blended in.",
-    Op.SET_ALPHA_TARGET: "Ramp alpha of a seed in blending or holding to another target. Legal only if `alpha_target` is free.",
+    Op.SET_ALPHA_TARGET: "Ramp alpha of a seed in blending or holding to another target. Legal only if `alpha_target` is free. "
+    "With `slots.switchable=true` it also switches a fossil off, or on again, at once, whatever the other heads say.",
     Op.PRUNE: "Remove a live seed, at once or after a ramp of alpha down to 0.",
     Op.FOSSILIZE: "Keep a seed in holding permanently.",
     Op.ADVANCE: "Move a seed to its next stage, if the gate to that stage is open.",
@@ -288,7 +290,10 @@ def groups() -> Iterator[str]:
             prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
             yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
             if group == "task":
-                yield from (f"Default host: `host={node.default_host}`.", "")
+                yield from (
+                    f"Default host: `host={node.default_host}`; default governor: `governor={node.default_governor}`.",
+                    "",
+                )
 
 
 def sweeps() -> Iterator[str]:

@@ -23,7 +23,7 @@ from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
-from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
+from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
@@ -47,6 +47,8 @@ class EvaluateConfig:
     schedules: bool = False
     """If true, also search the best fixed schedule of one seed, and an oracle that picks the best schedule for each kind of host.
     Both are chosen on other hosts."""
+    online: bool = False
+    """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:
@@ -82,10 +84,11 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
     table = Table(
         title=escape(heading), title_justify="left", caption_justify="left", caption=CAPTION, box=None, padding=(0, 1, 0, 0)
     )
-    for column in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
+    scores = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
+    for column in ("controller", *(name for key in scores for name in (key, "over wait")), "params", *FLOPS):
         table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        cells = [str(Interval(**row[key])) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
+        cells = [str(Interval(**row[key])) for score in scores for key in (score, f"{score}_over_wait")]
         flops = (_short(row[key]) for key in ("flops", "training_flops"))
         table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
     console.print(table)
@@ -93,7 +96,8 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
 
 CAPTION = (
     "Mean over hosts ± half of the 95 % interval, in points. Differences to wait are paired by host. Accuracy is measured on the "
-    "test split; params: parameters of the seeds kept; FLOPs: per sample of the committed network, and of training it."
+    "test split, online accuracy after every epoch; params: parameters of the seeds kept; FLOPs: per sample of the committed "
+    "network, and of training it."
 )
 FLOPS = ("FLOPs", "to train")
 
@@ -117,7 +121,9 @@ def main(arguments: list[str]) -> None:
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         overrides = [argument for argument in arguments if is_run_override(argument)]
-        evaluation = Evaluation.load(str(path), hosts=asked.hosts, episode=asked.episode, overrides=overrides)
+        evaluation = Evaluation.load(
+            str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
+        )
         outcomes = evaluation.run(asked.controllers)
         if asked.schedules:
             outcomes |= evaluation.search()

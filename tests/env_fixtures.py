@@ -14,6 +14,7 @@ from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
+from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import EveryBlockConfig, SlotsConfig
 from esper.lifecycle.stages import SlotState
@@ -85,11 +86,12 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
         governor: GovernorConfig | None = None,
         members_per_shard: int = 0,
         blueprints: dict[str, BlueprintConfig] | None = None,
+        host: HostConfig | None = None,
         **others: Any,
     ) -> GrowthEnv:
         parts = EnvParts(
             task=DigitsConfig(),
-            host=CNNConfig(),
+            host=host or CNNConfig(),
             slots=slots or EveryBlockConfig(),
             blueprints=blueprints or BLUEPRINTS,
             reward=reward or ShapedConfig(),

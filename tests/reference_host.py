@@ -215,6 +215,7 @@ class Grown:
         host_sgd: SGDConfig | None = None,
         seed_sgd: SGDConfig | None = None,
         hosts: Sequence[nn.Module] = (),
+        frozen: bool = False,
     ) -> None:
         host_sgd, seed_sgd = host_sgd or SGDConfig(weight_decay=5e-3), seed_sgd or SGDConfig(max_norm=0.3)
         generator = torch.Generator().manual_seed(members)
@@ -224,7 +225,7 @@ class Grown:
         self.blueprints = tuple(blueprints) or usual
         hosts = hosts or [make_host(layout, member) for member in range(members)]
         self.network = GrowingNetwork(
-            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation
+            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, frozen=frozen
         )
         self.references = [Reference(host, host_sgd, seed_sgd, incubation) for host in hosts]
         shape = (members, 3)

@@ -17,10 +17,11 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.lab.comparison import compare
 from esper.lab.design import FILE, Claims, design
 from esper.lab.evaluation import Evaluation
 from esper.lab.integrity import check_runs
-from esper.lab.runs import OUTCOMES, Run, find_runs
+from esper.lab.runs import OUTCOMES, CompareConfig, Run, find_runs
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
@@ -73,7 +74,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     rows = list(csv.DictReader((experiment / "comparison.csv").open()))
     assert len(rows) == 6
     assert [row["status"] for row in rows].count("finished") == 5
-    measured = [name for name in OUTCOMES if name != "return"]  # rewards differ between arms
+    measured = [name for name in OUTCOMES if name not in ("return", "online")]  # rewards differ between arms
     finished = [row for row in rows if row["status"] == "finished"]
     assert all((row[name] != "") == (name in measured) for row in finished for name in OUTCOMES)
 
@@ -98,6 +99,15 @@ def test_scores_are_cached(experiment: Path) -> None:
         score(run, 2)
     path.unlink()
     assert score(run, 2) == first
+
+
+def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path) -> None:
+    found = compare([experiment], CompareConfig(outcome="online", hosts=2, baselines=["wait"]))
+    values = found.values("online")
+    assert values["wait"].notna().all()
+    assert values["shaped"].notna().all()
+    assert found.hosts.loc[found.hosts["arm"] == "wait", "online"].between(0, 100).all()
+    assert "online" not in compare([experiment], CompareConfig(hosts=3)).hosts
 
 
 def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
+import esper
 from esper import config as C
 from esper.cli import help as help_page
 from esper.cli import overrides
 from esper.cli.overrides import check, check_over, check_sweep
+from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig, WatchdogConfig
 from esper.hosts.base import slot_specs
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.custom import CustomConfig
@@ -41,6 +43,10 @@ NEEDED = {
 
 # Overrides that break a rule, and part of the sentence. Every rule of every config has a line here.
 BAD: list[tuple[str, str]] = [
+    ("host.frozen=true task.pretrain=1 gates=strict", "needs gradients of the host, and host.frozen=true computes none"),
+    ("env=sandbox slots.switchable=true", "env=sandbox needs slots.switchable=false"),
+    ("task.pretrain=-1", "task.pretrain must be at least 0"),
+    ("task.pretrain_pool=0", "task.pretrain_pool must be at least 1"),
     ("seed=-1", "seed must be at least 0"),
     ("updates=0", "updates must be at least 1"),
     ("hosts=0", "hosts must be at least 1"),
@@ -319,6 +325,24 @@ def test_a_task_comes_with_its_default_host_and_takes_another(name: str) -> None
     mine = ["host=custom", "host.path=mine:Host", "task.instances=healthy"]
     context = default.host.sequence_length()
     assert type(check([f"task={name}", *mine, f"host.context={context}"]).host) is CustomConfig
+
+
+def test_a_task_comes_with_its_default_governor_and_takes_another(own_parts: None) -> None:
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class DriftingConfig(DigitsConfig):
+        """Digits that drift."""
+
+        default_governor = "tolerant"
+
+    esper.register("task", "drifting", DriftingConfig)
+    trained = check(["task=drifting", "governor.penalty=3"])
+    assert trained.governor == TolerantWatchdogConfig(penalty=3)
+    assert check(["task=drifting", "governor=strict"]).governor == check(["governor=strict", "task=drifting"]).governor
+    assert type(check(["governor=strict", "task=drifting"]).governor) is StrictWatchdogConfig
+    assert [type(job.governor) for job in check_sweep(["task=drifting,digits"])] == [TolerantWatchdogConfig, WatchdogConfig]
+    assert check_over(trained, ["steps=30"]).governor == trained.governor
+    assert check_over(trained, ["task=digits"]).governor == WatchdogConfig()
+    assert check_over(check([]), ["task=drifting"]).governor == TolerantWatchdogConfig()
 
 
 def test_a_sweep_over_tasks_gives_each_its_host() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from docs import generate
 from esper.cli.overrides import check
-from esper.config import SWEEPS
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
 from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
+from esper.sweeps import SWEEPS
 from esper.training.config_io import flat, to_plain
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -18,7 +18,7 @@ ROWS = (
     ("reward", "governor"),
     ("env",),
     ("buffer", "agent"),
-    ("telemetry", "stats"),
+    ("telemetry", "stats", "sweeps"),
     ("config",),
     ("plugins",),
     ("training",),

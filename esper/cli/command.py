@@ -19,9 +19,10 @@ from esper.cli import flags
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
-from esper.config import CHECKPOINTS, SWEEPS, ConfigError
+from esper.config import CHECKPOINTS, ConfigError
 from esper.memory import memory_shortage
 from esper.plugins import load_plugins, split_plugins
+from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer

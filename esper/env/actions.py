@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
-from esper.lifecycle.operations import may_germinate, may_prune, may_retarget
+from esper.lifecycle.operations import may_germinate, may_prune, may_retarget, may_switch
 from esper.lifecycle.ramps import Curve
 from esper.lifecycle.roles import Blend, Incubation
 from esper.lifecycle.slots import GATES, SlotsConfig
@@ -216,6 +216,7 @@ def legal_slots(
     legal[:, Op.GERMINATE] = may_germinate(state, slots, chosen_S)
     if Head.ALPHA_TARGET not in heads.pinned:
         legal[:, Op.SET_ALPHA_TARGET] = may_retarget(state)
+    legal[:, Op.SET_ALPHA_TARGET] |= may_switch(state, slots)
     legal[:, Op.PRUNE] = may_prune(state, slots)
     legal[:, Op.FOSSILIZE] = may_fossilize(state, gates) & by_hand
     legal[:, Op.ADVANCE] = gate_open(state, gates) & by_hand
@@ -243,7 +244,9 @@ def execute(state: SlotState, action_NH: IntArray, slots: SlotsConfig) -> SlotSt
         ticks_N=_meant(action_NH, Head.TEMPO, int),
         curve_N=_meant(action_NH, Head.STYLE, lambda style: int(style[1])),
     )
-    state = lifecycle.retarget(state, where[Op.SET_ALPHA_TARGET], target_N=target_N, **later)
+    switched = where[Op.SET_ALPHA_TARGET] & may_switch(state, slots)
+    state = lifecycle.switch(state, switched)
+    state = lifecycle.retarget(state, where[Op.SET_ALPHA_TARGET] & ~switched, target_N=target_N, **later)
     state = lifecycle.ramp_down(state, where[Op.PRUNE], **later)
     return lifecycle.advance(state, where[Op.ADVANCE] | where[Op.FOSSILIZE], slots)
 

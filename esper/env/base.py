@@ -199,6 +199,8 @@ class EnvParts:
     """True for the hosts of a training run; false for the comparison of controllers, where one mode pays all hosts."""
     test_at_end: bool = False
     """If true, measure accuracy on the test split at the end of each episode."""
+    test_online: bool = False
+    """If true, measure accuracy on the test split after every step as well."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -57,6 +57,8 @@ class Episode(EpisodeRecord):
     """FLOPs of validating each host, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
     """Committed accuracy on the test split [pp]; None if not measured."""
+    online_N: FloatArray | None = None
+    """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [pp]; None if not measured."""
 
     def add(self, info: Mapping[str, Any], reward_N: FloatArray) -> None:
         """Add one step. The return leaves out the shaping potential that a rollback deducts a second time."""
@@ -85,6 +87,7 @@ class Episode(EpisodeRecord):
         final = info["final_info"]
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
+        self.online_N = final.get("online_accuracy")
         self.training_flops_N, self.measuring_flops_N = final["training_flops"], final["measuring_flops"]
         self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
 

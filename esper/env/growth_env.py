@@ -17,6 +17,7 @@ from esper.env.episode import Episode
 from esper.env.foresight import foresight, foresight_table
 from esper.env.guard import Guard
 from esper.env.host_sampler import EpochOrder, HostSampler
+from esper.env.pretrained import Pretrained
 from esper.env.shard import TrainReport
 from esper.env.shard_pool import ShardPool
 from esper.hosts.base import slot_specs
@@ -68,7 +69,7 @@ class GrowthEnv(Environment):
 
     def __init__(self, task: Task, parts: EnvParts, config: GrowthConfig) -> None:
         self.task, self.slots, self.gates, self.heads = task, parts.slots, parts.gates, parts.heads
-        self.counterfactuals, self.test_at_end = parts.counterfactuals, parts.test_at_end
+        self.counterfactuals, self.test_at_end, self.test_online = parts.counterfactuals, parts.test_at_end, parts.test_online
         self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
         self.governor = parts.governor.build(num_classes=task.data.num_classes)
         self.guard = Guard(self.governor)
@@ -77,13 +78,15 @@ class GrowthEnv(Environment):
         specs = slot_specs(example)
         self.costs = count_costs(example, blueprints, task.data.inputs(task.data.valid_x[:1]))
         self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
-        self.meter = Meter(self.costs.flops, self.slots.incubation)
+        incubation, frozen = self.slots.incubation, parts.host.frozen
+        self.meter = Meter(self.costs.flops, incubation, frozen=frozen)
         self.pool = ShardPool(
-            task, blueprints, parts.devices, parts.num_hosts, incubation=self.slots.incubation, meter=self.meter
+            task, blueprints, parts.devices, parts.num_hosts, incubation=incubation, frozen=frozen, meter=self.meter
         )
         self.config, self._kinds = config, tuple(parts.task.events.kinds) if config.timetable else ()
         host_table = (*obs.HOST_FEATURES, *foresight_table(self._kinds))
         self._tables = obs.FeatureTable(host_table), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
+        self.pretrained = Pretrained(task=task, host=parts.host, devices=parts.devices) if task.config.pretrain else None
         layout = EnvSpec(
             num_hosts=parts.num_hosts,
             num_steps=parts.num_steps,
@@ -107,7 +110,7 @@ class GrowthEnv(Environment):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Start new hosts, untrained and measured once.
+        """Start new hosts, untrained or pretrained (`task.pretrain`), and measured once.
 
         Args:
             seed: new root of all random streams; episodes then start from 0.
@@ -120,8 +123,10 @@ class GrowthEnv(Environment):
         self.views = self.sampler.views()
         self._foresight_TNF = foresight([view.timetable for view in self.views], self._kinds, self.num_steps)
         self.foresight_NF = self._foresight_TNF[0]
-        self.pool.start(self.sampler.hosts(), self.views)
+        hosts = self.sampler.hosts() if self.pretrained is None else self.pretrained.hosts(self.sampler)
+        self.pool.start(hosts, self.views)
         self.time = 0
+        self.online_N = np.zeros(num_hosts)
         self.reward.reset()
         self.state = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
@@ -164,6 +169,7 @@ class GrowthEnv(Environment):
             train_loss_N=report.loss_M,
             worth=seen,
             **self.costs.signals(before, self.state),
+            num_steps=self.num_steps,
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
@@ -177,6 +183,8 @@ class GrowthEnv(Environment):
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
+        if self.test_online:  # a host that was rolled back serves as it is now
+            self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
         resumed_N = verdict.rollback_N & (not signals.last)
         info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
@@ -185,7 +193,10 @@ class GrowthEnv(Environment):
             final: dict[str, Any] = {"instance": self.sampler.instances()}
             final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N.copy()}
             if self.test_at_end:
-                final["test_accuracy"] = self._test_accuracy()
+                fossil = self.state.within(Stage.FOSSILIZED)
+                final["test_accuracy"] = self._test_accuracy(np.where(fossil, self.state.alpha, 0.0).astype(np.float32))
+            if self.test_online:
+                final["online_accuracy"] = self.online_N.astype(np.float32)
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
         return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
@@ -317,10 +328,9 @@ class GrowthEnv(Environment):
             "legal_values": self._legal_values.astype(np.int8),
         }
 
-    def _test_accuracy(self) -> npt.NDArray[np.float32]:
-        """Return the committed accuracy of each host, with fossils alone, on the test split `[N]` [pp]."""
-        fossil = self.state.within(Stage.FOSSILIZED)
-        return self.pool.validate(np.where(fossil, self.state.alpha, 0.0).astype(np.float32)[None], test=True).accuracy_VM[0]
+    def _test_accuracy(self, alpha_NS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the accuracy of each host with these alphas on the test split `[N]` [pp]."""
+        return self.pool.validate(alpha_NS[None], test=True).accuracy_VM[0]
 
 
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:

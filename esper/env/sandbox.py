@@ -53,6 +53,8 @@ class SandboxConfig(EnvConfig):
         slots.chosen(SandboxRules().slot_names)
         if slots.prune_below is not None:
             raise ValueError("env=sandbox needs slots.prune_below=null: legality must not depend on the hidden kind")
+        if slots.switchable:
+            raise ValueError("env=sandbox needs slots.switchable=false: its seeds are worth the same at every time")
         if slots.max_seeds != 1:
             raise ValueError(f"env=sandbox needs slots.max_seeds=1, got {slots.max_seeds}: choose slots=one_seed")
         if heads.pinned != HeadsConfig().pinned:

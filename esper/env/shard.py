@@ -83,7 +83,7 @@ class TrainReport:
     loss_M: npt.NDArray[np.float32]
     """Mean training loss of each member [nats]."""
     host_norm_M: npt.NDArray[np.float32]
-    """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]."""
+    """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]; NaN for frozen hosts."""
     seed_norm_MS: npt.NDArray[np.float32]
     """Norm of each seed's gradient; NaN where no seed learns, infinite where the gradient is not finite."""
     finite_M: npt.NDArray[np.bool_]
@@ -103,6 +103,7 @@ class Shard:
         views: Sequence[DataView] = (),
         *,
         incubation: Incubation = Incubation.straight_through,
+        frozen: bool = False,
     ) -> None:
         self.data, self.task, self.device = data, task, device
         self.views = MemberData(data, views, task.augmentation, device)
@@ -116,6 +117,7 @@ class Shard:
             seed_optimiser=seed_optimiser,
             incubation=incubation,
             rate_M1=self.views.rate_M1,
+            frozen=frozen,
             device=device,
         )
 
@@ -163,6 +165,11 @@ class Shard:
         return taken
 
     # ---- snapshots
+
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """Return the parameters and buffers of every host by name, on the CPU, without its seeds."""
+        hosts = [self.network.host.member(member) for member in range(self.members)]
+        return [{name: part.detach().cpu() for name, part in (*host.named_parameters(), *host.named_buffers())} for host in hosts]
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
@@ -53,15 +53,17 @@ class ShardPool:
         num_hosts: int,
         *,
         incubation: Incubation = Incubation.straight_through,
+        frozen: bool = False,
         meter: Meter | None = None,
     ) -> None:
         """Find the devices and copy the data there.
 
         Args:
+            frozen: if true, only seeds learn.
             meter: counts the FLOPs of training and measuring, if given.
         """
         self.meter = meter
-        self.task, self.blueprints, self.incubation = task, tuple(blueprints), incubation
+        self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
@@ -87,6 +89,7 @@ class ShardPool:
                 device,
                 views[rows],
                 incubation=self.incubation,
+                frozen=self.frozen,
             )
             for device, rows in self.places
         ]
@@ -121,6 +124,15 @@ class ShardPool:
             potential_NSK = self._potential()
         return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
 
+    def train(self, order: EpochOrder) -> npt.NDArray[np.bool_]:
+        """Train every host for an epoch, without validation, and return which are finite `[N]`."""
+        report = _joined(self._each(lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
+        return np.isfinite(report.loss_M) & report.finite_M
+
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """Return the parameters and buffers of every host by name, on the CPU."""
+        return [state for states in self._each(lambda shard, _: shard.host_states()) for state in states]
+
     def potential(self, order: EpochOrder) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
         self.capture(order)
@@ -141,16 +153,17 @@ class ShardPool:
 
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
-        self._count(alpha_VNS, test=test)
+        if not test:  # scores are no part of growing a host
+            self._count(alpha_VNS)
         return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
-    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0, test: bool = False) -> None:
+    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
         """Count training on this many samples per host, and one measurement."""
         if self.meter is None:
             return
         batch = min(self.task.batch_size, max(trained, 1))
         self.meter.train(self._roles, trained // batch * batch)
-        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.test_y if test else self.task.data.valid_y))
+        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.valid_y))
 
     # ---- seeds and snapshots
 

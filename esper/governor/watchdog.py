@@ -29,7 +29,7 @@ class WatchdogConfig(GovernorConfig):
     """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
     deviations: float = 6.0
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48 median
-    absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects."""
+    absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects; inf: none."""
     least_spread: float = 0.1
     """Minimum spread, as a share of the chance loss, at least 0. Higher: tolerates larger jumps of a steady host."""
     window: int = 20
@@ -51,7 +51,7 @@ class WatchdogConfig(GovernorConfig):
     def __post_init__(self) -> None:
         ranges = {
             "(1, inf)": ["chance_multiple", "best_multiple"],
-            "(0, inf)": ["deviations"],
+            "(0, inf]": ["deviations"],
             "[0, inf)": ["least_spread", "penalty"],
             "[3, inf]": ["window"],
             "[1, inf]": ["patience", "recovery", "max_falls"],
@@ -91,6 +91,22 @@ class StrictWatchdogConfig(WatchdogConfig):
     max_falls: int = 2
     """Rollbacks without recovery before a host retires, at least 1. A retired host stays at its last snapshot, without training,
     actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TolerantWatchdogConfig(WatchdogConfig):
+    """The watchdog for tasks in which a loss rises by itself, as where data drift: hosts that are non-finite, or whose loss is
+    far beyond chance, are rolled back, and none is suspect."""
+
+    chance_multiple: float = 10.0
+    """Multiple of the chance loss above which a loss is divergent, above 1. Lower: earlier rollbacks, more false alarms."""
+    best_multiple: float = 10.0
+    """Multiple of the host's best loss that a divergent loss must exceed as well, above 1. Lower: earlier rollbacks."""
+    deviations: float = math.inf
+    """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48 median
+    absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects; inf: none."""
+    chance_share: float = 0.0
+    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
 
 
 class Watchdog(Governor):

@@ -65,6 +65,7 @@ class GrowingNetwork:
         seed_optimiser: optimiser of the other seeds.
         incubation: how seeds behind the host learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
+        frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
         device: device of all tensors.
     """
 
@@ -77,14 +78,16 @@ class GrowingNetwork:
         seed_optimiser: SGDConfig,
         incubation: Incubation = Incubation.straight_through,
         rate_M1: Tensor | None = None,
+        frozen: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         self.device = torch.device(device)
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
-        self.incubation = incubation
+        self.incubation, self.frozen = incubation, frozen
         self.host = Fleet(hosts, device)
+        self.host.flat.requires_grad_(not frozen)
         self.optimiser = MemberSGD(self.host.flat, host_optimiser, rate_M1)
         self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
         self.banks: dict[BankKey, SeedBank] = {}
@@ -166,7 +169,7 @@ class GrowingNetwork:
         )
 
     def train(self, mode: bool = True) -> None:
-        self.host.module.train(mode)
+        self.host.module.train(mode and not self.frozen)
 
     def forward(self, x: Tensor, hooks: GradientHooks | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
         """Return the outputs `[M, B, K]` for a batch in the layout of its kind.
@@ -200,7 +203,8 @@ class GrowingNetwork:
         """
         starts: dict[int, Tensor] = {}
         loss_M = member_losses(self.forward(x, hooks, starts), y_MB)
-        loss_M.sum().backward()
+        if loss_M.requires_grad:  # else nothing learns in this pass
+            loss_M.sum().backward()
         if self.closed_loop is not None:
             member_losses(self.closed_loop.logits(self.host, starts), y_MB[self.closed_loop.members_L]).sum().backward()
         return loss_M.detach()
@@ -251,7 +255,7 @@ class GrowingNetwork:
     def take_norms(self) -> Tensor:
         """Return mean gradient norms before clipping since the last call `[M, 1 + S]`: hosts, then seeds.
 
-        NaN where no seed learns, infinite where a gradient is not finite. A seed's gate is included.
+        NaN where nothing learns, infinite where a gradient is not finite. A seed's gate is included.
         """
         norms = torch.full((self.members, 1 + len(self.slots)), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         norms[:, 0] = self.optimiser.take_norms()

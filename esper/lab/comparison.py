@@ -10,6 +10,7 @@ import pandas as pd
 from esper.config import ConfigError
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design
+from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, planned
 from esper.lab.power import advice, spread_of
@@ -152,7 +153,8 @@ def compare(
     runs, design = find_runs(folders, config.strata), planned(folders)
     warnings = check_runs(runs, folders)
     finished = [run for run in runs if run.finished]
-    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
+    online, arm = config.outcome == ONLINE, runs[0].arm
+    scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
     outcomes = _outcomes(runs, config, scoring, log)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:

@@ -78,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """What an experiment will claim and when; see `esper.config.BlocksConfig` for the fields."""
+    """What an experiment will claim and when; see `esper.sweeps.BlocksConfig` for the fields."""
 
     outcome: str = "accuracy"
     margin: float = 1.0

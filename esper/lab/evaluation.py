@@ -44,12 +44,18 @@ its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it,
 decisions."""
 
 
+ONLINE = "online"
+"""Outcome that is measured on request, since it takes a measurement after every host epoch: mean over the epochs of the test
+accuracy, with all seeds as they are [pp]."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOutcomes:
     """Outcomes of one controller, host by host."""
 
     values: dict[str, np.ndarray]
-    """Value of every host `[N]`, by the names in `HELD_OUT`; NaN if the environment does not measure it."""
+    """Value of every host `[N]`, by the names in `HELD_OUT`, NaN if the environment does not measure it; and `ONLINE` if it was
+    measured."""
     instance: list[str]
     kept: list[Topology]
     """The seeds that each host kept."""
@@ -68,6 +74,7 @@ class HostOutcomes:
             values["flops"] = episode.committed["flops"]
             values["training_flops"] = episode.training_flops_N
             values["measuring_flops"] = episode.measuring_flops_N
+            values |= {} if episode.online_N is None else {ONLINE: episode.online_N}
             kept = topologies(episode.kept_NS, episode.blend_NS, layout)
         return HostOutcomes(values=values, instance=episode.instance, kept=kept)
 
@@ -100,6 +107,7 @@ class Evaluation:
         *,
         hosts: int,
         episode: int = 0,
+        online: bool = False,
         overrides: Sequence[str] = (),
         env_state: dict[str, Any] | None = None,
         updates: int = 0,
@@ -111,6 +119,7 @@ class Evaluation:
             agent_state: state of the trained agent, empty for a controller that does not learn.
             hosts: number of held-out hosts, at least 2.
             episode: index of the set of held-out hosts, at least 0.
+            online: if true, measure `ONLINE` as well.
             overrides: overrides of `config`, as for esper.train, that evaluate on another task or with other settings.
             env_state: state of the training environment, such as its measured latency; with any override it is measured again.
             updates: updates of the agent, for titles.
@@ -127,12 +136,14 @@ class Evaluation:
             check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True)
+        self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
 
     @staticmethod
-    def load(checkpoint: str, *, hosts: int, episode: int = 0, overrides: Sequence[str] = ()) -> "Evaluation":
+    def load(
+        checkpoint: str, *, hosts: int, episode: int = 0, online: bool = False, overrides: Sequence[str] = ()
+    ) -> "Evaluation":
         """Build the evaluation of a checkpoint: a file, or the newest one in the folder of a run."""
         state = load_run(find_checkpoint(checkpoint, "checkpoint"))
         return Evaluation(
@@ -140,6 +151,7 @@ class Evaluation:
             state["agent"],
             hosts=hosts,
             episode=episode,
+            online=online,
             overrides=overrides,
             env_state=state["env"],
             updates=state["update"],
@@ -227,7 +239,7 @@ class Evaluation:
         grown = {name: self.grow(self._schedule(name)) for name in dict.fromkeys([choice.best, *choice.for_kind.values()])}
         best = grown[choice.best]
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
-        values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in HELD_OUT}
+        values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}
         kept = [one.kept[host] for host, one in enumerate(by_host)]
         return best, HostOutcomes(values=values, instance=best.instance, kept=kept)
 
@@ -248,7 +260,7 @@ def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
         values = outcome.values
         row: dict[str, Any] = {"controller": name}
         row |= {key: float(values[key].mean()) for key in ("parameters", "flops", "training_flops")}
-        for key in ("return", "accuracy"):
+        for key in ("return", "accuracy", *([ONLINE] if ONLINE in values else [])):
             for label, sample in ((key, values[key]), (f"{key}_over_wait", values[key] - wait[key])):
                 row[label] = asdict(mean_interval(sample) if np.isfinite(sample).all() else UNKNOWN)
         rows.append(row)

@@ -12,10 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.checkpoint import disk
-from esper.config import BlocksConfig, ConfigError, did_you_mean
+from esper.config import ConfigError, did_you_mean
 from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
 from esper.lab.runs import OUTCOMES, CompareConfig, defines_return
 from esper.stats.paired import MIN_BLOCKS
+from esper.sweeps import BlocksConfig
 from esper.training.provenance import code_version
 
 LOOKS = "looks.jsonl"

@@ -103,7 +103,7 @@ def expected_power(design: Design) -> list[str]:
         return []
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
-    elif all(setting in ("task=digits", "env=growth") for setting in _settings(design)):
+    elif plan.outcome in TYPICAL and all(setting in ("task=digits", "env=growth") for setting in _settings(design)):
         spread, source = Spread(value=TYPICAL[plan.outcome]), "typical of digits; pilot=FOLDER takes it from an experiment"
     else:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]

@@ -19,6 +19,7 @@ from esper.cli.transfer import slug
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
 from esper.lab.design import AA_CONTROL, Design
+from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
 from esper.lab.tables import latex
@@ -53,12 +54,13 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     """
     decisive = found.outcome.name
     counts = found.values(decisive).count()
-    means: list[Any] = [found.values(name).mean() for name in OUTCOMES]
+    measured = {name: spec for name, spec in OUTCOMES.items() if name != ONLINE or name == decisive}
+    means: list[Any] = [found.values(name).mean() for name in measured]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
-    units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in OUTCOMES.items()]  # line breaks keep columns narrow
+    units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in measured.items()]  # line breaks keep columns narrow
     shown = [{"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
     pairs = differences(found)
-    for name in sorted(OUTCOMES, key=decisive.__ne__):
+    for name in sorted(measured, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
         if len(chosen):
             kind = ", exploratory" if found.deviations or name != decisive else ""

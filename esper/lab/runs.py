@@ -37,6 +37,7 @@ OUTCOMES = {
     spec.name: spec
     for spec in (
         OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, sampled actions", 1.0, bounds=PERCENT),
+        OutcomeSpec("online", "pp", "test accuracy of the networks in service, mean over host epochs", 1.0, bounds=PERCENT),
         OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0, bounds=PERCENT),
         OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0, bounds=PERCENT),
         OutcomeSpec("parameters", "1", "parameters of the seeds kept", 20.0, higher_is_better=False),
@@ -48,7 +49,7 @@ OUTCOMES = {
     )
 }
 """Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last
-two are measured in training, the others on held-out hosts."""
+two are measured in training, the others on held-out hosts; online only if it is the primary outcome."""
 REWARD_KEYS = ("reward", "governor", "agent.gamma")
 """Keys that define a return: its terms, the penalty of a rollback, and the discount of potentials."""
 SEARCHED = ("schedule", "oracle")

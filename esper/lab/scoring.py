@@ -20,7 +20,7 @@ from esper.cli.transfer import slug
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.design import fingerprint
-from esper.lab.evaluation import HELD_OUT, POLICIES, REPLAY, Evaluation
+from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
@@ -46,12 +46,19 @@ class Scoring:
     """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
     arm: str
     """Arm whose hosts the baselines grow."""
+    online: bool = False
+    """If true, measure `ONLINE` as well."""
     overrides: Sequence[str] = ()
     """Evaluation overrides for all policies, such as task=mnist5k."""
 
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """Outcomes of every held-out host."""
+        return (*HELD_OUT, ONLINE) if self.online else HELD_OUT
+
     def scores(self, run: Run) -> Scores:
         """Return the scores of a finished run, and of the baselines if they grow its hosts."""
-        scores = {run.arm: score(run, self.hosts, self.overrides)}
+        scores = {run.arm: score(run, self.hosts, self.overrides, online=self.online)}
         if self.baselines and run.arm == self.arm:
             scores |= score_baselines(run, self)
         return scores
@@ -96,11 +103,12 @@ def scored_file(run: Run, hosts: int, overrides: Sequence[str] = ()) -> Path:
     return run.folder / f"{'_'.join(parts)}.json"
 
 
-def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, float]:
+def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool = False) -> dict[str, float]:
     """Return the outcomes of a finished run by name; outcomes of training are left out with evaluation overrides."""
+    scoring = Scoring(hosts=hosts, baselines=(), arm=run.arm, online=online, overrides=overrides)
     greedy = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"]).agent.greedy
-    rows = _grown(run, hosts, POLICIES if greedy else POLICIES[:1], overrides)
-    scores = {name: float(np.mean(rows["policy"][name])) for name in HELD_OUT}
+    rows = _grown(run, scoring, POLICIES if greedy else POLICIES[:1])
+    scores = {name: float(np.mean(rows["policy"][name])) for name in scoring.outcomes}
     if greedy:
         scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
     return scores if overrides else scores | _training_scores(run)
@@ -108,24 +116,24 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = ()) -> dict[str, floa
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
     """Return the outcomes of the baselines on the held-out hosts of a run."""
-    rows = _grown(run, scoring.hosts, scoring.baselines, scoring.overrides)
-    return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in HELD_OUT} for name in scoring.baselines}
+    rows = _grown(run, scoring, scoring.baselines)
+    return {name: {outcome: float(np.mean(rows[name][outcome])) for outcome in scoring.outcomes} for name in scoring.baselines}
 
 
-def _grown(run: Run, hosts: int, names: Sequence[str], overrides: Sequence[str]) -> HostRows:
+def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     """Return outcomes of controllers on the held-out hosts of a run, host by host; grow only those not in the file.
 
     Raises:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
-    path = scored_file(run, hosts, overrides)
+    path = scored_file(run, scoring.hosts, scoring.overrides)
     rows: HostRows = _stored(run, path)["rows"]
-    missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in HELD_OUT)]
+    missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in scoring.outcomes)]
     if not missing:
         return rows
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
     controllers += [name for name in missing if name not in BASELINES]
-    evaluation = Evaluation.load(str(run.folder), hosts=hosts, overrides=overrides)
+    evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
     outcomes = evaluation.run(controllers or ["wait"])
     choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):

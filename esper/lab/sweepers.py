@@ -12,16 +12,17 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.cli.command import in_one_sentence
-from esper.config import ConfigError, TuneConfig, typed
+from esper.config import ConfigError, typed
 from esper.lab.launch import CellSweeper
 from esper.lab.plan import announce, experiment
 from esper.lab.power import expected_power
 from esper.lab.search_space import search_space
 from esper.lab.tuning import FILE, Tuning
+from esper.sweeps import TuneConfig
 
 
 class BlockSweeper(CellSweeper):
-    """Runs arms times blocks; see `esper.config.BlocksConfig` for its arguments."""
+    """Runs arms times blocks; see `esper.sweeps.BlocksConfig` for its arguments."""
 
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
@@ -42,7 +43,7 @@ class BlockSweeper(CellSweeper):
 
 
 class TuneSweeper(CellSweeper):
-    """Runs trials against a baseline; see `esper.config.TuneConfig` for its arguments."""
+    """Runs trials against a baseline; see `esper.sweeps.TuneConfig` for its arguments."""
 
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from esper.lab.evaluation import HELD_OUT, POLICIES
+from esper.lab.evaluation import POLICIES
 from esper.lab.runs import Run
 from esper.lab.scoring import Scoring, read_scores, scored_file
 
@@ -24,7 +24,7 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
         for name, rows in scored["rows"].items():
             if name in POLICIES or (name in scoring.baselines and run.arm == scoring.arm):
                 cell = {"arm": run.arm if name in POLICIES else name, "controller": name, "block": run.block}
-                values = {key: rows[key] for key in ("instance", *HELD_OUT)}
+                values = {key: rows[key] for key in ("instance", *scoring.outcomes) if key in rows}
                 parts.append(pd.DataFrame({**cell, "host": range(scoring.hosts), **values}))
     return pd.concat(parts, ignore_index=True)
 

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import write_whole
-from esper.config import TUNE_SWEEPER, ConfigError
+from esper.config import ConfigError
 from esper.lab.design import Cell, fingerprint
+from esper.lab.evaluation import ONLINE
 from esper.lab.runs import OUTCOMES, defines_return, find_runs, unknown_outcome
 from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
+from esper.sweeps import TUNE_SWEEPER
 
 FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""
@@ -144,7 +146,8 @@ class Tuning:
         values: list[float] = []
         for cell in self.space.cells({arm: overrides}):
             (run,) = find_runs([self.folder / cell.folder])
-            value = score(run, self.space.config.score_hosts).get(self.outcome.name, float("nan"))
+            scores = score(run, self.space.config.score_hosts, online=self.outcome.name == ONLINE)
+            value = scores.get(self.outcome.name, float("nan"))
             if not np.isfinite(value):
                 raise ConfigError(f"outcome={self.outcome.name} is not measured in {run.folder}: choose another one")
             values.append(value)
@@ -204,7 +207,7 @@ def score_tuned(sweeper: Any, folder: Path) -> None:
     """
     if str(sweeper.get("_target_")) == TUNE_SWEEPER:
         (run,) = find_runs([folder])
-        score(run, sweeper.score_hosts)
+        score(run, sweeper.score_hosts, online=sweeper.outcome == ONLINE)
 
 
 def _rounded(value: Any, distribution: Any) -> Any:

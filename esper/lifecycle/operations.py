@@ -47,6 +47,11 @@ def may_retarget(state: SlotState) -> BoolArray:
     return state.within(*BLENDED) & ~state.moving
 
 
+def may_switch(state: SlotState, slots: SlotsConfig) -> BoolArray:
+    """Return where a seed may be switched off or on `[N, S]`: fossils, if the config permits it."""
+    return state.within(Stage.FOSSILIZED) & slots.switchable
+
+
 # ---- operations
 
 
@@ -113,6 +118,11 @@ def retarget(state: SlotState, where_NS: BoolArray, *, target_N: FloatArray, tic
     state = _put(state, changed, ramp_start=state.alpha, ramp_done=0, **new)
     state = _put(state, changed & (ticks_N[:, None] == 0), alpha=target_NS)
     return _enter(state, changed & state.within(Stage.HOLDING), Stage.BLENDING)
+
+
+def switch(state: SlotState, where_NS: BoolArray) -> SlotState:
+    """Switch the marked fossils off, or on again, at once."""
+    return _put(state, where_NS, alpha=np.where(state.alpha > 0, np.float32(0.0), state.ramp_target)) if where_NS.any() else state
 
 
 def ramp_down(state: SlotState, where_NS: BoolArray, *, ticks_N: IntArray, curve_N: IntArray) -> SlotState:

@@ -57,6 +57,9 @@ class SlotsConfig:
     """Duration of a seed's isolation, in which its gradient does not reach the host: training or until_kept."""
     fossils: Fossils = Fossils.learning
     """Training of fossils: learning (they learn with the host) or frozen (their parameters stay constant)."""
+    switchable: bool = False
+    """If true, SET_ALPHA_TARGET on a fossil switches it off (alpha 0), or on again (alpha 1), at once. A fossil that is off stays
+    in the network and costs its rent."""
 
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):

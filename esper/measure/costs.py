@@ -78,7 +78,7 @@ class Flops:
     segment_R: npt.NDArray[np.int64]
     """Forward pass of each segment of the host; the sum is `forward.host`."""
 
-    def training(self, roles: Roles, incubation: Incubation) -> npt.NDArray[np.float64]:
+    def training(self, roles: Roles, incubation: Incubation, *, frozen: bool = False) -> npt.NDArray[np.float64]:
         """Return the FLOPs of training on one sample for each host `[N]`.
 
             the host                      3 forwards: outputs, gradient of the weights, gradient of the features
@@ -89,13 +89,24 @@ class Flops:
             a seed behind in a closed loop
                                           3, all of them in the closed-loop pass
 
+        In a frozen host no gradient of its weights is computed, and gradients of features only after the first seed that learns:
+
+            the host                      1 forward, and 1 more for the segments after that seed
+            a seed that learns            3
+            a seed that does not          1, and 1 more after that seed
+
         Each host counts what it would need alone, although fused hosts share kernels and compute a few additional zeros. The
         optimiser and validation are left out.
         """
         seed_NS = self.forward.at(roles.blueprint, roles.blend)
         closed_NS = roles.behind & (roles.blueprint >= 0) & (incubation is Incubation.closed_loop)
-        forwards_NS = np.where(roles.learns, 3, 2)
-        main_N = 3.0 * self.forward.host + np.where(closed_NS, 0, forwards_NS * seed_NS).sum(axis=1)
+        learns_NS = roles.learns & (roles.blueprint >= 0)
+        forwards_NS, host_NR = 2 + learns_NS, np.full((len(seed_NS), len(self.segment_R)), 3.0)
+        if frozen:
+            reached_NS = np.cumsum(learns_NS & ~closed_NS, axis=1) > 0
+            forwards_NS = np.where(learns_NS, 3, 1 + reached_NS)
+            host_NR[:, 0], host_NR[:, 1:] = 1, 1 + reached_NS
+        main_N = (host_NR * self.segment_R).sum(axis=1) + np.where(closed_NS, 0, forwards_NS * seed_NS).sum(axis=1)
         after_NS = np.cumsum(closed_NS, axis=1) > 0  # at or after the first seed behind
         host_N = (2 * after_NS * self.segment_R[1:]).sum(axis=1)
         return main_N + host_N + (np.where(closed_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
@@ -184,8 +195,8 @@ class Costs:
 class Meter:
     """A counter of the FLOPs of training and measuring, host by host."""
 
-    def __init__(self, flops: Flops, incubation: Incubation) -> None:
-        self.flops, self.incubation = flops, incubation
+    def __init__(self, flops: Flops, incubation: Incubation, *, frozen: bool = False) -> None:
+        self.flops, self.incubation, self.frozen = flops, incubation, frozen
         self.training_N = self.measuring_N = np.zeros(0)
 
     def start(self, num_hosts: int) -> None:
@@ -194,7 +205,7 @@ class Meter:
 
     def train(self, roles: Roles, samples: int) -> None:
         """Count training of each host on this many samples."""
-        self.training_N += samples * self.flops.training(roles, self.incubation)
+        self.training_N += samples * self.flops.training(roles, self.incubation, frozen=self.frozen)
 
     def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int) -> None:
         """Count measuring of each host on this many samples, under these settings of its alphas."""

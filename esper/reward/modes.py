@@ -279,6 +279,25 @@ class AccuracyMinusRentConfig(RewardConfig):
     """Points at the end per percentage point of committed accuracy, at least 0. Higher: the outcome outweighs other terms."""
 
 
+@dataclass(kw_only=True, slots=True)
+class OnlineConfig(RewardConfig):
+    """Mean validation accuracy over the host epochs minus the mean rent: what counts is the whole episode, not its end.
+
+    For hosts that serve while they change. The accuracy is that of the network in service, with all seeds at their current alpha;
+    an epoch that is rolled back pays nothing. Rent is charged for every epoch in which a seed is held, from its germination on,
+    so late and removed seeds cost less. The objective at the end only is `accuracy_minus_rent`.
+    """
+
+    pays: ClassVar[Pays] = {"rent": table.MEAN_RENT, "online": table.ONLINE}
+    rent: float = 10.0
+    """Points deducted for seeds as large as the host that are held throughout the episode, at least 0; in proportion for fewer
+    epochs. Higher: smaller seeds, held for a shorter time, or none."""
+    rent_unit: RentUnit = RentUnit.params
+    """Unit of rent: params, flops or latency."""
+    online: float = 1.0
+    """Points per percentage point of mean accuracy, at least 0. Higher: accuracy outweighs rent."""
+
+
 MODES: dict[str, type[RewardConfig]] = {
     "shaped": ShapedConfig,
     "simplified": SimplifiedConfig,
@@ -289,5 +308,6 @@ MODES: dict[str, type[RewardConfig]] = {
     "escrow": EscrowConfig,
     "loss": LossConfig,
     "accuracy_minus_rent": AccuracyMinusRentConfig,
+    "online": OnlineConfig,
 }
 """Modes by option name; a new mode takes one class and one line here."""

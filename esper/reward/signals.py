@@ -51,6 +51,8 @@ class StepSignals:
     NaN where the reward does not need it."""
     host_latency: float
     """Latency of a host without seeds [s], or NaN."""
+    num_steps: int
+    """Steps of the episode."""
     steps_left: int
     """Steps of the episode after this one."""
     last: bool

@@ -103,6 +103,7 @@ HINDSIGHT = Term(
 RENT = _rent("cost of all seeds / cost of the host, every step")
 FINAL_RENT = _rent("cost of all seeds / cost of the host, at the end", at_end=True)
 FOSSIL_RENT = _rent("cost of the fossils / cost of the host, at the end", fossils=True, at_end=True)
+MEAN_RENT = _rent("cost of all seeds / cost of the host / steps of the episode, every step", mean=True)
 SHOCK = Term(
     "shock",
     "host sizes",
@@ -119,4 +120,5 @@ ACTIONS = Term("actions", "1", "1 where anything but WAIT was carried out", _pur
 CONTRIBUTING = Term("contributing", "count", f"fossils with c >= {terms.CONTRIBUTES:g} pp, at the end", _pure(terms.contributing))
 LOSS_FALL = Term("loss_fall", "nat", "validation loss - validation loss'", lambda mode, gamma: terms.LossFall())
 GAIN = Term("gain", "pp", "committed accuracy - accuracy of the newborn host, at the end", lambda mode, gamma: terms.Gain())
+ONLINE = Term("online", "pp", "validation accuracy / steps of the episode, every step", _pure(terms.online))
 TERMINAL = Term("terminal", "pp", "committed accuracy, at the end", _pure(terms.terminal))

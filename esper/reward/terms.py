@@ -53,12 +53,20 @@ def attribution(signals: StepSignals) -> FloatArray:
     return np.where(signals.healthy_N1, contributions(signals.after), 0.0).sum(axis=1).astype(np.float32)
 
 
-def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: bool = False, at_end: bool = False) -> FloatArray:
+def rent(
+    signals: StepSignals,
+    unit: RentUnit = RentUnit.params,
+    *,
+    fossils: bool = False,
+    at_end: bool = False,
+    mean: bool = False,
+) -> FloatArray:
     """Return the cost of all seeds of each host [host sizes] after the step; for a host that is rolled back, before it.
 
     Args:
         fossils: if true, charge for fossils only.
         at_end: if true, return 0 before the last step.
+        mean: if true, divide by the number of steps of the episode, whose sum is then the mean over its steps.
 
     Raises:
         ValueError: this unit is not measured.
@@ -73,7 +81,15 @@ def rent(signals: StepSignals, unit: RentUnit = RentUnit.params, *, fossils: boo
     due_N = cost_NS.sum(axis=1) / getattr(signals, f"host_{unit}")
     if not np.isfinite(due_N).all():
         raise ValueError(f"reward.rent_unit={unit} is not measured here: use reward.rent_unit=params")
-    return due_N.astype(np.float32)
+    return (due_N / signals.num_steps if mean else due_N).astype(np.float32)
+
+
+def online(signals: StepSignals) -> FloatArray:
+    """Return the validation accuracy, with all seeds as they are, divided by the number of steps [pp]; 0 after a rollback.
+
+    The sum over an episode is the mean accuracy over its steps.
+    """
+    return np.where(signals.rolled_back_N, 0.0, signals.accuracy_N / signals.num_steps).astype(np.float32)
 
 
 def operations(signals: StepSignals, op: int) -> FloatArray:

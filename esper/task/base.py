@@ -22,6 +22,9 @@ from esper.task.drifts import LABEL_DRIFTS, Drift, domains
 from esper.task.events import CLASSES, RATES, Event, EventsConfig, class_shares
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
+POOL = -1
+"""Number of the episode in the names of pretrained hosts."""
+
 
 @dataclass(kw_only=True, slots=True)
 class TaskConfig:
@@ -31,6 +34,9 @@ class TaskConfig:
     """Layout of a sample: an image, or a sequence of tokens. The task accepts every host that reads such samples."""
     default_host: ClassVar[str] = "cnn"
     """Option of the group `host` that the task comes with."""
+    default_governor: ClassVar[str] = "watchdog"
+    """Option of the group `governor` that the task comes with. Its thresholds depend on the task: where a loss may rise by
+    itself, those for steady data would roll back healthy hosts."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
@@ -56,6 +62,15 @@ class TaskConfig:
     """Share of the training samples that a host learns from, each above 0 and at most 1. Lower: fewer samples, repeated more."""
     rate_factor: list[float] = field(default_factory=lambda: [1.0])
     """Factor on the learning rates of a host and its seeds, each above 0."""
+    pretrain: int = 0
+    """Host epochs of training before the episode, without seeds, at least 0; 0: the hosts are newborn. Higher: better hosts, and
+    a longer first start of a run; pretrained hosts are kept for later runs."""
+    pretrain_pool: int = 32
+    """Number of pretrained hosts for each root seed and split, at least 1; each host of an episode is a copy of one of them, with
+    its instance. Higher: more varied hosts, and a longer first start."""
+    pretrain_folder: str = ""
+    """Folder in which pretrained hosts are kept; empty: `esper/pretrained` in the user's cache folder. It may be emptied at any
+    time."""
     split_seed: int = 0
     """Seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can be
     compared."""
@@ -67,7 +82,7 @@ class TaskConfig:
     """What happens to the data of a host while it trains; by default nothing."""
 
     def __post_init__(self) -> None:
-        check_ranges("task", self, {"[1, inf]": ["batch_size"], "[0, inf]": ["valid_samples"]})
+        check_ranges("task", self, {"[1, inf]": ["batch_size", "pretrain_pool"], "[0, inf]": ["valid_samples", "pretrain"]})
         if self.epoch_samples and self.epoch_samples < self.batch_size:
             raise ValueError(
                 f"task.epoch_samples must be 0 or at least task.batch_size={self.batch_size}, got {self.epoch_samples}: "
@@ -155,9 +170,16 @@ class Task:
         shape, lesioned = tuple(self.data.train_x.shape[1:]), [letter == "x" for letter in instance.lesion]
         return self._host.build(shape, self.data.num_classes, lesioned)
 
+    def origin(self, root: int, split: Split, episode: int, index: int) -> Name:
+        """Return the name that keys the instance and the initial weights of a host: its own, or that of its pretrained host."""
+        name = Name(root=root, split=split, episode=episode, index=index)
+        if not self.config.pretrain or episode == POOL:
+            return name
+        return replace(name, episode=POOL, index=name.choose("pretrained", range(self.config.pretrain_pool)))
+
     def instance(self, root: int, split: Split, episode: int, index: int) -> Instance:
         """Return the properties of the host of this name."""
-        name, config = Name(root=root, split=split, episode=episode, index=index), self.config
+        name, config = self.origin(root, split, episode, index), self.config
         healthy = config.instances is Instances.healthy
         classes = config.draw_classes(name, self.data.num_classes)
         return Instance(
@@ -177,7 +199,7 @@ class Task:
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """Return the view of the training data for the host of this name."""
-        name = Name(root=root, split=split, episode=episode, index=index)
+        name = self.origin(root, split, episode, index)
         return data_view(self.instance(root, split, episode, index), self.data, name)
 
     def pool(self, view: DataView, epoch: int) -> npt.NDArray[np.int64] | None:
@@ -190,10 +212,10 @@ class Task:
         return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
-        """Return the host of this name; equal arguments give an equal instance and equal initial weights."""
-        instance = self.instance(root, split, episode, index)
+        """Return the newborn host of this name; equal arguments give an equal instance and equal initial weights."""
+        instance, name = self.instance(root, split, episode, index), self.origin(root, split, episode, index)
         with torch.random.fork_rng(devices=[]):
-            torch.random.set_rng_state(torch_stream(root, "host_init", split, episode, index).get_state())
+            torch.random.set_rng_state(torch_stream(root, "host_init", split, name.episode, name.index).get_state())
             return self.make_host(instance)
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:

@@ -79,6 +79,8 @@ class Estimate:
     """Host epochs of the whole run."""
     parameters: int | None
     """Parameters of a host; None if the hosts are no networks."""
+    pretraining: int = 0
+    """Host epochs of training before the first episode, if no earlier run has kept its hosts."""
     places: Mapping[torch.device, Sequence[Part]]
     """Parts by the device that holds them."""
 
@@ -90,7 +92,8 @@ class Estimate:
     def line(self) -> str:
         """Return the estimate as one line."""
         size = f" of {short(self.parameters)} parameters" if self.parameters is not None else ""
-        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {self.epochs:,} host epochs"
+        before = f", and {self.pretraining:,} before the first episode unless kept" if self.pretraining else ""
+        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {self.epochs:,} host epochs{before}"
 
     def check(self, config: Config) -> None:
         """Check that the run fits into the memory of its devices.
@@ -124,11 +127,11 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
         ConfigError: a host is too large to be described.
         ValueError: a device is not on this machine.
     """
-    count, places, size = hosts or config.hosts, dict[torch.device, list[Part]](), None
+    count, places, size, pretraining = hosts or config.hosts, dict[torch.device, list[Part]](), None, 0
     if "task" in config.env.ignores:
         places[CPU] = [Part("hosts", count * SANDBOX_HOST, ("hosts", "steps"))]
     else:
-        task = load_task(config.task, config.host)
+        task, pretraining = load_task(config.task, config.host), config.task.pretrain * config.task.pretrain_pool
         size = _weights(config, task)
         places = _of_hosts(config, task, size, count)
         if all(sum(part.bytes for part in parts) < capacity(device) for device, parts in places.items()):
@@ -138,7 +141,8 @@ def estimate(config: Config, hosts: int | None = None) -> Estimate:
     if hosts is None and config.agent.buffered:
         places[CPU] += _learning(config, size.slots if size else SANDBOX_SLOTS)
     epochs = (config.updates if hosts is None else 1) * count * config.steps
-    return Estimate(hosts=count, epochs=epochs, parameters=size.parameters if size else None, places=places)
+    parameters = size.parameters if size else None
+    return Estimate(hosts=count, epochs=epochs, parameters=parameters, pretraining=pretraining, places=places)
 
 
 def _weights(config: Config, task: Task) -> HostSize:
@@ -197,6 +201,9 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
             Part("the order of samples", hosts * each, ("hosts", "task.epoch_samples")),
         ]
     }
+    if task.config.pretrain:
+        pool = task.config.pretrain_pool * (OBJECTS + (1 + COPIES) * FLOAT * size.parameters)
+        places[CPU].append(Part("pretrained hosts", pool, ("task.pretrain_pool", _size_key(config))))
     for name in config.devices:
         share = -(-hosts // len(config.devices))
         places.setdefault(find_device(name), []).extend(_on_device(config, task, size, share, name))

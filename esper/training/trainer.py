@@ -30,7 +30,13 @@ from esper.training.run_folder import only_writer
 
 
 def build_env(
-    config: Config, *, split: Split, hosts: int | None = None, num_twins: int = 1, test_at_end: bool = False
+    config: Config,
+    *,
+    split: Split,
+    hosts: int | None = None,
+    num_twins: int = 1,
+    test_at_end: bool = False,
+    test_online: bool = False,
 ) -> Environment:
     """Return the environment of a config.
 
@@ -61,6 +67,7 @@ def build_env(
         num_twins=num_twins,
         trains=split is Split.TRAINING and hosts is None,
         test_at_end=test_at_end,
+        test_online=test_online,
     )
     return config.env.build(parts)
 

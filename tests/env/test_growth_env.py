@@ -13,7 +13,7 @@ from esper.lifecycle.roles import Blend
 from esper.lifecycle.slots import EveryBlockConfig, OneSeedConfig
 from esper.lifecycle.stages import Stage
 from esper.measure.costs import count_parameters
-from esper.reward.modes import SparseConfig
+from esper.reward.modes import OnlineConfig, SparseConfig
 from esper.seeds.gated import Gate
 from esper.task.instances import Split
 
@@ -153,6 +153,30 @@ def test_test_accuracy_is_that_of_the_committed_network(make_env, plan_actions):
     plain = make_env(1, 1)
     plain.reset()
     assert "test_accuracy" not in plain.step(plan_actions((Op.WAIT, 0, 0)))[4]["final_info"]
+
+
+def test_online_accuracy_is_the_mean_over_the_epochs_with_all_seeds_as_they_are(make_env, plan_actions):
+    slots = EveryBlockConfig(auto_advance=["training", "blending", "holding"])
+    env = make_env(2, 6, slots=slots, test_online=True, reward=OnlineConfig(rent=0.0))
+    env.reset(seed=0)
+    germinate, wait = plan_actions((Op.GERMINATE, 1, 1), (Op.WAIT, 0, 0)), plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
+    served, paid, flops = [], [], []
+    settle = env.guard.settle
+
+    def peek(*args):
+        settle(*args)
+        served.append(env.pool.validate(env.state.alpha[None], test=True).accuracy_VM[0])
+        flops.append(env.meter.measuring_N.copy())
+
+    env.guard.settle = peek
+    for step in range(6):
+        *_, info = env.step(wait if step else germinate)
+        paid.append(info["components"]["online"])
+        assert info["components"]["online"] == pytest.approx(info["signals"].accuracy_N / 6)
+    assert info["final_info"]["online_accuracy"] == pytest.approx(np.mean(served, axis=0))
+    assert np.array_equal(info["final_info"]["measuring_flops"], flops[-1]), "scoring is no part of growing a host"
+    assert "test_accuracy" not in info["final_info"]
+    assert not np.allclose(served[0], served[-1])
 
 
 # ---- named randomness

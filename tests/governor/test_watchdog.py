@@ -8,7 +8,7 @@ import pytest
 from esper.governor.base import Cause, Governor, GovernorConfig
 from esper.governor.health import newborn
 from esper.governor.off import NoGovernorConfig
-from esper.governor.watchdog import WatchdogConfig
+from esper.governor.watchdog import TolerantWatchdogConfig, WatchdogConfig
 
 NAN, INF = math.nan, math.inf
 
@@ -40,6 +40,22 @@ def test_the_limits_follow_the_config():
     assert judge([1.0], [8.0], [3.0], best_multiple=2.0).cause_N[0] == Cause.DIVERGENCE
     assert judge([1.0], [8.0], [3.0], best_multiple=3.0).cause_N[0] == Cause.HEALTHY
     assert judge([1.0], [1.0], [1.0], penalty=2.5).penalty == 2.5
+
+
+def test_the_tolerant_watchdog_takes_a_drift_for_healthy():
+    for config, suspect, causes in (
+        (WatchdogConfig(), True, [Cause.HEALTHY, Cause.LOBOTOMY, Cause.DIVERGENCE, Cause.DIVERGENCE, Cause.NONFINITE]),
+        (TolerantWatchdogConfig(), False, [Cause.HEALTHY] * 3 + [Cause.DIVERGENCE, Cause.NONFINITE]),
+    ):
+        governor = config.build(num_classes=10)
+        loss_N = np.full(5, 0.1, dtype=np.float32)
+        health = governor.start(loss_N)
+        for _ in range(5):
+            health = governor.after(health, governor.judge(health, loss_N, loss_N), loss_N)
+        after_N = np.array([2.0, math.log(10), 9.0, 30.0, NAN], dtype=np.float32)
+        verdict = governor.judge(health, loss_N, after_N)
+        assert verdict.cause_N.tolist() == causes
+        assert bool(verdict.suspect_N[0]) is suspect
 
 
 def test_a_high_training_loss_alone_is_no_divergence():

@@ -13,6 +13,7 @@ from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.seeds.bank import SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.seeds.slot_gradients import GradientHooks
 
 each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
 each_layout = pytest.mark.parametrize("layout", list(Layout))
@@ -114,6 +115,36 @@ def test_the_cases_cover_all_stages_and_blends(grown):
     mixed = [len(set(population.blueprint[:, slot].tolist())) for slot in range(3)]
     assert min(mixed) >= 3  # several blueprints in one slot
     assert all(len(set(population.blend[inside[:, slot], slot].tolist())) == 3 for slot in range(3))  # and all blends
+
+
+@each_incubation
+@each_layout
+@pytest.mark.parametrize("members", [1, 5])
+def test_seeds_of_frozen_hosts_learn_as_behind_hosts_that_are_put_back_after_every_step(grown, layout, incubation, members):
+    populations = [
+        grown(members, blends=tuple(Blend), incubation=incubation, layout=layout, frozen=frozen) for frozen in (True, False)
+    ]
+    frozen, free = (population.network for population in populations)
+    born = {name: row.clone() for name, row in frozen.rows().items()}
+    for step in range(4):
+        _, ys, x = populations[0].batch(members, 12, step)
+        frozen.train()
+        free.train(False)
+        hooks = [GradientHooks(members) if step == 2 else None for _ in range(2)]
+        losses = [network.backward(x, torch.stack(ys), hook) for network, hook in zip((frozen, free), hooks, strict=True)]
+        assert losses[0].equal(losses[1])
+        if step == 2:
+            for one, other in zip(*(hook.gradients() for hook in hooks), strict=True):
+                assert torch.allclose(one.grad, other.grad, atol=1e-7)
+        assert frozen.host.flat.grad is None
+        free.host.flat.grad = None
+        for network in (frozen, free):
+            network.step()
+    learnt = {name: row for name, row in frozen.rows().items() if not name.startswith(("host", "buffer"))}
+    assert all(torch.allclose(row, free.rows()[name], atol=1e-6) for name, row in learnt.items())
+    assert any(not row.equal(born[name]) for name, row in learnt.items())
+    assert all(row.equal(born[name]) for name, row in frozen.rows().items() if name not in learnt)
+    assert frozen.take_norms()[:, 0].isnan().all()
 
 
 # ---- seeds behind the host

@@ -49,7 +49,7 @@ def compared(
     monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
-    monkeypatch.setattr(J, "score", lambda run, *_: zeros | {"accuracy": float(values[run.arm][run.block])})
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: zeros | {"accuracy": float(values[run.arm][run.block])})
     return S.compare([], CompareConfig(**asked))
 
 
@@ -154,7 +154,7 @@ def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     noise = np.zeros((2, 12))
     compared(monkeypatch, {"a": noise[0], "b": noise[1]})
     table: dict[tuple[str, int], dict[str, float]] = {}
-    monkeypatch.setattr(J, "score", lambda run, *_: table[run.arm, run.block])
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: table[run.arm, run.block])
     claimed = shopped = 0
     for _ in range(experiments):
         draws = 50 + rng.standard_normal((2, 12, len(OUTCOMES)))

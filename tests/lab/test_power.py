@@ -10,7 +10,7 @@ import pytest
 from esper.config import ConfigError, standalone_agents
 from esper.lab.design import Claims, Design, design
 from esper.lab.power import TYPICAL, expected_power, read_outcomes, spread_of
-from esper.lab.runs import BASELINES, OUTCOMES
+from esper.lab.runs import BASELINES
 from esper.stats.paired import blocks_needed
 from esper.stats.power import PlannedTest
 
@@ -22,7 +22,7 @@ def planned(blocks: int = 12, *, arms: str = "reward: shaped,sparse", common: tu
     return design(arms, blocks=blocks, root=1, common=common, plan=Claims(**plan))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", TYPICAL)
 def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> None:
     """The median over records that compare trained policies of the root mean square over their pairs."""
     spreads: list[float] = []
@@ -43,6 +43,11 @@ def test_the_power_is_printed_for_typical_values() -> None:
         f"2.4, typical of digits; pilot=FOLDER takes it from an experiment); 80 % take {blocks_needed(2.4, 1.0)} blocks"
     )
     assert 20 < power < 35
+
+
+def test_the_power_of_an_outcome_without_records_is_unknown() -> None:
+    (line,) = expected_power(planned(outcome="online"))
+    assert line == "power unknown: no record tells how online varies here; pilot=FOLDER takes it from an experiment"
 
 
 def test_pairs_and_looks_change_the_power() -> None:

@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
         (arm, block): dict(zip(OUTCOMES, rng.normal(50, 5, len(OUTCOMES)), strict=True)) for arm in ARMS for block in range(12)
     }
 
-    def scored(run: Run, *_: Any) -> dict[str, float]:
+    def scored(run: Run, *_: Any, **__: Any) -> dict[str, float]:
         return values[run.arm, run.block] | {"accuracy_greedy": float("nan")}
 
     def baselines(run: Run, how: J.Scoring) -> Any:
@@ -64,7 +64,7 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
     assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AA_CONTROL, "12"]]
     assert costs["rows"] == [["a", "3", "1", "1", "0", "5", "1", "7"]]
     names = [table["caption"].split()[2] for table in differences]
-    assert names == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy"))]
+    assert names == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy", "online"))]
     for table in differences:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])

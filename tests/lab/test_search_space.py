@@ -5,8 +5,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import ConfigError, TuneConfig
+from esper.config import ConfigError
 from esper.lab.search_space import BASELINE, search_space
+from esper.sweeps import TuneConfig
 
 RATE, HIDDEN = "agent.learning_rate=tag(log, interval(1e-4, 1e-2))", "agent.hidden=32,64"
 

@@ -13,10 +13,11 @@ import pytest
 from esper.cli import command as cli
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check_sweep
-from esper.config import ConfigError, TuneConfig
+from esper.config import ConfigError
 from esper.lab.design import fingerprint
 from esper.lab.search_space import BASELINE, search_space
 from esper.lab.tuning import FILE, Tuning
+from esper.sweeps import TuneConfig
 from esper.train import main as train_command
 
 pytest.importorskip("optuna", reason="optuna is not installed")

@@ -2,6 +2,8 @@
 
 # M members, S slots, V variants
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -136,7 +138,7 @@ def test_a_seed_and_its_gate_cost_from_germination_on():
 # ---- the fused program
 
 
-def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=False):
+def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=False, frozen=False):
     """Return one host with seeds, its roles, and its costs."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -146,7 +148,8 @@ def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=F
     if learning:  # linear maps: torch miscounts the backward pass of grouped convolutions
         usable = [LoraConfig(), MLPSeedConfig()]
     costs = count_costs(host, usable, samples(kind, 1))
-    network = GrowingNetwork([host], usable, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig(), incubation=incubation)
+    optimisers = {"host_optimiser": SGDConfig(), "seed_optimiser": SGDConfig()}
+    network = GrowingNetwork([host], usable, incubation=incubation, frozen=frozen, **optimisers)
     shape = (1, len(specs))
     planted = rng.random(shape) < 0.8
     behind, learns = planted & (rng.random(shape) < 0.4), rng.random(shape) < 0.7
@@ -189,6 +192,24 @@ def test_training_equals_the_flops_of_forward_and_backward():
         x, y = samples("transformer", 5), torch.randint(CLASSES, (1, 5, CONTEXT))
         done = program_flops(lambda: network.backward(x, y))  # noqa: B023
         assert 5 * costs.flops.training(roles, Incubation.straight_through)[0] == done
+
+
+def test_training_of_a_frozen_host_equals_its_flops_but_for_the_input_of_the_first_seed_that_learns():
+    """Gradients of the features before that seed are not computed."""
+    for seed in range(8):
+        network, roles, costs, _ = network_of("mlp", seed, learning=True, frozen=True)
+        if not seed % 4:
+            roles = replace(roles, learns=np.zeros_like(roles.learns))
+            network.arrange(roles)
+        network.train()
+        x, y = samples("mlp", 5), torch.randint(CLASSES, (1, 5))
+        done = program_flops(lambda: network.backward(x, y))  # noqa: B023
+        counted = costs.flops.training(roles, Incubation.straight_through, frozen=True)[0]
+        learners = np.flatnonzero(roles.learns[0])
+        first = costs.flops.forward.at(roles.blueprint, roles.blend)[0, learners[0]] if len(learners) else 0
+        assert 5 * (counted - first) <= done <= 5 * counted
+        assert counted < costs.flops.training(roles, Incubation.straight_through)[0]
+        assert network.host.flat.grad is None
 
 
 def test_training_equals_the_flops_of_the_closed_loop_pass_but_for_its_ends():

@@ -59,6 +59,7 @@ def signals_of(before, after, **given):
         "latency_before_NS": void_NS,
         "latency_NS": void_NS,
         "host_latency": NAN,
+        "num_steps": 20,
         "steps_left": 1,
         "rolled_back_N": np.zeros(hosts, dtype=bool),
     } | given
@@ -110,6 +111,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
             interaction_NSS=noise + noise.transpose(0, 2, 1),
             params_before_NS=rng.integers(50, size=(hosts, slots)),
             params_NS=rng.integers(50, size=(hosts, slots)),
+            num_steps=steps,
             steps_left=steps - 1 - step,
             rolled_back_N=rolled,
         )

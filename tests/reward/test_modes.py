@@ -47,6 +47,7 @@ def episode():
             committed_accuracy_N=floats(39.0 if step == 3 else NAN),
             params_before_NS=np.array([params[step]]),
             params_NS=np.array([params[step + 1]]),
+            num_steps=4,
             steps_left=3 - step,
         )
 
@@ -80,6 +81,7 @@ BY_HAND: dict[str, tuple[dict[str, float], dict[str, list[float]]]] = {
     "escrow": ({"window": 2}, {"escrow": [0, 0, 0.2, 0], **DENSE, "terminal": TERMINAL}),
     "loss": ({}, {"loss_fall": [12, 20, 12, 8], "shaping": STAGES, "rent": RENT}),
     "accuracy_minus_rent": ({}, {"rent": [0, 0, 0, -2], "terminal": TERMINAL}),
+    "online": ({}, {"rent": [-0.5, -0.5, -0.75, -0.5], "online": [5, 7.5, 9, 10]}),
 }
 
 
