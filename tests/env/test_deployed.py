@@ -11,7 +11,7 @@ from esper.cli.overrides import check
 from esper.config import HOSTS
 from esper.env.actions import Op
 from esper.env.base import EnvParts
-from esper.env.growth_env import GrowthEnv
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.pretrained import Pretrained
 from esper.env.shard import DeviceConfig
 from esper.env.shard_pool import ShardPool
@@ -65,7 +65,7 @@ def test_a_frozen_host_never_changes_while_its_seeds_learn(name, incubation, ran
         num_hosts=3,
         num_steps=7,
     )
-    env = GrowthEnv(load_task(task, host), parts)
+    env = GrowthEnv(load_task(task, host), parts, GrowthConfig())
     observation, _ = env.reset(seed=3)
     born, seeds = state_of(env), set[int]()
     for step in range(6):
@@ -161,7 +161,7 @@ def deployed(tmp_path):
             num_twins=twins,
             split=split,
         )
-        made.append(GrowthEnv(load_task(config, host), parts))
+        made.append(GrowthEnv(load_task(config, host), parts, GrowthConfig()))
         made[-1].reset(seed=5)
         return made[-1]
 
