@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from esper.checkpoint import CheckpointsConfig
 from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
-from esper.config import CONF, GROUPS, MANY, Config, standalone_agents
+from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.env import actions
 from esper.env.actions import Head, HeadsConfig, Op
 from esper.env.observation import HOST_FEATURES, Feature, RunScale, slot_table
@@ -290,10 +290,8 @@ def groups() -> Iterator[str]:
             prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
             yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
             if group == "task":
-                yield from (
-                    f"Default host: `host={node.default_host}`; default governor: `governor={node.default_governor}`.",
-                    "",
-                )
+                brought = ", ".join(f"`{other}={getattr(node, f'default_{other}')}`" for other in BROUGHT)
+                yield from (f"Comes with {brought}.", "")
 
 
 def sweeps() -> Iterator[str]:

@@ -48,6 +48,7 @@ from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import (
     DeepConfig,
     EveryBlockConfig,
+    InServiceConfig,
     OneConfig,
     OneSeedConfig,
     PostConfig,
@@ -181,6 +182,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "one_seed": OneSeedConfig,
         "every_block": EveryBlockConfig,
         "all": EveryBlockConfig,
+        "in_service": InServiceConfig,
         "one": OneConfig,
         "three": ThreeConfig,
         "pre": PreConfig,
@@ -254,6 +256,10 @@ class ConfigError(ValueError):
     """A command that cannot run. The message is one sentence for the user, with the remedy."""
 
 
+BROUGHT = ("host", "governor", "reward", "slots")
+"""Groups of which a task comes with a default option."""
+
+
 def first_set(*values: str | None) -> str | None:
     """Return the first value that is not null: the folder of a resumed run, else a new one."""
     return next((value for value in values if value is not None), None)
@@ -264,8 +270,8 @@ def store_option(group: str, name: str, kind: type) -> None:
     store = ConfigStore.instance()
     # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
     node: Any = {name: kind} if group in MANY else kind
-    if group == "task":  # brings its default host and governor
-        defaults = [{"override /host": kind.default_host}, {"override /governor": kind.default_governor}]
+    if group == "task":
+        defaults = [{f"override /{other}": getattr(kind, f"default_{other}")} for other in BROUGHT]
         node = {"defaults": defaults, "task": kind}
         store.store(group=group, name=name, node=node, package="_global_")
     else:

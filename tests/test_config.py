@@ -345,6 +345,15 @@ def test_a_task_comes_with_its_default_governor_and_takes_another(own_parts: Non
     assert check_over(check([]), ["task=drifting"]).governor == TolerantWatchdogConfig()
 
 
+def test_a_world_brings_its_objective_and_slots_unless_others_are_chosen() -> None:
+    world, plain = check(["task=digits_drift"]), check([])
+    assert (world.choice("reward"), world.choice("slots"), world.host.frozen) == ("online", "in_service", True)
+    assert (plain.choice("reward"), plain.choice("slots"), plain.host.frozen) == ("shaped", "one_seed", False)
+    for overrides in (["reward_mode=sparse", "task=digits_drift"], ["task=digits_drift", "reward=sparse", "slots=one_seed"]):
+        assert check(overrides).choice("reward") == "sparse"
+    assert check_over(plain, ["task=digits_drift"]).reward == plain.reward, "an evaluation pays as the run did"
+
+
 def test_a_sweep_over_tasks_gives_each_its_host() -> None:
     jobs = check_sweep(["task=digits,python_text,digits_mlp"])
     assert [type(job.host) for job in jobs] == [CNNConfig, TransformerConfig, MLPConfig]

@@ -115,6 +115,14 @@ class EveryBlockConfig(SlotsConfig):
 
 
 @dataclass(kw_only=True, slots=True)
+class InServiceConfig(SlotsConfig):
+    """Every slot, with seeds that are active at once: for hosts that are in service while they change."""
+
+    incubation: Incubation = Incubation.none
+    """Training of a seed before it is blended in: straight_through, closed_loop or none."""
+
+
+@dataclass(kw_only=True, slots=True)
 class OneConfig(SlotsConfig):
     """The first slot of the middle block: a test of what and when to grow."""
 

@@ -37,6 +37,10 @@ class TaskConfig:
     default_governor: ClassVar[str] = "watchdog"
     """Option of the group `governor` that the task comes with. Its thresholds depend on the task: where a loss may rise by
     itself, those for steady data would roll back healthy hosts."""
+    default_reward: ClassVar[str] = "shaped"
+    """Option of the group `reward` that the task comes with."""
+    default_slots: ClassVar[str] = "one_seed"
+    """Option of the group `slots` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS

@@ -4,6 +4,7 @@ The gate of this world is not measured yet.
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from esper.task.digits import DigitsConfig
 from esper.task.events import EventsConfig
@@ -13,6 +14,8 @@ from esper.task.instances import Instances
 @dataclass(kw_only=True, slots=True)
 class DigitsArrivalsConfig(DigitsConfig):
     """Digits of which four, six or eight arrive in pairs; a tenth of the training samples of all earlier classes remains."""
+
+    default_governor: ClassVar[str] = "tolerant"
 
     instances: Instances = Instances.healthy
     events: EventsConfig = field(

@@ -14,6 +14,7 @@ from esper.task.python_text import PythonTextConfig
 class PythonTextDriftConfig(PythonTextConfig):
     """Bytes of Python's standard library, which change to prose, or to another case, for good in three quarters of the hosts."""
 
+    default_governor: ClassVar[str] = "tolerant"
     with_topics: ClassVar[bool] = False
 
     events: EventsConfig = field(default_factory=lambda: EventsConfig(kinds=["prose", "swapcase"], count=[0, 1, 1, 1]))
