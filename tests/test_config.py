@@ -349,8 +349,8 @@ def test_a_world_brings_its_objective_and_slots_unless_others_are_chosen() -> No
     world, plain = check(["task=digits_drift"]), check([])
     assert (world.choice("reward"), world.choice("slots"), world.host.frozen) == ("online", "in_service", True)
     assert (plain.choice("reward"), plain.choice("slots"), plain.host.frozen) == ("shaped", "one_seed", False)
-    for overrides in (["reward_mode=sparse", "task=digits_drift"], ["task=digits_drift", "reward=sparse", "slots=one_seed"]):
-        assert check(overrides).choice("reward") == "sparse"
+    for chosen in (["reward_mode=sparse", "task=digits_drift"], ["task=digits_drift", "reward=sparse", "slots=one_seed"]):
+        assert check(chosen).choice("reward") == "sparse"
     assert check_over(plain, ["task=digits_drift"]).reward == plain.reward, "an evaluation pays as the run did"
 
 

@@ -3,12 +3,16 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from esper.cli.command import spelled_out
+from esper.cli.overrides import check_sweep
+from esper.config import GROUPS
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +49,18 @@ def test_the_figure_of_the_readme_is_drawn(tmp_path: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not [page.name for page in PAGES if f"(docs/{page.name})" not in readme]
+
+
+def test_every_agent_is_a_baseline_or_said_not_to_be_one() -> None:
+    named = set(re.findall(r"`agent=(\w+)", (ROOT / "docs" / "baselines.md").read_text()))
+    assert named == set(GROUPS["agent"]) - {"ppo", "ppo_mlp", "schedule", "replay"}
+
+
+def test_the_experiment_with_baselines_is_valid() -> None:
+    (command,) = re.findall(
+        r"```bash\npython -m esper.train -m (.*?)```", (ROOT / "docs" / "baselines.md").read_text(), re.DOTALL
+    )
+    assert len(check_sweep(spelled_out(shlex.split(command.replace("\\\n", " "))))) == 6, "five arms and the control"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The designed rival of a learned policy: a rule says when to plant a seed, ridge regressions say where and what."""
+"""The designed baseline of a learned policy: a rule says when to plant a seed, ridge regressions say where and what."""
 
 # N hosts
 
