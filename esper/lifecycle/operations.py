@@ -212,6 +212,8 @@ def roles(state: SlotState, slots: SlotsConfig) -> Roles:
     part_NS, fossil_NS = state.within(*TAKES_PART), state.within(Stage.FOSSILIZED)
     behind_NS = state.within(Stage.TRAINING) & (slots.incubation != Incubation.none)
     stays_NS = fossil_NS & (slots.fossils == Fossils.frozen)
+    if slots.learning_epochs:
+        stays_NS |= state.seed_age >= slots.learning_epochs
     kept_out_NS = behind_NS if slots.isolation == Isolation.training else ~fossil_NS
     return Roles(
         blueprint=np.where(part_NS, state.blueprint, -1),

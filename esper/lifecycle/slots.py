@@ -57,6 +57,9 @@ class SlotsConfig:
     """Duration of a seed's isolation, in which its gradient does not reach the host: training or until_kept."""
     fossils: Fossils = Fossils.learning
     """Training of fossils: learning (they learn with the host) or frozen (their parameters stay constant)."""
+    learning_epochs: int = 0
+    """Host epochs in which a seed learns, counted from its germination, at least 0; then its parameters stay constant. 0: no
+    limit. Lower: when to grow matters more, since a seed learns only the data of its time."""
     switchable: bool = False
     """If true, SET_ALPHA_TARGET on a fossil switches it off (alpha 0), or on again (alpha 1), at once. A fossil that is off stays
     in the network and costs its rent."""
@@ -64,7 +67,7 @@ class SlotsConfig:
     def __post_init__(self) -> None:
         if len(set(self.where)) < len(self.where):
             raise ValueError(f"slots.where names a slot twice: {self.where}")
-        whole = ["max_seeds", "min_prune_age", "embargo", "prune_after"]
+        whole = ["max_seeds", "min_prune_age", "embargo", "prune_after", "learning_epochs"]
         check_ranges("slots", self, {"[0, inf]": whole, "(-inf, inf)": ["prune_below"]})
         unknown = [name for name in self.auto_advance if name not in GATES]
         if unknown:
@@ -116,10 +119,13 @@ class EveryBlockConfig(SlotsConfig):
 
 @dataclass(kw_only=True, slots=True)
 class InServiceConfig(SlotsConfig):
-    """Every slot, with seeds that are active at once: for hosts that are in service while they change."""
+    """Every slot, with seeds that are active at once and learn for eight host epochs: for hosts in service."""
 
     incubation: Incubation = Incubation.none
     """Training of a seed before it is blended in: straight_through, closed_loop or none."""
+    learning_epochs: int = 8
+    """Host epochs in which a seed learns, counted from its germination, at least 0; then its parameters stay constant. 0: no
+    limit. Lower: when to grow matters more, since a seed learns only the data of its time."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,14 +7,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from esper.env.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, legal_slots
+from esper.env.actions import ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, execute, legal_slots
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import GatesConfig, gate_open, may_fossilize
 from esper.lifecycle.operations import may_germinate, may_prune
 from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.lifecycle.slots import GATES, EveryBlockConfig, Isolation, OneSeedConfig, SlotsConfig
 from esper.lifecycle.stages import Mode, Op, Stage, empty
-from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, measured, share_of, step
+from tests.lifecycle.lifecycle_help import ALL_AUTO, FREE, GATED, action, measured, share_of, step
 
 
 def life(config, *ops, gates=GATED, **parameters):
@@ -348,3 +348,16 @@ def test_improvement_counts_from_the_entry_into_the_stage():
     assert state.improvement[0, 0] == 0.5
     state = step(state, config, Op.ADVANCE, measure=False)
     assert state.improvement[0, 0] == 0.0
+
+
+@pytest.mark.parametrize("epochs", [0, 3])
+def test_seeds_learn_for_so_many_epochs(epochs: int) -> None:
+    config = SlotsConfig(auto_advance=ALL_AUTO, incubation=Incubation.none, learning_epochs=epochs)
+    state = empty(1, 1)
+    learned = []
+    for op in (Op.GERMINATE, *[Op.WAIT] * 5, Op.FOSSILIZE, Op.WAIT):
+        state = execute(state, action(op), config)
+        learned.append(bool(lifecycle.roles(state, config).learns[0, 0]))  # in the epoch that follows the operation
+        state = measured(lifecycle.tick(state, config, GatesConfig(min_training=1)))
+    assert state.stage[0, 0] == Stage.FOSSILIZED
+    assert learned == [True] * (epochs or 8) + [False] * (8 - (epochs or 8))
