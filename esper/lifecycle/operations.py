@@ -213,7 +213,7 @@ def roles(state: SlotState, slots: SlotsConfig) -> Roles:
     behind_NS = state.within(Stage.TRAINING) & (slots.incubation != Incubation.none)
     stays_NS = fossil_NS & (slots.fossils == Fossils.frozen)
     if slots.learning_epochs:
-        stays_NS |= state.seed_age >= slots.learning_epochs
+        stays_NS |= state.seed_age > slots.learning_epochs  # 1 in its first epoch
     kept_out_NS = behind_NS if slots.isolation == Isolation.training else ~fossil_NS
     return Roles(
         blueprint=np.where(part_NS, state.blueprint, -1),

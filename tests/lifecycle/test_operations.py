@@ -356,8 +356,8 @@ def test_seeds_learn_for_so_many_epochs(epochs: int) -> None:
     state = empty(1, 1)
     learned = []
     for op in (Op.GERMINATE, *[Op.WAIT] * 5, Op.FOSSILIZE, Op.WAIT):
-        state = execute(state, action(op), config)
-        learned.append(bool(lifecycle.roles(state, config).learns[0, 0]))  # in the epoch that follows the operation
-        state = measured(lifecycle.tick(state, config, GatesConfig(min_training=1)))
+        state = lifecycle.tick(execute(state, action(op), config), config, GatesConfig(min_training=1))
+        learned.append(bool(lifecycle.roles(state, config).learns[0, 0]))
+        state = measured(state)
     assert state.stage[0, 0] == Stage.FOSSILIZED
     assert learned == [True] * (epochs or 8) + [False] * (8 - (epochs or 8))
