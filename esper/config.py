@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from esper.agent.bandit import BanditConfig
 from esper.agent.base import AgentConfig
 from esper.agent.best_of_random import BestOfRandomConfig
-from esper.agent.oracle import OracleConfig
+from esper.agent.event_oracle import EventOracleConfig
 from esper.agent.ppo.ppo import PPOConfig, PPOMLPConfig
 from esper.agent.react import ReactConfig
 from esper.agent.react_bandit import ReactBanditConfig
@@ -206,7 +206,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "bandit": BanditConfig,
         "react": ReactConfig,
         "react_bandit": ReactBanditConfig,
-        "oracle": OracleConfig,
+        "event_oracle": EventOracleConfig,
         "replay": ReplayConfig,
     },
     "governor": {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.agent.bandit import UNDECIDED, Bandit
-from esper.agent.oracle import OracleConfig
+from esper.agent.event_oracle import EventOracleConfig
 from esper.agent.react import ReactConfig
 from esper.agent.react_bandit import ReactBanditConfig
 from esper.agent.scripted.rule import Reaction, ReactRule
@@ -168,7 +168,7 @@ def test_a_resumed_run_equals_a_whole_one(agent: str, tmp_path: Path) -> None:
 
 def test_an_oracle_decides_when_events_begin_or_end() -> None:
     spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["invert", "mirror"])))
-    oracle = OracleConfig().build(spec, seed=0)
+    oracle = EventOracleConfig().build(spec, seed=0)
     oracle._choose = lambda observation, uniform_NH, due_N: np.full(4, 2)  # type: ignore[method-assign]
     state, planted = oracle.start(4), []
     for on in ([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0]):
@@ -179,4 +179,4 @@ def test_an_oracle_decides_when_events_begin_or_end() -> None:
         state = decision.state | {"choice": torch.full((4,), UNDECIDED)}  # as once the seed is kept
     assert planted == [True, False, True, False, True, False, True]
     with pytest.raises(ValueError, match=r"add env\.timetable=true"):
-        OracleConfig().build(SPEC, seed=0)
+        EventOracleConfig().build(SPEC, seed=0)

@@ -16,24 +16,24 @@ from esper.env.actions import EnvSpec, Observation
 
 
 @dataclass(kw_only=True, slots=True)
-class OracleConfig(BanditConfig):
+class EventOracleConfig(BanditConfig):
     """A contextual bandit that knows the timetable of a host, looks at it whenever an event begins or ends, and plants the one
     seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing the events is worth."""
 
-    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "Oracle":
-        return Oracle(self, spec)
+    def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "EventOracle":
+        return EventOracle(self, spec)
 
 
-class Oracle(Bandit):
-    """See `OracleConfig`."""
+class EventOracle(Bandit):
+    """See `EventOracleConfig`."""
 
     repeats: ClassVar[bool] = True
 
-    def __init__(self, config: OracleConfig, spec: EnvSpec) -> None:
+    def __init__(self, config: EventOracleConfig, spec: EnvSpec) -> None:
         Bandit.__init__(self, config, spec)
         self._columns = strengths(spec.feature_names)
         if not self._columns:
-            raise ValueError("agent=oracle must know the events: add env.timetable=true")
+            raise ValueError("agent=event_oracle must know the events: add env.timetable=true")
 
     def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
         """Return the hosts where other events are on than at the last decision; the level is their binary code."""
