@@ -137,6 +137,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=same"], "gives several runs the folder same: leave it out"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir="], "gives several runs the folder"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=${nokey}"], "hydra.sweep.subdir: Interpolation key 'nokey' not found"),
+        (["-m", "sweep=ab_reward", "hydra.sweep.subdir=x"], "names the folders of its runs: leave out hydra.sweep.subdir"),
         (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
         (["resume=nowhere"], "resume=nowhere holds no checkpoint"),
         (["resume=."], "resume=. holds no checkpoint"),
@@ -166,6 +170,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_trace(ask, tmp_path: Path, over
         ["hydra.run.dir=elsewhere/and/deeper"],
         ["seed=1,2", "-m", "hosts=4"],
         ["seed=1,2", "--multirun"],
+        ["seed=1,2", "--multirun", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
     ],
     ids=" ".join,
 )
