@@ -129,9 +129,7 @@ def _settings(design: Design) -> list[str]:
 def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
     folder = Path(str(plan.pilot))
-    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), pd.DataFrame()
-    if (folder / "hosts.csv").is_file():
-        hosts = pd.read_csv(folder / "hosts.csv")
+    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), _read_hosts(folder / "hosts.csv")
     trained = list(combinations([arm for arm in cells if arm not in (*BASELINES, *standalone_agents())], 2))
     for chosen in (pairs, trained):
         if spread := spread_of(cells, hosts, plan.outcome, chosen):
@@ -152,11 +150,28 @@ def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:
     """
     try:
         table: Any = pd.read_csv(path).rename(columns={old: new for old, new in FORMER.items() if new in OUTCOMES})
-        return table.pivot(index="block", columns="arm", values=outcome)
+        return table.pivot(index="block", columns="arm", values=outcome).astype(float)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"pilot={path.parent} has no {path.name} with {outcome}: run python -m esper.compare on it, or choose another folder"
         ) from error
+
+
+def _read_hosts(path: Path) -> pd.DataFrame:
+    """Return the columns of a hosts.csv, checked; an empty table if there is none.
+
+    Raises:
+        ConfigError: the file is not what a comparison writes.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    try:
+        table = pd.read_csv(path)
+        if table.set_index(["arm", "controller", "block", "host"]).index.has_duplicates:
+            raise ValueError("a host is there twice")
+        return table.astype({name: float for name in table.columns if name in OUTCOMES})
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): run python -m esper.compare on {path.parent} again") from error
 
 
 def _percent(share: float) -> str:

@@ -105,3 +105,16 @@ def test_a_useless_pilot_is_one_sentence(content: str | None, outcome: str, tmp_
     (tmp_path / "comparison.csv").write_text("arm,block,accuracy\nppo,0,1.0\n")
     with pytest.raises(ConfigError, match="has no two arms with accuracy in 5 blocks"):
         expected_power(planned(pilot=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("controller", "control"), ("policy,5", "policy,x5"), ("shaped,0,1,", "shaped,0,0,")],
+    ids=["column", "number", "twice"],
+)
+def test_a_damaged_table_of_hosts_is_one_sentence(pilot: Path, old: str, new: str) -> None:
+    content = (pilot / "hosts.csv").read_text()
+    assert old in content
+    (pilot / "hosts.csv").write_text(content.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=r"hosts\.csv is damaged .*: run python -m esper\.compare on "):
+        expected_power(planned(pilot=str(pilot)))
