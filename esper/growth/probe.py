@@ -103,6 +103,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         y = _probe_steady(branch, x)
         if not _close(branch(_others(x))[1:], y[1:]):
             raise Flaw(MIXES)
+        _probe_vmap(branch, x)
         if fleet is not None:
             rows = flatten_parameters(branch).expand(2, -1)
             if not _close(fleet.bind(rows)(join_members([x, x.flip(0)])), join_members([y, y.flip(0)])):
@@ -120,6 +121,15 @@ def _probe_birth(branch: nn.Module, x: Tensor) -> None:
     if delta.any():
         raise Flaw("is not the identity at birth: end it in a map of zeros (born_as_zero)")
     check_gradients(delta, {"its input": h, **{f"its parameter {name}": weight for name, weight in branch.named_parameters()}})
+
+
+def _probe_vmap(branch: nn.Module, x: Tensor) -> None:
+    """Check that growth potential can be measured for many hosts at once."""
+    try:
+        torch.func.vmap(branch)(x.expand(2, *x.shape))
+    except RuntimeError as error:
+        why = " ".join(str(error).split(". ")[0].split())
+        raise Flaw(f"cannot run under torch.func.vmap ({why}): choose by torch.where instead of if and .item()") from error
 
 
 def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None) -> None:
