@@ -32,12 +32,13 @@ TRIM: Any = 0.25
 def iqm_interval(values: npt.ArrayLike) -> Interval:
     """Return the interquartile mean (Agarwal et al. 2021, arXiv:2108.13264) with its 95 % t interval.
 
-    The standard error comes from winsorised values (Tukey, McLaughlin 1963).
+    The standard error comes from winsorised values (Tukey, McLaughlin 1963). With n below 6 the interval has no ends, as that of
+    the mean: a sign-flip test then has p >= 2 / 2^5.
 
     Args:
         values: `[n]`, n at least 2; the differences, for paired runs.
     """
-    low, high = stats.mstats.trimmed_mean_ci(values, (TRIM, TRIM))
+    low, high = stats.mstats.trimmed_mean_ci(values, (TRIM, TRIM)) if np.size(values) > 5 else (-math.inf, math.inf)
     return Interval(float(stats.trim_mean(values, TRIM)), float(low), float(high))
 
 
