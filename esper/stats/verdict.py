@@ -235,7 +235,7 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
     """Return the verdict on a pair, given its corrected p values.
 
     Collapsed runs and irregular differences withhold "equivalent". "Better" is withheld if the better arm collapsed more often,
-    or if the differences that are left after a collapse are irregular: then more runs are likely to have collapsed than were found.
+    or if the differences left after a collapse are irregular: more runs are then likely to have collapsed than were found.
     """
     difference, (first, second) = one.difference, one.collapses
     gain = difference.mean.mean if rule.higher_is_better else -difference.mean.mean

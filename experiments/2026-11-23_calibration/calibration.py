@@ -274,18 +274,8 @@ def percent(share: float) -> str | float:
 
 def report(experiments: int) -> None:
     """Print the tally of every setting, and their sum."""
-    columns = (
-        "setting",
-        "effect [sd]",
-        "blocks",
-        "looks",
-        "wrong claims",
-        "wrong of all runs",
-        "coverage",
-        "missed",
-        "warned",
-        "power",
-    )
+    columns = ("setting", "effect [sd]", "blocks", "looks", "wrong claims", "wrong of all runs")
+    columns += ("coverage", "missed", "warned", "power")
     show(*columns)
     show(*["---"] * len(columns))
     whole, faults = Tally(), np.zeros(3, dtype=int)
@@ -300,12 +290,12 @@ def report(experiments: int) -> None:
     wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
     print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
     print(
-        f"With p < 5 % each, more than 5 % are wrong in {faults[0]} settings, more than 5 % of intervals miss without a warning"
+        f"Intervals without a warning cover the truth in {percent(whole.coverage)} %; {percent(whole.missed)} % of all miss it."
     )
-    print(f"in {faults[1]}, and coverage of those without a warning is outside 93 to 97 % in {faults[2]}.")
     print(
-        f"Intervals without a warning cover the truth in {100 * whole.coverage:.1f} %; {100 * whole.missed:.1f} % of all miss it.\n"
+        f"Beyond chance (p < 5 % each), more than 5 % of claims are wrong in {faults[0]} settings, more than 5 % of all intervals"
     )
+    print(f"miss without a warning in {faults[1]}, and coverage is outside 93 to 97 % in {faults[2]}.\n")
 
 
 def report_limit(experiments: int) -> None:
