@@ -289,13 +289,9 @@ def report(experiments: int) -> None:
         show(setting, f"{setting.effect:g}", setting.blocks, len(setting.looks) or 1, *map(percent, shares))
     wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
     print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
-    print(
-        f"Intervals without a warning cover the truth in {percent(whole.coverage)} %; {percent(whole.missed)} % of all miss it."
-    )
-    print(
-        f"Beyond chance (p < 5 % each), more than 5 % of claims are wrong in {faults[0]} settings, more than 5 % of all intervals"
-    )
-    print(f"miss without a warning in {faults[1]}, and coverage is outside 93 to 97 % in {faults[2]}.\n")
+    print(f"Intervals without a warning hold the truth in {percent(whole.coverage)} %; {percent(whole.missed)} % of all miss so.")
+    print(f"Beyond chance (p < 5 % each), more than 5 % of claims are wrong in {faults[0]} settings, more than 5 % of all")
+    print(f"intervals miss without a warning in {faults[1]}, and coverage is outside 93 to 97 % in {faults[2]}.\n")
 
 
 def report_limit(experiments: int) -> None:
