@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, outliers
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregular
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
@@ -59,7 +59,7 @@ class PairResult:
     p_collapse: float
     """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
     warnings: tuple[str, ...]
-    """Reasons for caution about the interval of the mean, such as collapsed runs, outliers and missing runs."""
+    """Reasons for caution about the interval of the mean, such as collapsed runs, irregular differences and missing runs."""
 
     @property
     def decided(self) -> bool:
@@ -187,8 +187,8 @@ class _Evidence:
     """p value of equivalence, corrected for the looks."""
     collapses: tuple[CollapseRate, CollapseRate]
     p_collapse: float
-    outliers: int
-    """Number of outliers among the differences."""
+    irregular: bool
+    """If true, the differences are not normal."""
     missing: int
     """Number of missing runs."""
 
@@ -226,7 +226,7 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
         p_equivalence=p_equivalence,
         collapses=(first, second),
         p_collapse=collapse_p(*down),
-        outliers=int(outliers((values[0] - values[1])[whole], strata[whole], margin=rule.margin).sum()),
+        irregular=irregular((values[0] - values[1])[whole], strata[whole], margin=rule.margin),
         missing=int((~measured).sum()),
     )
 
@@ -234,23 +234,24 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
 def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look: int | None) -> PairResult:
     """Return the verdict on a pair, given its corrected p values.
 
-    Collapsed runs and outliers withhold "equivalent"; "better" is withheld if the better arm collapsed more often.
+    Collapsed runs and irregular differences withhold "equivalent". "Better" is withheld if the better arm collapsed more often,
+    or if the differences left after a collapse are irregular: more runs are then likely to have collapsed than were found.
     """
     difference, (first, second) = one.difference, one.collapses
     gain = difference.mean.mean if rule.higher_is_better else -difference.mean.mean
-    risk = first.collapsed - second.collapsed
+    risk, fallen = first.collapsed - second.collapsed, first.collapsed + second.collapsed > 0
     if rule.withheld is not None:
         verdict = rule.withheld
     elif difference.blocks < MIN_BLOCKS:
         verdict = Conclusion.too_few
     elif p_equivalence < rule.alpha:  # even if significant: a difference below the margin does not matter
-        verdict = Conclusion.withheld if first.collapsed or second.collapsed or one.outliers else Conclusion.equivalent
+        verdict = Conclusion.withheld if fallen or one.irregular else Conclusion.equivalent
     elif p < rule.alpha:
-        verdict = Conclusion.withheld if gain * risk > 0 else Conclusion.better
+        verdict = Conclusion.withheld if gain * risk > 0 or (fallen and one.irregular) else Conclusion.better
     else:
         verdict = Conclusion.withheld if one.missing else Conclusion.undecided
     warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
-    warnings += [f"{one.outliers} of {difference.blocks} differences are outliers"] if one.outliers else []
+    warnings += ["the differences are not normal"] if one.irregular else []
     if one.missing:
         worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
         warnings.append(f"{one.missing} runs are missing ({worst})")

@@ -227,5 +227,18 @@ def test_an_outlier_withholds_equivalence() -> None:
     same, _, better = compare_arms(cells, margin=1)[0], None, compare_arms(cells, margin=1)[2]
     assert same.p_equivalence_holm < 0.01
     assert same.verdict is Conclusion.withheld
-    assert same.warnings == ("1 of 12 differences are outliers",)
+    assert same.warnings == ("the differences are not normal",)
     assert better.winner == "good"
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_an_arm_is_not_better_if_collapsed_runs_are_hidden_among_the_others(hidden: int) -> None:
+    cells = table("plain", "good")
+    cells.loc[(cells.arm == "plain") & (cells.block == 0), "value"] -= 50
+    cells.loc[(cells.arm == "plain") & (cells.block > 11 - hidden), "value"] -= 1
+    (found,) = compare_arms(cells, margin=0.5)
+    assert [one.collapsed for one in found.collapses] == [1, 0]
+    assert found.p_holm < 0.01
+    assert found.verdict is (Conclusion.withheld if hidden else Conclusion.better)
+    if hidden:
+        assert str(found) == "no verdict on plain and good: plain collapsed in 1 of 12 runs; the differences are not normal"
