@@ -161,7 +161,8 @@ def compare(
     controls: dict[str, Difference] = {}
     if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
         for name, rows in tables.items():
-            (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
+            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
+            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
     deviating = deviations(design, config, overrides)
     results = {

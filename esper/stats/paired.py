@@ -179,7 +179,11 @@ class Difference:
     first: str
     second: str
     blocks: int
-    """Number of shared blocks."""
+    """Number of shared blocks whose runs enter the mean."""
+    collapsed: int = 0
+    """Number of blocks that were left out because a run collapsed."""
+    missing: int = 0
+    """Number of blocks that were left out because a run is missing."""
     confidence: float = 0.95
     """Coverage of the interval of the mean; above 95 % at a look before the last, so that all looks together reach 95 %."""
     mean: Interval = UNKNOWN
@@ -204,6 +208,7 @@ def paired_difference(
     margin: float,
     generator: np.random.Generator,
     strata: npt.ArrayLike | None = None,
+    collapsed: npt.ArrayLike = False,
     confidence: float = 0.95,
     bounds: tuple[float, float] | None = None,
 ) -> Difference:
@@ -216,15 +221,17 @@ def paired_difference(
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         generator: source of resamples.
         strata: stratum of each block `[n]`, such as its task; None for a single one.
+        collapsed: which blocks are left out because a run collapsed `[n]`.
         confidence: coverage of the interval of the mean.
         bounds: lowest and highest possible outcome. The test, its interval and equivalence then hold whatever the missing runs
             would have shown; None leaves blocks with a missing run out.
     """
-    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    whole = np.broadcast_to(~np.asarray(collapsed), np.shape(first))
+    one, other = (np.asarray(arm, dtype=np.float64)[whole] for arm in (first, second))
     measured = np.isfinite(one) & np.isfinite(other)
-    blocks = int(measured.sum())
+    blocks, fallen, missing = int(measured.sum()), int((~whole).sum()), int((~measured).sum())
     if blocks < 2:
-        return Difference(first=names[0], second=names[1], blocks=blocks)
+        return Difference(first=names[0], second=names[1], blocks=blocks, collapsed=fallen, missing=missing)
     differences = (one - other)[measured]
     cases = [differences]
     if bounds is not None and blocks < len(measured):
@@ -233,14 +240,17 @@ def paired_difference(
     low, high = min(test.interval.low for test in tests), max(test.interval.high for test in tests)
     agree = len({test.interval.mean > 0 for test in tests}) == 1
     one, other = one[measured], other[measured]
+    groups = None if strata is None else np.asarray(strata)[whole][measured]
     return Difference(
         first=names[0],
         second=names[1],
         blocks=blocks,
+        collapsed=fallen,
+        missing=missing,
         confidence=confidence,
         mean=Interval(float(differences.mean()), low, high),
         iqm=iqm_interval(differences),
-        improvement=improvement_interval(one, other, generator, strata=None if strata is None else np.asarray(strata)[measured]),
+        improvement=improvement_interval(one, other, generator, strata=groups),
         p=max(test.p for test in tests) if agree else 1.0,
         p_equivalence=max(equivalence(case, margin) for case in cases),
         spread=likely_spread(differences),
