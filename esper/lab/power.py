@@ -113,8 +113,6 @@ def expected_power(design: Design) -> list[str]:
     effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
     line = f"{last} blocks detect {effect} with a power of {_percent(power)}"
     line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)
-    if last < MIN_BLOCKS:
-        line = f"{last} blocks are too few for a verdict, which takes {MIN_BLOCKS}"
     level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
