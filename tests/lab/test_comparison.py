@@ -189,7 +189,7 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^a is the only arm: name the folders of others, or add baselines"):
+    with pytest.raises(ConfigError, match=r"^there is only one arm: name the folders of others, or add baselines"):
         compared(monkeypatch, {"a": np.zeros(3)})
     alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
     assert differences(alone).empty
