@@ -21,7 +21,7 @@ from esper.lab.costs import PARTS
 from esper.lab.design import AA_CONTROL, Design
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import blocks_of, latex
+from esper.lab.tables import blocks_of, latex, p_of
 
 HEAD = (
     "first - second",
@@ -105,7 +105,8 @@ def _cells(row: Any) -> list[str]:
         _interval(row.mean, row.low, row.high),
         _interval(row.iqm, row.iqm_low, row.iqm_high),
         f"{row.improvement:.2f}",
-        *(f"{value:.3g}" for value in (p, p_within)),
+        p_of(p),
+        p_of(p_within),
         row.verdict,
     ]
 
@@ -114,6 +115,8 @@ def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return ""
     digits = 2 if abs(mean) < 1000 else 0
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
+        return f"{mean:,.{digits}f} in every block"
     ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
     return f"{mean:,.{digits}f}, {ends}"
 

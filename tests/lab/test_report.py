@@ -92,9 +92,19 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
     assert "8 (1 collapsed, 1 with a missing run, 2 after the look)" in latex(differences(worse))
 
 
+@pytest.mark.usefixtures("found")
+def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(J, "score", lambda run, *_: dict.fromkeys(OUTCOMES, 60.1 if run.arm == "a" else 40.3))
+    same = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    row = next(table["rows"][-1] for table in tables(same) if "in parameters" in table["caption"])
+    assert row[2:4] == ["19.80 in every block"] * 2
+    assert row[5:7] == ["0.005", "< 0.0001"], "the margin is 20"
+
+
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
     assert names == FILES
+    assert "<h2>Command</h2>\n<pre>python -m esper.compare x</pre>" in (tmp_path / "report.html").read_text()
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
