@@ -116,7 +116,7 @@ def _interval(mean: float, low: float, high: float) -> str:
         return ""
     digits = 2 if abs(mean) < 1000 else 0
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
-        return f"{mean:,.{digits}f} in every block"
+        return f"{mean:,.{digits}f}, no spread"
     ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
     return f"{mean:,.{digits}f}, {ends}"
 

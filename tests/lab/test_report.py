@@ -97,7 +97,7 @@ def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(J, "score", lambda run, *_: dict.fromkeys(OUTCOMES, 60.1 if run.arm == "a" else 40.3))
     same = S.compare([], CompareConfig(baselines=["wait"], final=True))
     row = next(table["rows"][-1] for table in tables(same) if "in parameters" in table["caption"])
-    assert row[2:4] == ["19.80 in every block"] * 2
+    assert row[2:4] == ["19.80, no spread"] * 2
     assert row[5:7] == ["0.005", "< 0.0001"], "the margin is 20"
 
 
