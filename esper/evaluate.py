@@ -85,7 +85,8 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
     for column in ("controller", "return", "over wait", "accuracy", "over wait", "params", *FLOPS):
         table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        cells = [str(Interval(**row[key])) for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait")]
+        means = (row[key] for key in ("return", "return_over_wait", "accuracy", "accuracy_over_wait"))
+        cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
         flops = (_short(row[key]) for key in ("flops", "training_flops"))
         table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
     console.print(table)

@@ -373,7 +373,7 @@ def test_duplicate_cells_are_refused(experiment: Path) -> None:
         (["nowhere"], "nowhere is not a folder"),
         (["."], "no finished run"),
         ([".", "outcome=acuracy"], "did you mean accuracy"),
-        ([".", "margin=0"], "margin must be finite and above 0"),
+        ([".", "margin=nan"], "margin must be finite and above 0, got nan: leave it out for the default"),
         ([".", "hosts=1"], "hosts must be at least 2"),
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be at least 1"),

@@ -1,13 +1,15 @@
 """Evaluation on held-out hosts."""
 
 import json
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.evaluate import main, parse
+from esper.evaluate import main, parse, show
 from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
@@ -58,6 +60,20 @@ def test_differences_are_paired_host_by_host():
     assert difference == pytest.approx({"mean": 1, "low": 1, "high": 1})
     assert rows[1]["accuracy_over_wait"]["mean"] == pytest.approx(2)
     assert rows[0]["return_over_wait"] == pytest.approx({"mean": 0, "low": 0, "high": 0})
+
+
+def test_the_table_fits_a_terminal_of_80_columns():
+    mean = {"mean": 59.7, "low": 47.5, "high": 71.9}
+    row = dict.fromkeys(("return", "accuracy", "accuracy_over_wait"), mean) | {"return_over_wait": mean | {"mean": -59.7}}
+    row |= {"parameters": 48_150.0, "flops": 70_712.0, "training_flops": 1.234e8}
+    names = ["greedy_potential", "oracle schedule by kind (conv_heavy, slot 1, epoch 3)"]
+    page = StringIO()
+    show([row | {"controller": name} for name in names], "Hosts", Console(file=page, width=80))
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for start in ("greedy_potential ", "oracle schedule "):
+        (line,) = [line for line in lines if line.startswith(start)]
+        assert line.split()[-7:] == ["59.7±12.2", "-59.7±12.2", "59.7±12.2", "59.7±12.2", "48.1k", "70.7k", "123M"]
 
 
 def test_the_command_prints_a_table_and_writes_json(folder, capsys):

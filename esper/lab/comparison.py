@@ -161,7 +161,8 @@ def compare(
     controls: dict[str, Difference] = {}
     if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
         for name, rows in tables.items():
-            (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
+            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
+            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
     deviating = deviations(design, config, overrides)
     results = {
@@ -219,7 +220,7 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(f"baselines={clash.pop()} is already an arm: remove it from baselines")
     arms = [arm for arm in (*trained, *config.baselines) if arm != AA_CONTROL]
     if len(arms) < 2 and AA_CONTROL not in trained:
-        raise ConfigError(f"{arms[0]} is the only arm: name the folders of others, or add baselines, as in baselines=[static]")
+        raise ConfigError("there is only one arm: name the folders of others, or add baselines, as in baselines=[static]")
     if config.against not in (None, *arms):
         raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
     if config.outcome == "return" and not paid_alike:

@@ -43,7 +43,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
-    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks)
+    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks or [max(asked.blocks, MIN_BLOCKS)])
     found = design(
         asked.arms,
         blocks=asked.blocks,
@@ -100,8 +100,15 @@ def _check(found: Design, looks: Sequence[int]) -> None:
 def announce(found: Design) -> list[str]:
     """Return the lines about a plan that are printed before the first run starts."""
     plan = found.plan
-    looks = ", ".join(map(str, plan.looks))
-    lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, verdict at {looks} blocks"]
+    verdict = f"verdict at {', '.join(map(str, plan.looks))} blocks"
+    if plan.looks[-1] < MIN_BLOCKS:  # a plan of an earlier version
+        verdict = f"no verdict at any number of blocks, since the last look is below {MIN_BLOCKS}"
+    lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, {verdict}"]
+    if found.blocks < plan.looks[0]:
+        lines.append(
+            f"blocks={found.blocks} is below the first look: for a verdict, repeat the command at any time with "
+            f"blocks={plan.looks[0]} hydra.sweep.dir=FOLDER"
+        )
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
     return lines

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from esper.stats.intervals import UNKNOWN, Interval
+from esper.stats.paired import MIN_BLOCKS
 
 Mask = npt.NDArray[np.bool_]
 LIMIT = 4.5
@@ -19,22 +20,25 @@ IRREGULAR = 0.05
 """p value of normal differences below which their mean comes with a warning."""
 
 
-def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float, higher_is_better: bool = True) -> Mask:
+def collapsed(values: npt.ArrayLike, strata: npt.ArrayLike, *, margin: float) -> Mask:
     """Return which runs of an arm have collapsed `[n]`.
 
     A run has collapsed if it is worse than the median of its arm and stratum by more than `LIMIT` standard deviations and by more
     than the margin. The standard deviation is that of the better half of the runs, the root mean square of their distances from
-    the median: a median absolute deviation is inflated, and hides the collapse, if a third of the runs collapse.
+    the median: a median absolute deviation is inflated, and hides the collapse, if a third of the runs collapse. With fewer than
+    `MIN_BLOCKS` measured runs that deviation is too uncertain, and none has collapsed: with three normal runs, one would count as
+    collapsed in 22 % of arms; with ten, in 5 %.
 
     Args:
-        values: outcomes of the runs `[n]`; NaN for a missing run, which has not collapsed.
+        values: outcomes of the runs `[n]`, of which higher ones are better; NaN for a missing run, which has not collapsed.
         strata: stratum of each run `[n]`.
         margin: smallest difference that matters, in the unit of the outcome.
-        higher_is_better: if true, runs with low outcomes collapse, else those with high ones.
     """
-    lead = _centred(values, strata, np.nanmedian) * (1 if higher_is_better else -1)
-    better_half = np.sort(lead[np.isfinite(lead)])[::-1][: (np.isfinite(lead).sum() + 1) // 2]
-    spread = float(np.sqrt(np.mean(better_half**2))) if len(better_half) else 0.0
+    lead = _centred(values, strata, np.nanmedian)
+    known = np.sort(lead[np.isfinite(lead)])
+    if len(known) < MIN_BLOCKS:
+        return np.zeros(len(lead), dtype=np.bool_)
+    spread = float(np.sqrt(np.mean(known[len(known) // 2 :] ** 2)))
     return lead < -max(margin, LIMIT * spread)
 
 

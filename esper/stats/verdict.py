@@ -55,7 +55,7 @@ class PairResult:
     looks: tuple[int, ...]
     """Planned numbers of blocks."""
     collapses: tuple[CollapseRate, CollapseRate]
-    """Collapsed runs of both arms."""
+    """Collapsed runs of both arms; 0 for costs, of which less is better."""
     p_collapse: float
     """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
     warnings: tuple[str, ...]
@@ -78,7 +78,7 @@ class PairResult:
         pair, margin = self.difference, f"{self.margin:g}"
         names = f"{pair.first} and {pair.second}"
         power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} new blocks"
-        collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}"
+        collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}" if self.higher_is_better else ""
         match self.verdict:
             case Conclusion.better:
                 return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}{collapses}"
@@ -89,7 +89,8 @@ class PairResult:
                 remedy = f"the next look is at {later[0]} blocks" if later else power
                 return f"undecided between {names}: {remedy}"
             case Conclusion.too_few:
-                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks"
+                left_out = f" beside {pair.collapsed} with a collapsed run" if pair.collapsed else ""
+                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks{left_out}"
                 remedy = power or "run them on the same seeds, as sweep=ab does"
                 return f"no verdict on {names}: {shared}; {remedy}"
             case Conclusion.unfinished | Conclusion.exploratory:
@@ -199,16 +200,17 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
     shared = one.index.intersection(other.index)
     strata = np.asarray(one.loc[shared, "stratum"])
     values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
-    down = [collapsed(arm, strata, margin=rule.margin, higher_is_better=rule.higher_is_better) for arm in values]
+    # Costs such as parameters vary by choice of the policy: a high one is no failure.
+    down = [collapsed(arm, strata, margin=rule.margin) & rule.higher_is_better for arm in values]
     whole, measured = ~(down[0] | down[1]), np.isfinite(values)
     index = None if look is None else rule.looks.index(look)
     difference = paired_difference(
         names,
-        values[0][whole],
-        values[1][whole],
+        *values,
         margin=rule.margin,
         generator=stream(rule.seed, "comparison", *names),
-        strata=strata[whole],
+        strata=strata,
+        collapsed=~whole,
         confidence=0.95 if index is None or len(rule.looks) == 1 else 1 - 2 * levels(rule.looks, 0.025)[index],
         bounds=rule.bounds,
     )

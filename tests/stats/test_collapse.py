@@ -17,12 +17,19 @@ def runs(count: int = 20, seed: int = 0) -> np.ndarray:
 def test_deep_collapse_is_found_in_up_to_two_runs_of_five(share: int) -> None:
     values = runs() - 12 * (np.arange(20) < share)
     assert (collapsed(values, ONE, margin=0.5) == (np.arange(20) < share)).all()
-    assert (collapsed(-values, ONE, margin=0.5, higher_is_better=False) == (np.arange(20) < share)).all()
 
 
 def test_normal_runs_seldom_count_as_collapsed() -> None:
     found = [collapsed(runs(12, seed), np.zeros(12), margin=0.1).any() for seed in range(1000)]
     assert np.mean(found) < 0.06
+
+
+@pytest.mark.parametrize("count", [3, 9, 10])
+def test_few_runs_show_no_collapse(count: int) -> None:
+    values = np.append(runs(11), np.nan)
+    values[0] -= 50
+    values[count:-1] = np.nan
+    assert collapsed(values, np.zeros(12), margin=0.1).sum() == (count == 10)
 
 
 def test_a_deviation_within_the_margin_is_no_collapse() -> None:

@@ -209,6 +209,21 @@ def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
     assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs"
 
 
+def test_costs_do_not_collapse() -> None:
+    cells = table("plain", "good")
+    cells.loc[(cells.arm == "plain") & (cells.block == 4), "value"] -= 50
+    cells.loc[(cells.arm == "good") & (cells.block == 5), "value"] += 50
+    (gain,) = compare_arms(cells, margin=0.5)
+    (cost,) = compare_arms(cells.assign(value=-cells["value"]), margin=0.5, higher_is_better=False)
+    assert (gain.difference.blocks, gain.difference.collapsed) == (11, 1)
+    assert (cost.difference.blocks, cost.difference.collapsed, cost.warnings) == (12, 0, ("the differences are not normal",))
+    assert cost.difference.mean.mean == pytest.approx(3 + 100 / 12, abs=0.1)
+    (few,) = compare_arms(cells[cells["block"] < 10], margin=0.5)
+    assert "they share 9 of at least 10 blocks beside 1 with a collapsed run" in str(few)
+    (fewer,) = compare_arms(cells[cells["block"] < 9], margin=0.5)
+    assert "they share 9 of at least 10 blocks; " in str(fewer), "nine runs show no collapse"
+
+
 @pytest.mark.parametrize("down", ["plain", "good"])
 def test_an_arm_that_collapses_more_often_is_not_better(down: str) -> None:
     cells = table("plain", "good")
