@@ -20,7 +20,7 @@ from esper.config import ConfigError
 from esper.lab.design import FILE, Claims, design
 from esper.lab.evaluation import Evaluation
 from esper.lab.integrity import check_runs
-from esper.lab.runs import OUTCOMES, Run, find_runs
+from esper.lab.runs import OUTCOMES, Run, find_runs, records_of
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
@@ -125,6 +125,14 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
+def edit(run: Path) -> None:
+    """Raise the accuracy in training of a run that looks like a killed one: half a line follows its last update."""
+    (line,) = (run / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    record["host/committed_accuracy"] += 20
+    (run / "metrics.jsonl").write_text(json.dumps(record) + '\n{"upd')
+
+
 def forge(folder: Path) -> None:
     """Replace the plan by one with another margin and a matching digest."""
     (folder / FILE).unlink()
@@ -155,6 +163,10 @@ def forge(folder: Path) -> None:
             lambda place: shutil.copytree(place / "shaped/block-01", place / "sparse/block-01"),
             "is a copy of .*: remove one of them",
         ),
+        (
+            lambda place: edit(place / "shaped/block-01"),
+            "block-01/metrics.jsonl was changed after training: update 1 does not have its checksum in times.jsonl; restore",
+        ),
         (forge, "run.json names .*, and design.json holds plan .*: restore the changed file, or remove the run"),
         (lambda place: (place / "sparse/block-00/run.json").unlink(), "sparse/block-00/run.json names no plan"),
     ],
@@ -165,6 +177,7 @@ def test_tampered_experiments_are_refused(
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy)
     assert check_runs(find_runs([copy]), [copy]) == []
+    assert all(records_of(run) for run in find_runs([copy]) if run.finished)
     tamper(copy)
     with pytest.raises(SystemExit) as ended:
         C.main([str(copy)])
