@@ -187,6 +187,28 @@ def test_tampered_experiments_are_refused(
     assert len(shown.splitlines()) == 1
 
 
+def test_what_is_gone_or_was_added_is_named(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy, ignore=shutil.ignore_patterns("comparison*", "looks*"))
+
+    def sentences() -> list[str]:
+        C.main([str(copy)])
+        capsys.readouterr()
+        return json.loads((copy / "comparison.json").read_text())["sentences"]
+
+    named = [f"warning: {copy}/shaped/block-07 is not a run of this experiment and was left out: move it elsewhere"]
+    named.append("shaped, block 1: lost: an earlier comparison found it finished")
+    named.append(f"warning: {copy} was compared before and has no looks.jsonl: its earlier looks are unknown")
+    assert not {*named} & {*sentences()}
+    shutil.copytree(copy / "shaped/block-01", copy / "shaped/block-07")
+    shutil.rmtree(copy / "shaped/block-01")
+    found = sentences()
+    assert [line for line in found if line in named] == named[:2]
+    assert "sparse, block 1: never started" in found
+    (copy / "looks.jsonl").unlink()
+    assert [line for line in sentences() if line in named] == [named[0], named[2]]
+
+
 def test_mixed_code_versions_are_a_warning(experiment: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy)

@@ -129,6 +129,8 @@ class Run:
     """Values by dotted key."""
     digest: str = ""
     """SHA-256 in its newest checkpoint."""
+    listed: bool = False
+    """True if an earlier comparison found it finished."""
 
     @property
     def finished(self) -> bool:
@@ -136,6 +138,8 @@ class Run:
 
     @property
     def status(self) -> str:
+        if self.listed and not self.finished:
+            return "lost: an earlier comparison found it finished"
         if not self.updates:
             return "never started"
         return "finished" if self.finished else f"stopped after {self.update} of {self.updates} updates"

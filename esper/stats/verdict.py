@@ -143,6 +143,7 @@ def compare_arms(
         alpha=alpha,
         pairs=len(pairs),
         looks=planned,
+        final=final,
         bounds=bounds if final else None,
         withheld=withheld if taken else withheld or Conclusion.unfinished,
         seed=seed,
@@ -170,6 +171,7 @@ class _Rule:
     pairs: int
     """Number of pairs that are compared."""
     looks: tuple[int, ...]
+    final: bool
     bounds: tuple[float, float] | None
     """Bounds of missing runs that will never be measured."""
     withheld: Conclusion | None
@@ -253,8 +255,8 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
     warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
     warnings += ["the differences are not normal"] if one.irregular else []
     if one.missing:
-        worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
-        warnings.append(f"{one.missing} runs are missing ({worst})")
+        worst = " (no worst case is known)" if rule.bounds is None else " (taken at their worst)"
+        warnings.append(f"{one.missing} run{'s are' if one.missing > 1 else ' is'} missing{worst if rule.final else ''}")
     known = np.isfinite(difference.spread)
     return PairResult(
         difference=difference,
