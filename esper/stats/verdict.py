@@ -155,10 +155,8 @@ def compare_arms(
         runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
         undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
         found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
-        p, p_same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
-        results |= {
-            pair: _conclude(found[pair], p[i], p_same[i], rule, look) for i, pair in enumerate(pairs) if pair in undecided
-        }
+        p, same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
+        results |= {pair: _conclude(found[pair], p[i], same[i], rule, look) for i, pair in enumerate(pairs) if pair in undecided}
     return [results[pair] for pair in pairs]
 
 
