@@ -126,9 +126,8 @@ def main(arguments: list[str]) -> None:
         rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
         show(rows, heading, Console())
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
-        out = (
-            folder / f"evaluation_{evaluation.updates:06d}_episode{asked.episode}{'_' * bool(transfer.slug)}{transfer.slug}.json"
-        )
+        parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
+        out = folder / f"{'_'.join(filter(None, [*parts, transfer.slug]))}.json"
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
         hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}

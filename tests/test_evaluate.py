@@ -81,8 +81,11 @@ def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     shown = capsys.readouterr().out
     assert "policy" in shown
     assert "wait" in shown
-    kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
-    assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
+    main([f"checkpoint={folder}", "hosts=3", "controllers=[policy]"])
+    for hosts in (2, 3):
+        kept = json.loads((folder / f"evaluation_000001_{hosts}_hosts_episode0.json").read_text())
+        assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
+        assert len(kept["hosts"]["wait"]["return"]) == hosts, "another number of hosts has a file of its own"
 
 
 # ---- controllers that do not learn, and replay
@@ -110,7 +113,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
     assert evaluation.names() == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     evaluation.env.close()
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
-    kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
+    kept = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
     assert f"{overrides[0].removeprefix('agent=')} after 1 updates" in kept["title"]
     seeds = kept["hosts"]["policy"]["kept"]
     grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[overrides[0]]
@@ -124,7 +127,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
 def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
     main([f"checkpoint={folder}", "hosts=3", "controllers=[replay]"])
-    out = folder / "evaluation_000001_episode0.json"
+    out = folder / "evaluation_000001_3_hosts_episode0.json"
     first = json.loads(out.read_text())["hosts"]
     assert list(first) == ["policy", "wait", "replay"]
     assert first["replay"]["kept"] == first["policy"]["kept"]
@@ -133,7 +136,7 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     assert first["replay"]["return"] != first["policy"]["return"], "the seeds were there earlier"
     again = run_of(tmp_path / "replay", "agent=replay", f"agent.topology={out}")
     main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
-    second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
+    second = json.loads((again / "evaluation_000001_3_hosts_episode0.json").read_text())["hosts"]
     assert second["policy"] == first["replay"]
     for more, sentence in (
         ({"episode": 1}, "was recorded on hosts of episode=0.*evaluate with episode=0"),

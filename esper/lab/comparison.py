@@ -1,7 +1,7 @@
 """Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from esper.config import ConfigError
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design
 from esper.lab.integrity import check_runs, mixed
-from esper.lab.plan import deviations, planned
+from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
@@ -149,8 +149,9 @@ def compare(
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
-    runs, design = find_runs(folders, config.strata), planned(folders)
-    warnings = check_runs(runs, folders)
+    listed, design = listed_runs(folders), planned(folders)
+    runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
+    warnings = [*check_runs(runs, folders), *lost_looks(folders)]
     finished = [run for run in runs if run.finished]
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=runs[0].arm, overrides=overrides)
     outcomes = _outcomes(runs, config, scoring, log)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from yaml import YAMLError
 from esper.checkpoint import disk
 from esper.config import BlocksConfig, ConfigError, did_you_mean
 from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
-from esper.lab.runs import OUTCOMES, CompareConfig, defines_return
+from esper.lab.runs import OUTCOMES, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.training.provenance import code_version
 
@@ -156,18 +157,48 @@ def _shown(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def record_look(folders: Sequence[Path], look: dict[str, Any]) -> None:
-    """Append a comparison to the looks of every experiment in these folders.
-
-    Args:
-        folders: folders of experiments; others keep no looks.
-        look: settings, finished blocks and sentences.
+def listed_runs(folders: Sequence[Path]) -> set[Path]:
+    """Return the folders of the runs that an earlier comparison found finished.
 
     Raises:
         DiskError: the disk refused.
     """
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), **look})
+    found: set[Path] = set()
+    for path in (folder / LOOKS for folder in folders if (folder / LOOKS).exists()):
+        with disk(f"read {path}"):
+            lines = path.read_bytes().splitlines()
+        for line in lines:
+            with suppress(ValueError, RecursionError, TypeError, AttributeError):  # cut short, or of an earlier version
+                found |= {path.parent / run for run in json.loads(line).get("runs", ())}
+    return found
+
+
+def lost_looks(folders: Sequence[Path]) -> list[str]:
+    """Return warnings on experiments that were compared, as their reports show, and have no record of it."""
+    compared = (folder for folder in folders if (folder / FILE).exists() and any(folder.glob("comparison*.json")))
+    return [
+        f"{folder} was compared before and has no {LOOKS}: its earlier looks are unknown"
+        for folder in compared
+        if not (folder / LOOKS).exists()
+    ]
+
+
+def record_look(folders: Sequence[Path], runs: Sequence[Run], look: dict[str, Any]) -> None:
+    """Append a comparison to the looks of every experiment in these folders.
+
+    Args:
+        folders: folders of experiments; others keep no looks.
+        runs: runs of the comparison.
+        look: settings and sentences.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    finished = [run.folder for run in runs if run.finished]
+    about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), "finished_runs": len(finished)}
     for folder in folders:
+        own = [str(run.relative_to(folder)) for run in finished if run.is_relative_to(folder)]
+        line = json.dumps({**about, "runs": own, **look})
         if (folder / FILE).exists():
             with disk(f"write {folder / LOOKS}"), (folder / LOOKS).open("a+b") as file:
                 file.seek(max(0, file.tell() - 1))

@@ -145,6 +145,7 @@ def compare_arms(
         pairs=len(pairs),
         looks=planned,
         bounds=bounds if final else None,
+        worst="" if not final else " (taken at their worst)" if bounds else " (no worst case is known)",
         withheld=withheld if taken else withheld or Conclusion.unfinished,
         seed=seed,
     )
@@ -155,9 +156,8 @@ def compare_arms(
         runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
         undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
         found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
-        p, p_same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
-        new = [(i, pair) for i, pair in enumerate(pairs) if pair in undecided]
-        results |= {pair: _conclude(found[pair], p[i], p_same[i], rule, look) for i, pair in new}
+        p, same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
+        results |= {pair: _conclude(found[pair], p[i], same[i], rule, look) for i, pair in enumerate(pairs) if pair in undecided}
     return [results[pair] for pair in pairs]
 
 
@@ -173,6 +173,8 @@ class _Rule:
     looks: tuple[int, ...]
     bounds: tuple[float, float] | None
     """Bounds of missing runs that will never be measured."""
+    worst: str
+    """Remark on these runs."""
     withheld: Conclusion | None
     seed: int
 
@@ -255,8 +257,7 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
     warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
     warnings += ["the differences are not normal"] if one.irregular else []
     if one.missing:
-        worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
-        warnings.append(f"{one.missing} runs are missing ({worst})")
+        warnings.append(f"{one.missing} run{'s are' if one.missing > 1 else ' is'} missing{rule.worst}")
     known = np.isfinite(difference.spread)
     return PairResult(
         difference=difference,

@@ -87,10 +87,10 @@ class Estimate:
         """Memory on all devices."""
         return sum(part.bytes for parts in self.places.values() for part in parts)
 
-    def line(self) -> str:
-        """Return the estimate as one line."""
-        size = f" of {short(self.parameters)} parameters" if self.parameters is not None else ""
-        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {self.epochs:,} host epochs"
+    def line(self, done: int = 0) -> str:
+        """Return the estimate as one line, without the host epochs that are done."""
+        size = f" of {self.parameters:,} parameters" if self.parameters is not None else ""
+        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {max(0, self.epochs - done):,} host epochs"
 
     def check(self, config: Config) -> None:
         """Check that the run fits into the memory of its devices.

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig
 
 from esper import config as C
+from esper.checkpoint import Notice
 from esper.cli import command as cli
 from esper.lab.design import design
 from esper.task.data import TaskError
@@ -208,6 +209,8 @@ def test_a_warning_about_a_value_is_one_line(ask, monkeypatch: pytest.MonkeyPatc
     said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
     assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
+    notices = [warnings.formatwarning("x.pt is damaged", Notice, f"{place}.py", 7) for place in ("train", "resume")]
+    assert notices == ["esper: x.pt is damaged\n", ""]
 
 
 def test_errors_for_the_user_are_one_sentence_in_a_running_job(

@@ -63,10 +63,10 @@ def test_plain_lines_have_no_control_characters() -> None:
 
 def test_the_size_and_the_expected_time_are_said_first() -> None:
     file = io.StringIO()
-    console = build_console(total_updates=100, size="32 hosts of 500 parameters", file=file)
+    console = build_console(total_updates=100, size="32 hosts of 496 parameters", file=file)
     console.start("shaped", {})
     console.show(1, METRICS | {"time/host_epochs_per_second": 1900.0})
-    assert file.getvalue().splitlines()[1] == "32 hosts of 500 parameters"
+    assert file.getvalue().splitlines()[1] == "32 hosts of 496 parameters"
     assert file.getvalue().splitlines()[2].endswith(" left at 1,900 host epochs/s")
     assert [duration(seconds) for seconds in (4, 89, 90, 720, 5399, 5400, 1e6)] == [
         *("4 s", "89 s", "1.5 min", "12 min", "90 min", "1.5 h", "280 h"),
