@@ -19,6 +19,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
@@ -160,10 +161,13 @@ def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]
         cfg = loader.load_sweep_config(sweep, job)
         with open_dict(cfg.hydra.job):
             cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+        HydraConfig.instance().set_config(cfg)  # from which ${hydra:...} reads
         try:
             name = Path(str(OmegaConf.select(cfg, "hydra.sweep.subdir")))
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.sweep.subdir: {_one_line(error)}") from error
+        finally:
+            HydraConfig.instance().cfg = None
         if name in taken or name == Path():
             raise ConfigError(
                 f"hydra.sweep.subdir gives several runs the folder {name}: leave it out, or let it contain '${{hydra.job.num}}'"

@@ -172,6 +172,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_trace(ask, tmp_path: Path, over
         ["seed=1,2", "-m", "hosts=4"],
         ["seed=1,2", "--multirun"],
         ["seed=1,2", "--multirun", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
+        ["seed=1,2", "--multirun", "hydra.sweep.subdir=${hydra:runtime.choices.reward}/seed-${seed}"],
     ],
     ids=" ".join,
 )
