@@ -51,6 +51,10 @@ class FormatError(CheckpointError):
     """A checkpoint was written by another version of this program."""
 
 
+class Notice(UserWarning):
+    """A warning for the user, shown without its place in the code. The message is one sentence."""
+
+
 class DiskError(OSError):
     """A failed disk operation. The message is one sentence: what failed, why, and the remedy."""
 
@@ -168,7 +172,7 @@ class Checkpoints:
             except FormatError:
                 raise
             except CheckpointError as error:
-                warnings.warn(f"{error}; trying the previous checkpoint", stacklevel=2)
+                warnings.warn(f"{str(error).rpartition(': ')[0]}; trying the previous checkpoint", Notice, stacklevel=2)
             else:
                 return path
         if paths:

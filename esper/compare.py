@@ -74,9 +74,8 @@ def main(arguments: list[str]) -> None:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
-        runs = [run for run in found.runs if run.finished]
-        look = {"finished_runs": len(runs), "config": asdict(config), "overrides": overrides, "sentences": found.sentences()}
-        record_look(folders, look)
+        look = {"config": asdict(config), "overrides": overrides, "sentences": found.sentences()}
+        record_look(folders, found.runs, look)
         show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
         with writing_reports(folders[0]):
             written = write(found, folders[0], " ".join(["python -m esper.compare", *arguments]))

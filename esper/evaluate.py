@@ -88,7 +88,8 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
     for column in ("controller", *(name for key in scores for name in (key, "over wait")), "params", *FLOPS):
         table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        cells = [str(Interval(**row[key])) for score in scores for key in (score, f"{score}_over_wait")]
+        means = (row[key] for score in scores for key in (score, f"{score}_over_wait"))
+        cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
         flops = (_short(row[key]) for key in ("flops", "training_flops"))
         table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
     console.print(table)
@@ -131,9 +132,8 @@ def main(arguments: list[str]) -> None:
         rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
         show(rows, heading, Console())
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
-        out = (
-            folder / f"evaluation_{evaluation.updates:06d}_episode{asked.episode}{'_' * bool(transfer.slug)}{transfer.slug}.json"
-        )
+        parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
+        out = folder / f"{'_'.join(filter(None, [*parts, transfer.slug]))}.json"
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
         hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}

@@ -22,7 +22,8 @@ def check_ranges(prefix: str, config: Any, ranges: Mapping[str, Sequence[str]]) 
             below = value is None or value < high or (interval[-1] == "]" and value == high)
             if not (above and below):
                 key, allowed = f"{prefix}.{name}".lstrip("."), _in_english(interval, low, high)
-                raise ValueError(f"{key} must be {allowed}, got {value}: the default is {defaults[name]}")
+                remedy = "leave it out for the default" if defaults[name] is None else f"the default is {defaults[name]}"
+                raise ValueError(f"{key} must be {allowed}, got {value}: {remedy}")
 
 
 LARGEST = 2**53

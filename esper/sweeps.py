@@ -35,8 +35,8 @@ class BlocksConfig:
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     looks: list[int] = field(default_factory=lambda: list[int]())
-    """Numbers of blocks at which a verdict may be given, increasing, each at least 10, as in looks=[12,24]; []: at `blocks` only.
-    More looks: an earlier end if the difference is large, and slightly less power at the last."""
+    """Numbers of blocks at which a verdict may be given, increasing, each at least 10, as in looks=[12,24]; []: at `blocks` only,
+    or at 10 if that is less. More looks: an earlier end if the difference is large, and slightly less power at the last."""
     question: str | None = None
     """Text for the report: why the experiment is run."""
     vary_split: bool = False

@@ -34,8 +34,7 @@ def main(cfg: DictConfig) -> None:
         if context.name:
             remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
         limit_cores(context.cores)
-        if context.worker:
-            end_with_parent()
+        end_with_parent()
         load_plugins(cfg.plugins)  # the process may be a launcher's
         config = typed(cfg, HydraConfig.get().runtime.choices)
         config = continued(config, HydraConfig.get().overrides.task)

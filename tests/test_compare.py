@@ -21,7 +21,7 @@ from esper.lab.comparison import compare
 from esper.lab.design import FILE, Claims, design
 from esper.lab.evaluation import Evaluation
 from esper.lab.integrity import check_runs
-from esper.lab.runs import OUTCOMES, CompareConfig, Run, find_runs
+from esper.lab.runs import OUTCOMES, CompareConfig, Run, find_runs, records_of
 from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
@@ -135,6 +135,14 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
+def edit(run: Path) -> None:
+    """Raise the accuracy in training of a run that looks like a killed one: half a line follows its last update."""
+    (line,) = (run / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    record["host/committed_accuracy"] += 20
+    (run / "metrics.jsonl").write_text(json.dumps(record) + '\n{"upd')
+
+
 def forge(folder: Path) -> None:
     """Replace the plan by one with another margin and a matching digest."""
     (folder / FILE).unlink()
@@ -165,6 +173,10 @@ def forge(folder: Path) -> None:
             lambda place: shutil.copytree(place / "shaped/block-01", place / "sparse/block-01"),
             "is a copy of .*: remove one of them",
         ),
+        (
+            lambda place: edit(place / "shaped/block-01"),
+            "block-01/metrics.jsonl was changed after training: update 1 does not have its checksum in times.jsonl; restore",
+        ),
         (forge, "run.json names .*, and design.json holds plan .*: restore the changed file, or remove the run"),
         (lambda place: (place / "sparse/block-00/run.json").unlink(), "sparse/block-00/run.json names no plan"),
     ],
@@ -175,6 +187,7 @@ def test_tampered_experiments_are_refused(
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy)
     assert check_runs(find_runs([copy]), [copy]) == []
+    assert all(records_of(run) for run in find_runs([copy]) if run.finished)
     tamper(copy)
     with pytest.raises(SystemExit) as ended:
         C.main([str(copy)])
@@ -182,6 +195,28 @@ def test_tampered_experiments_are_refused(
     shown = capsys.readouterr().err
     assert re.search(sentence, shown)
     assert len(shown.splitlines()) == 1
+
+
+def test_what_is_gone_or_was_added_is_named(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy, ignore=shutil.ignore_patterns("comparison*", "looks*"))
+
+    def sentences() -> list[str]:
+        C.main([str(copy)])
+        capsys.readouterr()
+        return json.loads((copy / "comparison.json").read_text())["sentences"]
+
+    named = [f"warning: {copy}/shaped/block-07 is not a run of this experiment and was left out: move it elsewhere"]
+    named.append("shaped, block 1: lost: an earlier comparison found it finished")
+    named.append(f"warning: {copy} was compared before and has no looks.jsonl: its earlier looks are unknown")
+    assert not {*named} & {*sentences()}
+    shutil.copytree(copy / "shaped/block-01", copy / "shaped/block-07")
+    shutil.rmtree(copy / "shaped/block-01")
+    found = sentences()
+    assert [line for line in found if line in named] == named[:2]
+    assert "sparse, block 1: never started" in found
+    (copy / "looks.jsonl").unlink()
+    assert [line for line in sentences() if line in named] == [named[0], named[2]]
 
 
 def test_mixed_code_versions_are_a_warning(experiment: Path, tmp_path: Path) -> None:
@@ -383,7 +418,7 @@ def test_duplicate_cells_are_refused(experiment: Path) -> None:
         (["nowhere"], "nowhere is not a folder"),
         (["."], "no finished run"),
         ([".", "outcome=acuracy"], "did you mean accuracy"),
-        ([".", "margin=0"], "margin must be finite and above 0"),
+        ([".", "margin=nan"], "margin must be finite and above 0, got nan: leave it out for the default"),
         ([".", "hosts=1"], "hosts must be at least 2"),
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be at least 1"),

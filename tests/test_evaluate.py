@@ -1,13 +1,15 @@
 """Evaluation on held-out hosts."""
 
 import json
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.evaluate import main, parse
+from esper.evaluate import main, parse, show
 from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
@@ -60,13 +62,30 @@ def test_differences_are_paired_host_by_host():
     assert rows[0]["return_over_wait"] == pytest.approx({"mean": 0, "low": 0, "high": 0})
 
 
+def test_the_table_fits_a_terminal_of_80_columns():
+    mean = {"mean": 59.7, "low": 47.5, "high": 71.9}
+    row = dict.fromkeys(("return", "accuracy", "accuracy_over_wait"), mean) | {"return_over_wait": mean | {"mean": -59.7}}
+    row |= {"parameters": 48_150.0, "flops": 70_712.0, "training_flops": 1.234e8}
+    names = ["greedy_potential", "oracle schedule by kind (conv_heavy, slot 1, epoch 3)"]
+    page = StringIO()
+    show([row | {"controller": name} for name in names], "Hosts", Console(file=page, width=80))
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for start in ("greedy_potential ", "oracle schedule "):
+        (line,) = [line for line in lines if line.startswith(start)]
+        assert line.split()[-7:] == ["59.7±12.2", "-59.7±12.2", "59.7±12.2", "59.7±12.2", "48.1k", "70.7k", "123M"]
+
+
 def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     shown = capsys.readouterr().out
     assert "policy" in shown
     assert "wait" in shown
-    kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
-    assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
+    main([f"checkpoint={folder}", "hosts=3", "controllers=[policy]"])
+    for hosts in (2, 3):
+        kept = json.loads((folder / f"evaluation_000001_{hosts}_hosts_episode0.json").read_text())
+        assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
+        assert len(kept["hosts"]["wait"]["return"]) == hosts, "another number of hosts has a file of its own"
 
 
 # ---- controllers that do not learn, and replay
@@ -94,7 +113,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
     assert evaluation.names() == ["policy", "heuristic", "greedy_potential", "random", "wait", "periodic"]
     evaluation.env.close()
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
-    kept = json.loads((folder / "evaluation_000001_episode0.json").read_text())
+    kept = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
     assert f"{overrides[0].removeprefix('agent=')} after 1 updates" in kept["title"]
     seeds = kept["hosts"]["policy"]["kept"]
     grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[overrides[0]]
@@ -108,7 +127,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
 def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     folder = run_of(tmp_path / "periodic", "agent=periodic", "agent.first=1")
     main([f"checkpoint={folder}", "hosts=3", "controllers=[replay]"])
-    out = folder / "evaluation_000001_episode0.json"
+    out = folder / "evaluation_000001_3_hosts_episode0.json"
     first = json.loads(out.read_text())["hosts"]
     assert list(first) == ["policy", "wait", "replay"]
     assert first["replay"]["kept"] == first["policy"]["kept"]
@@ -117,7 +136,7 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
     assert first["replay"]["return"] != first["policy"]["return"], "the seeds were there earlier"
     again = run_of(tmp_path / "replay", "agent=replay", f"agent.topology={out}")
     main([f"checkpoint={again}", "hosts=3", "controllers=[policy]"])
-    second = json.loads((again / "evaluation_000001_episode0.json").read_text())["hosts"]
+    second = json.loads((again / "evaluation_000001_3_hosts_episode0.json").read_text())["hosts"]
     assert second["policy"] == first["replay"]
     for more, sentence in (
         ({"episode": 1}, "was recorded on hosts of episode=0.*evaluate with episode=0"),

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import hydra._internal.utils as hydra_internals
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, load_run
+from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
 from esper.cli import flags
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
@@ -87,16 +87,25 @@ def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generat
         raise ConfigError(f"Hydra cannot run this command ({type(error).__name__}: {error}); see --hydra-help") from error
 
 
+_shown: set[str] = set()
+"""Warnings that this command has shown: a run reads its config and its checkpoints several times."""
+
+
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """Format a warning. Warnings of configs are for the user: they come from code that `dataclass` generated, with no source
-    line."""
-    if filename == "<string>":
-        return f"esper: {message}\n"
-    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+    """Format a warning; return nothing for one that was shown. Those of configs come from code that `dataclass` generated, with
+    no source line: like a `Notice`, they are for the user."""
+    plain = filename == "<string>" or issubclass(category, Notice)
+    text = f"esper: {message}\n" if plain else f"{filename}:{lineno}: {category.__name__}: {message}\n"
+    if text in _shown:
+        return ""
+    _shown.add(text)
+    return text
 
 
 def warn_plainly() -> None:
-    """Install a format that shows warnings for the user as one sentence."""
+    """Install a format that shows each warning once, and those for the user as one sentence."""
+    if warnings.formatwarning is not _format_warning:
+        _shown.clear()
     warnings.formatwarning = _format_warning
 
 

@@ -19,6 +19,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
@@ -131,17 +132,47 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
             _job(loader, [str(override.input_line) for override in parsed if not override.is_sweep_override()], config_name)
             raise ConfigError(_one_line(error)) from error
         folder = _check_folder(sweep, "hydra.sweep.dir")
-        jobs, most = sweep.hydra.launcher.get("n_jobs", 1), JOBS_PER_CORE * all_cores()
-        if jobs == 0 or jobs > most:
-            raise ConfigError(f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {jobs}")
+        processes, most = sweep.hydra.launcher.get("n_jobs", 1), JOBS_PER_CORE * all_cores()
+        if processes == 0 or processes > most:
+            raise ConfigError(
+                f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {processes}"
+            )
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
+            if any(override.startswith("hydra.sweep.subdir=") for override in overrides):
+                raise ConfigError("this sweep names the folders of its runs: leave out hydra.sweep.subdir")
             common = [override for override in overrides if not override.startswith("hydra.")]
             return [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)], folder
         if not target.endswith("BasicSweeper"):
             return [], folder  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]
-        return [_job(loader, job, config_name)[0] for job in _jobs([*_parsed(loader, arms), *parsed])], folder
+        jobs = _jobs([*_parsed(loader, arms), *parsed])
+        configs = [_job(loader, job, config_name)[0] for job in jobs]
+        _check_subdirs(loader, sweep, jobs)
+        return configs, folder
+
+
+def _check_subdirs(loader: ConfigLoader, sweep: DictConfig, jobs: list[list[str]]) -> None:
+    """Check that every run of a sweep has a folder of its own."""
+    if cast(dict[str, Any], OmegaConf.to_container(sweep.hydra.sweep))["subdir"] == "${hydra.job.num}":
+        return
+    taken = set[Path]()
+    for number, job in enumerate(jobs):
+        cfg = loader.load_sweep_config(sweep, job)
+        with open_dict(cfg.hydra.job):
+            cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+        HydraConfig.instance().set_config(cfg)  # from which ${hydra:...} reads
+        try:
+            name = Path(str(OmegaConf.select(cfg, "hydra.sweep.subdir")))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"hydra.sweep.subdir: {_one_line(error)}") from error
+        finally:
+            HydraConfig.instance().cfg = None
+        if name in taken or name == Path():
+            raise ConfigError(
+                f"hydra.sweep.subdir gives several runs the folder {name}: leave it out, or let it contain '${{hydra.job.num}}'"
+            )
+        taken.add(name)
 
 
 def _check_folder(cfg: DictConfig, key: str) -> Path:

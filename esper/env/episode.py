@@ -93,12 +93,13 @@ class Episode(EpisodeRecord):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return rows of name and text for the summary at the end of a run."""
-        metrics = self.metrics()
+        metrics, kept = self.metrics(), self.kept_params_N.mean()
         assert self.signals is not None
+        grown = f"{metrics['host/parameters_grown']:.0f} in all seeds, {kept:.0f} in fossilized ones"
         return [
             ("return", f"{metrics['policy/return']:.1f} points per host in the last update"),
             ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
-            ("parameters grown", f"{metrics['host/parameters_grown']:.0f} in all seeds, on hosts of {self.signals.host_params}"),
+            ("parameters grown", f"{grown}, on hosts of {self.signals.host_params}"),
         ]
 
     @property

@@ -7,6 +7,7 @@ A part that draws random numbers, keeps state, mixes samples or passes no gradie
 
 import copy
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,7 @@ def probe_seed(blueprint: BlueprintConfig, slot: SlotSpec, features: Tensor, fle
         for parameter in branch.parameters():  # zeros would hide what the layers before them do
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
         y = _probe_steady(branch, x)
+        _probe_vmap(branch, x)
         if not _close(branch(_others(x))[1:], y[1:]):
             raise Flaw(MIXES)
         if fleet is not None:
@@ -122,6 +124,16 @@ def _probe_birth(branch: nn.Module, x: Tensor) -> None:
     check_gradients(delta, {"its input": h, **{f"its parameter {name}": weight for name, weight in branch.named_parameters()}})
 
 
+def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Check that no `if` or `.item()` decides for all hosts of a shard, or of a measurement of growth potential, at once."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # slow operations, such as attention
+            torch.func.vmap(forward)(x.expand(2, *x.shape))
+    except RuntimeError as error:
+        why = " ".join(str(error).split(". ")[0].split())
+        raise Flaw(f"cannot run under torch.func.vmap ({why}): choose by torch.where instead of if and .item()") from error
+
+
 def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None) -> None:
     """Check a host: a function of one sample in evaluation mode, with a gradient for every slot and parameter.
 
@@ -141,6 +153,8 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
         y = _probe_steady(lambda x: _through(host, x)[-1], x)
         if not all(one.equal(other) for one, other in zip(host.buffers(), same.buffers(), strict=True)):
             raise Flaw("changes its buffers in evaluation mode, so that measuring would change it: do so in training mode only")
+        if fleet is not None:
+            _probe_vmap(lambda x: _through(host, x)[-1], x)
         if not _close(_through(host, _others(x))[-1][1:], y[1:]):
             raise Flaw(MIXES.replace("batch", "batch in evaluation mode"))
         if fleet is not None:
@@ -213,8 +227,8 @@ def _through(host: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _others(x: Tensor) -> Tensor:
-    """Return the samples with another first one."""
-    return torch.cat([x[1:2], x[1:]])
+    """Return the samples with another first one; large and mostly negative, unless they are tokens."""
+    return torch.cat([1 - 30 * x[1:2] if x.is_floating_point() else x[1:2], x[1:]])
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_runs, mixed
-from esper.lab.plan import deviations, planned
+from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
@@ -150,8 +150,9 @@ def compare(
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
         )
-    runs, design = find_runs(folders, config.strata), planned(folders)
-    warnings = check_runs(runs, folders)
+    listed, design = listed_runs(folders), planned(folders)
+    runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
+    warnings = [*check_runs(runs, folders), *lost_looks(folders)]
     finished = [run for run in runs if run.finished]
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
@@ -163,7 +164,8 @@ def compare(
     controls: dict[str, Difference] = {}
     if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
         for name, rows in tables.items():
-            (pair,) = compare_arms(rows[rows["arm"].isin([arms[0], AA_CONTROL])], margin=margins[name], alpha=config.alpha)
+            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
+            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=config.alpha)
             controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
     deviating = deviations(design, config, overrides)
     results = {
@@ -221,7 +223,7 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(f"baselines={clash.pop()} is already an arm: remove it from baselines")
     arms = [arm for arm in (*trained, *config.baselines) if arm != AA_CONTROL]
     if len(arms) < 2 and AA_CONTROL not in trained:
-        raise ConfigError(f"{arms[0]} is the only arm: name the folders of others, or add baselines, as in baselines=[static]")
+        raise ConfigError("there is only one arm: name the folders of others, or add baselines, as in baselines=[static]")
     if config.against not in (None, *arms):
         raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
     if config.outcome == "return" and not paid_alike:

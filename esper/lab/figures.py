@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib import color_sequences
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
 from esper.lab.comparison import wide
@@ -68,16 +69,17 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
 
 def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, ColorType]) -> None:
     """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached."""
-    for arm, colour in colours.items():
+    for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
         found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
         if not found or not (length := min(map(len, found))):
             continue
         curves_BU, updates = np.array([curve[:length] for curve in found]), np.arange(1, length + 1)
-        axes.plot(updates, curves_BU.mean(axis=0), color=colour, label=arm)
+        axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, label=arm)
         if len(found) > 1 and len(colours) <= FEW:
             bands = [mean_interval(column) for column in curves_BU.T]
             axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
     axes.set_xlabel("update")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("committed accuracy [pp]")
     _legend(axes)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from esper.config import ALIASES, ConfigError, root_key
+from esper.config import ALIASES, CHECKPOINTS, ConfigError, root_key
 from esper.lab.design import FILE, Cell, Design
 from esper.lab.runs import Run
 from esper.training import provenance
@@ -16,7 +16,7 @@ UNCHECKED = ("telemetry", "plugins", "resume")
 
 
 def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
-    """Return warnings on runs of different code versions.
+    """Return warnings on runs that are not planned, and on runs of different code versions.
 
     Raises:
         ConfigError: a run is not that of its cell, or is there twice.
@@ -26,12 +26,15 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
         if (twin := twins.setdefault(run.digest, run)) is not run:
             raise ConfigError(f"{run.folder} is a copy of {twin.folder}: remove one of them, or compare only one")
     by_folder = {run.folder: run for run in runs if run.updates}
+    warnings: list[str] = []
     for folder in (folder for folder in folders if (folder / FILE).exists()):
         design = Design.load(folder)
         for cell in design.cells:
             if run := by_folder.get(folder / cell.folder):
                 _check_cell(run, cell, design.digest)
-    return mixed({str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train them again")
+        others = {path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}")} - {folder / cell.folder for cell in design.cells}
+        warnings += [f"{other} is not a run of this experiment and was left out: move it elsewhere" for other in sorted(others)]
+    return warnings + mixed({str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train them again")
 
 
 def _check_cell(run: Run, cell: Cell, plan: str) -> None:

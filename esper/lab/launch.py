@@ -5,6 +5,7 @@ the whole machine.
 """
 
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -37,8 +38,6 @@ class RunContext:
     """If true, other runs write to the same terminal at the same time."""
     cores: int | None = None
     """Number of cores to use, at least 1; None for all."""
-    worker: bool = False
-    """If true, this process works for another one on this machine, and should end with it."""
     plan: str | None = None
     """Digest of the experiment of which the run is a cell; None if there is none."""
 
@@ -53,22 +52,24 @@ def run_context(hydra: Any) -> RunContext:
         return RunContext()
     kind = _kind(hydra.launcher)
     cores = cores_each(hydra.launcher)
-    worker = kind == "JoblibLauncher"
     folder = Path(hydra.sweep.dir)
     plan = Design.load(folder).digest if (folder / FILE).exists() else None
-    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, worker=worker, plan=plan)
+    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, plan=plan)
 
 
-@cache
 def end_with_parent() -> None:
-    """Watch the process that started this one, and end this one when it has died: kills lose nothing.
+    """End this process as soon as its parent has died, if it is a worker of one (joblib's): kills lose nothing.
 
-    joblib's workers would finish their runs, hold the locks of their folders until then, and stay.
+    Such workers would finish their runs, hold the locks of their folders until then, and stay.
     """
-    parent = os.getppid()
+    if parent := multiprocessing.parent_process():
+        _end_with(parent.pid)
 
+
+@cache  # workers run several cells
+def _end_with(parent: int | None) -> None:
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent:  # from the first look: the parent may have died before this process began
             time.sleep(0.5)
         os._exit(1)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from yaml import YAMLError
 from esper.checkpoint import disk
 from esper.config import ConfigError, did_you_mean
 from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
-from esper.lab.runs import OUTCOMES, CompareConfig, defines_return
+from esper.lab.runs import OUTCOMES, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
 from esper.training.provenance import code_version
@@ -44,7 +45,7 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
-    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks)
+    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks or [max(asked.blocks, MIN_BLOCKS)])
     found = design(
         asked.arms,
         blocks=asked.blocks,
@@ -101,8 +102,15 @@ def _check(found: Design, looks: Sequence[int]) -> None:
 def announce(found: Design) -> list[str]:
     """Return the lines about a plan that are printed before the first run starts."""
     plan = found.plan
-    looks = ", ".join(map(str, plan.looks))
-    lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, verdict at {looks} blocks"]
+    verdict = f"verdict at {', '.join(map(str, plan.looks))} blocks"
+    if plan.looks[-1] < MIN_BLOCKS:  # a plan of an earlier version
+        verdict = f"no verdict at any number of blocks, since the last look is below {MIN_BLOCKS}"
+    lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, {verdict}"]
+    if found.blocks < plan.looks[0]:
+        lines.append(
+            f"blocks={found.blocks} is below the first look: for a verdict, repeat the command at any time with "
+            f"blocks={plan.looks[0]} hydra.sweep.dir=FOLDER"
+        )
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
     return lines
@@ -150,18 +158,48 @@ def _shown(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def record_look(folders: Sequence[Path], look: dict[str, Any]) -> None:
-    """Append a comparison to the looks of every experiment in these folders.
-
-    Args:
-        folders: folders of experiments; others keep no looks.
-        look: settings, finished blocks and sentences.
+def listed_runs(folders: Sequence[Path]) -> set[Path]:
+    """Return the folders of the runs that an earlier comparison found finished.
 
     Raises:
         DiskError: the disk refused.
     """
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), **look})
+    found: set[Path] = set()
+    for path in (folder / LOOKS for folder in folders if (folder / LOOKS).exists()):
+        with disk(f"read {path}"):
+            lines = path.read_bytes().splitlines()
+        for line in lines:
+            with suppress(ValueError, RecursionError, TypeError, AttributeError):  # cut short, or of an earlier version
+                found |= {path.parent / run for run in json.loads(line).get("runs", ())}
+    return found
+
+
+def lost_looks(folders: Sequence[Path]) -> list[str]:
+    """Return warnings on experiments that were compared, as their reports show, and have no record of it."""
+    compared = (folder for folder in folders if (folder / FILE).exists() and any(folder.glob("comparison*.json")))
+    return [
+        f"{folder} was compared before and has no {LOOKS}: its earlier looks are unknown"
+        for folder in compared
+        if not (folder / LOOKS).exists()
+    ]
+
+
+def record_look(folders: Sequence[Path], runs: Sequence[Run], look: dict[str, Any]) -> None:
+    """Append a comparison to the looks of every experiment in these folders.
+
+    Args:
+        folders: folders of experiments; others keep no looks.
+        runs: runs of the comparison.
+        look: settings and sentences.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    finished = [run.folder for run in runs if run.finished]
+    about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(), "finished_runs": len(finished)}
     for folder in folders:
+        own = [str(run.relative_to(folder)) for run in finished if run.is_relative_to(folder)]
+        line = json.dumps({**about, "runs": own, **look})
         if (folder / FILE).exists():
             with disk(f"write {folder / LOOKS}"), (folder / LOOKS).open("a+b") as file:
                 file.seek(max(0, file.tell() - 1))

@@ -32,6 +32,8 @@ TYPICAL = {
 }
 """Standard deviation of the difference of two policies in a block of `task=digits`, with 96 held-out hosts, by outcome: median of
 the records in experiments/ that compare trained policies, rounded to two digits."""
+RECORDED = {"updates": ("25", "50"), "hosts": ("32",), "steps": ("20",), "score_hosts": ("96",)}
+"""Settings of these records that determine how much an outcome varies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +105,14 @@ def expected_power(design: Design) -> list[str]:
         return []
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
-    elif plan.outcome in TYPICAL and all(setting in ("task=digits", "env=growth") for setting in _settings(design)):
-        spread, source = Spread(value=TYPICAL[plan.outcome]), "typical of digits; pilot=FOLDER takes it from an experiment"
+    elif plan.outcome in TYPICAL and all(
+        setting in ("task=digits", "env=growth") for setting in _settings(design, "task", "env")
+    ):
+        sizes = [*_settings(design, *RECORDED), f"score_hosts={plan.score_hosts}"]
+        unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in RECORDED[size.split("=")[0]]]
+        caveat = f" at the default size, but a guess for {' '.join(unlike)}" if unlike else ""
+        spread = Spread(value=TYPICAL[plan.outcome])
+        source = f"typical of digits{caveat}; pilot=FOLDER takes it from an experiment"
     else:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
     test = PlannedTest(margin=plan.margin, looks=plan.looks, alpha=plan.alpha, pairs=len(pairs))
@@ -113,25 +121,21 @@ def expected_power(design: Design) -> list[str]:
     effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
     line = f"{last} blocks detect {effect} with a power of {_percent(power)}"
     line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)
-    if last < MIN_BLOCKS:
-        line = f"{last} blocks are too few for a verdict, which takes {MIN_BLOCKS}"
     level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
 
 
-def _settings(design: Design) -> list[str]:
-    """Return the overrides that choose a task or an environment."""
+def _settings(design: Design, *keys: str) -> list[str]:
+    """Return the overrides of these keys, whether of all runs or of an arm."""
     every = [*design.common, *(override for own in design.arms.values() for override in own)]
-    return [override for override in every if override.startswith(("task=", "env="))]
+    return [override for override in every if override.partition("=")[0] in keys]
 
 
 def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
     folder = Path(str(plan.pilot))
-    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), pd.DataFrame()
-    if (folder / "hosts.csv").is_file():
-        hosts = pd.read_csv(folder / "hosts.csv")
+    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), _read_hosts(folder / "hosts.csv")
     trained = list(combinations([arm for arm in cells if arm not in (*BASELINES, *standalone_agents())], 2))
     for chosen in (pairs, trained):
         if spread := spread_of(cells, hosts, plan.outcome, chosen):
@@ -152,11 +156,28 @@ def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:
     """
     try:
         table: Any = pd.read_csv(path).rename(columns={old: new for old, new in FORMER.items() if new in OUTCOMES})
-        return table.pivot(index="block", columns="arm", values=outcome)
+        return table.pivot(index="block", columns="arm", values=outcome).astype(float)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"pilot={path.parent} has no {path.name} with {outcome}: run python -m esper.compare on it, or choose another folder"
         ) from error
+
+
+def _read_hosts(path: Path) -> pd.DataFrame:
+    """Return the columns of a hosts.csv, checked; an empty table if there is none.
+
+    Raises:
+        ConfigError: the file is not what a comparison writes.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    try:
+        table = pd.read_csv(path)
+        if table.set_index(["arm", "controller", "block", "host"]).index.has_duplicates:
+            raise ValueError("a host is there twice")
+        return table.astype({name: float for name in table.columns if name in OUTCOMES})
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): run python -m esper.compare on {path.parent} again") from error
 
 
 def _percent(share: float) -> str:

@@ -22,9 +22,18 @@ from esper.lab.design import AA_CONTROL, Design
 from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import latex
+from esper.lab.tables import blocks_of, latex, p_of
 
-HEAD = ("first - second", "blocks", "mean, 95 % interval", "IQM, 95 % interval", "P(first > second)", "p", "p within", "verdict")
+HEAD = (
+    "first - second",
+    "blocks",
+    "mean, 95 % interval",
+    "IQM, 95 % interval",
+    "P(first > second), unpaired",
+    "p",
+    "p within",
+    "verdict",
+)
 """Columns of the tables of differences. p and p within are Holm-corrected."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
@@ -38,9 +47,12 @@ def differences(found: Comparison) -> pd.DataFrame:
             plain |= {"looks": " ".join(map(str, result.looks)), "warnings": "; ".join(result.warnings)}
             first, second = plain.pop("collapses")
             plain |= {"collapsed_first": first["collapsed"], "collapsed_second": second["collapsed"]}
-            rows.append({"outcome": name, **plain.pop("difference"), **plain, "verdict": result.verdict.value})
+            after = 0 if result.look is None else found.outcomes["block"].nunique() - result.look
+            rows.append(
+                {"outcome": name, **plain.pop("difference"), "after_look": after, **plain, "verdict": result.verdict.value}
+            )
         if control := found.controls.get(name):
-            rows.append({"outcome": name, **asdict(control), "verdict": "control"})
+            rows.append({"outcome": name, **asdict(control), "after_look": 0, "verdict": "control"})
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
     if not rows:
         return pd.DataFrame(columns=["outcome", "blocks"])
@@ -58,7 +70,8 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     means: list[Any] = [found.values(name).mean() for name in measured]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
     units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in measured.items()]  # line breaks keep columns narrow
-    shown = [{"caption": "Means over blocks", "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
+    caption = "Means over all blocks that were measured, with collapsed runs"
+    shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
     pairs = differences(found)
     for name in sorted(measured, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
@@ -90,11 +103,12 @@ def _cells(row: Any) -> list[str]:
     p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
     return [
         f"{row.first} - {row.second}",
-        str(row.blocks),
+        blocks_of(row),
         _interval(row.mean, row.low, row.high),
         _interval(row.iqm, row.iqm_low, row.iqm_high),
         f"{row.improvement:.2f}",
-        *(f"{value:.3g}" for value in (p, p_within)),
+        p_of(p),
+        p_of(p_within),
         row.verdict,
     ]
 
@@ -103,6 +117,8 @@ def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
         return ""
     digits = 2 if abs(mean) < 1000 else 0
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
+        return f"{mean:,.{digits}f}, no spread"
     ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
     return f"{mean:,.{digits}f}, {ends}"
 

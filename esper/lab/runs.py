@@ -11,7 +11,7 @@ from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
 from esper.ranges import check_ranges
-from esper.telemetry.jsonl import read_records
+from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.training.config_io import flat
 
 UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
@@ -130,6 +130,8 @@ class Run:
     """Values by dotted key."""
     digest: str = ""
     """SHA-256 in its newest checkpoint."""
+    listed: bool = False
+    """True if an earlier comparison found it finished."""
 
     @property
     def finished(self) -> bool:
@@ -137,6 +139,8 @@ class Run:
 
     @property
     def status(self) -> str:
+        if self.listed and not self.finished:
+            return "lost: an earlier comparison found it finished"
         if not self.updates:
             return "never started"
         return "finished" if self.finished else f"stopped after {self.update} of {self.updates} updates"
@@ -244,11 +248,11 @@ def records_of(run: Run) -> list[dict[str, float]]:
     """Return the metrics and times of a run, one record per update.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or was changed after training.
     """
     records: dict[float, dict[str, float]] = {}
-    for name in ("metrics", "times"):
-        path = run.folder / f"{name}.jsonl"
+    metrics, times = (run.folder / f"{name}.jsonl" for name in ("metrics", "times"))
+    for path in (metrics, times):
         try:
             found = read_records(path)
             if run.finished and (not found or found[-1]["update"] < run.updates):
@@ -257,7 +261,12 @@ def records_of(run: Run) -> list[dict[str, float]]:
                 records.setdefault(record["update"], {}).update(record)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}): remove the run, or train it again") from error
-    return list(records.values())
+    if update := changed_update(metrics, list(records.values()), run.update):
+        raise ConfigError(
+            f"{metrics} was changed after training: update {update} does not have its checksum in {times.name}; restore it, or "
+            "remove the run and train it again"
+        )
+    return [{tag: value for tag, value in record.items() if tag != CHECK} for record in records.values()]
 
 
 # ---- what a reader should know about arms

@@ -29,6 +29,18 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def blocks_of(row: Any) -> str:
+    """Return the number of blocks of a row of differences.csv, and of those that it leaves out, as in `9 (1 collapsed)`."""
+    reasons = {"collapsed": row.collapsed, "with a missing run": row.missing, "after the look": row.after_look}
+    left_out = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    return f"{row.blocks} ({left_out})" if left_out else str(row.blocks)
+
+
+def p_of(value: float) -> str:
+    """Return a p value as text; below 0.0001 its digits mean nothing, as 0 for differences that do not vary."""
+    return "< 0.0001" if value < 0.0001 else f"{value:.3g}"
+
+
 def latex(differences: pd.DataFrame) -> str:
     """Return the differences of arms as a LaTeX table, which needs the package booktabs.
 
@@ -41,11 +53,11 @@ def latex(differences: pd.DataFrame) -> str:
             "outcome": row.outcome,
             "first": row.first,
             "second": row.second,
-            "blocks": row.blocks,
+            "blocks": blocks_of(row),
             "difference": f"{row.mean:.4g}",
             "95 % interval": f"{row.low:.4g} to {row.high:.4g}" if isfinite(row.low) else "",
-            "p": f"{row.p if row.verdict == 'control' else row.p_holm:.3g}",  # a control needs no correction
-            "p within": f"{row.p_equivalence if row.verdict == 'control' else row.p_equivalence_holm:.3g}",
+            "p": p_of(row.p if row.verdict == "control" else row.p_holm),  # a control needs no correction
+            "p within": p_of(row.p_equivalence if row.verdict == "control" else row.p_equivalence_holm),
             "verdict": row.verdict,
         }
         for row in measured.itertuples()

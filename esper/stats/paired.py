@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
-from statsmodels.stats.power import TTestPower
+from scipy.special import ndtr
 from statsmodels.stats.weightstats import DescrStatsW
 
 from esper.stats.intervals import UNKNOWN, Interval
@@ -32,12 +32,13 @@ TRIM: Any = 0.25
 def iqm_interval(values: npt.ArrayLike) -> Interval:
     """Return the interquartile mean (Agarwal et al. 2021, arXiv:2108.13264) with its 95 % t interval.
 
-    The standard error comes from winsorised values (Tukey, McLaughlin 1963).
+    The standard error comes from winsorised values (Tukey, McLaughlin 1963). With n below 6 the interval has no ends, as that of
+    the mean: a sign-flip test then has p >= 2 / 2^5.
 
     Args:
         values: `[n]`, n at least 2; the differences, for paired runs.
     """
-    low, high = stats.mstats.trimmed_mean_ci(values, (TRIM, TRIM))
+    low, high = stats.mstats.trimmed_mean_ci(values, (TRIM, TRIM)) if np.size(values) > 5 else (-math.inf, math.inf)
     return Interval(float(stats.trim_mean(values, TRIM)), float(low), float(high))
 
 
@@ -122,6 +123,23 @@ def equivalence(differences: npt.ArrayLike, margin: float) -> float:
     return float(DescrStatsW(values).ttost_mean(-margin, margin)[0])
 
 
+def t_test_power(ratio: float, blocks: int, alpha: float) -> float:
+    """Return the power of a two-sided paired t test.
+
+    The power of a normal test with a known standard deviation, averaged over the estimated one. TTestPower of statsmodels is nan
+    where the non-central t distribution of scipy fails, as for `ratio=0.2, blocks=2000, alpha=0.001`.
+
+    Args:
+        ratio: true difference, in standard deviations of a difference.
+        blocks: number of blocks, at least 2.
+        alpha: significance level, in [0, 1).
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    estimated = np.sqrt(stats.chi2.ppf((nodes + 1) / 2, blocks - 1) / (blocks - 1))
+    bound, mean = stats.t.ppf(1 - alpha / 2, blocks - 1) * estimated, ratio * math.sqrt(blocks)
+    return min(1.0, float(weights / 2 @ (ndtr(mean - bound) + ndtr(-mean - bound))))
+
+
 def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
     """Return the number of blocks at which a paired t test detects a true difference of `effect` with this power.
 
@@ -136,10 +154,10 @@ def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: fl
     least = max(MIN_BLOCKS, math.floor(1 - math.log2(alpha)) + 1)  # a sign-flip test of n blocks has p >= 2 / 2^n
     if effect > 10 * spread:
         return least
-    # Start from the count of a normal test, which is too small by about two. TTestPower.solve_power fails for small counts.
-    ratio, t_test = effect / spread, TTestPower()
+    # Start from the count of a normal test, which is too small by about two.
+    ratio = effect / spread
     count = max(least, math.floor(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)) / ratio) ** 2))
-    while t_test.power(ratio, count, alpha) < power:
+    while t_test_power(ratio, count, alpha) < power:
         count += 1
     return count
 
@@ -161,7 +179,11 @@ class Difference:
     first: str
     second: str
     blocks: int
-    """Number of shared blocks."""
+    """Number of shared blocks whose runs enter the mean."""
+    collapsed: int = 0
+    """Number of blocks that were left out because a run collapsed."""
+    missing: int = 0
+    """Number of blocks that were left out because a run is missing."""
     confidence: float = 0.95
     """Coverage of the interval of the mean; above 95 % at a look before the last, so that all looks together reach 95 %."""
     mean: Interval = UNKNOWN
@@ -186,6 +208,7 @@ def paired_difference(
     margin: float,
     generator: np.random.Generator,
     strata: npt.ArrayLike | None = None,
+    collapsed: npt.ArrayLike = False,
     confidence: float = 0.95,
     bounds: tuple[float, float] | None = None,
 ) -> Difference:
@@ -198,15 +221,17 @@ def paired_difference(
         margin: smallest difference that matters, in the unit of the outcome, above 0.
         generator: source of resamples.
         strata: stratum of each block `[n]`, such as its task; None for a single one.
+        collapsed: which blocks are left out because a run collapsed `[n]`.
         confidence: coverage of the interval of the mean.
         bounds: lowest and highest possible outcome. The test, its interval and equivalence then hold whatever the missing runs
             would have shown; None leaves blocks with a missing run out.
     """
-    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    whole = np.broadcast_to(~np.asarray(collapsed), np.shape(first))
+    one, other = (np.asarray(arm, dtype=np.float64)[whole] for arm in (first, second))
     measured = np.isfinite(one) & np.isfinite(other)
-    blocks = int(measured.sum())
+    blocks, fallen, missing = int(measured.sum()), int((~whole).sum()), int((~measured).sum())
     if blocks < 2:
-        return Difference(first=names[0], second=names[1], blocks=blocks)
+        return Difference(first=names[0], second=names[1], blocks=blocks, collapsed=fallen, missing=missing)
     differences = (one - other)[measured]
     cases = [differences]
     if bounds is not None and blocks < len(measured):
@@ -215,14 +240,17 @@ def paired_difference(
     low, high = min(test.interval.low for test in tests), max(test.interval.high for test in tests)
     agree = len({test.interval.mean > 0 for test in tests}) == 1
     one, other = one[measured], other[measured]
+    groups = None if strata is None else np.asarray(strata)[whole][measured]
     return Difference(
         first=names[0],
         second=names[1],
         blocks=blocks,
+        collapsed=fallen,
+        missing=missing,
         confidence=confidence,
         mean=Interval(float(differences.mean()), low, high),
         iqm=iqm_interval(differences),
-        improvement=improvement_interval(one, other, generator, strata=None if strata is None else np.asarray(strata)[measured]),
+        improvement=improvement_interval(one, other, generator, strata=groups),
         p=max(test.p for test in tests) if agree else 1.0,
         p_equivalence=max(equivalence(case, margin) for case in cases),
         spread=likely_spread(differences),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, outliers
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregular
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
 
@@ -55,11 +55,11 @@ class PairResult:
     looks: tuple[int, ...]
     """Planned numbers of blocks."""
     collapses: tuple[CollapseRate, CollapseRate]
-    """Collapsed runs of both arms."""
+    """Collapsed runs of both arms; 0 for costs, of which less is better."""
     p_collapse: float
     """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
     warnings: tuple[str, ...]
-    """Reasons for caution about the interval of the mean, such as collapsed runs, outliers and missing runs."""
+    """Reasons for caution about the interval of the mean, such as collapsed runs, irregular differences and missing runs."""
 
     @property
     def decided(self) -> bool:
@@ -78,7 +78,7 @@ class PairResult:
         pair, margin = self.difference, f"{self.margin:g}"
         names = f"{pair.first} and {pair.second}"
         power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} new blocks"
-        collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}"
+        collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}" if self.higher_is_better else ""
         match self.verdict:
             case Conclusion.better:
                 return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}{collapses}"
@@ -89,7 +89,8 @@ class PairResult:
                 remedy = f"the next look is at {later[0]} blocks" if later else power
                 return f"undecided between {names}: {remedy}"
             case Conclusion.too_few:
-                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks"
+                left_out = f" beside {pair.collapsed} with a collapsed run" if pair.collapsed else ""
+                shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks{left_out}"
                 remedy = power or "run them on the same seeds, as sweep=ab does"
                 return f"no verdict on {names}: {shared}; {remedy}"
             case Conclusion.unfinished | Conclusion.exploratory:
@@ -144,6 +145,7 @@ def compare_arms(
         pairs=len(pairs),
         looks=planned,
         bounds=bounds if final else None,
+        worst="" if not final else " (taken at their worst)" if bounds else " (no worst case is known)",
         withheld=withheld if taken else withheld or Conclusion.unfinished,
         seed=seed,
     )
@@ -154,9 +156,8 @@ def compare_arms(
         runs = {arm: seen[seen["arm"] == arm].set_index("block").sort_index() for arm in arms}
         undecided = [pair for pair in pairs if pair not in results or not results[pair].decided]
         found |= {pair: _evidence(runs, pair, rule, look) for pair in undecided}
-        p, p_same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
-        new = [(i, pair) for i, pair in enumerate(pairs) if pair in undecided]
-        results |= {pair: _conclude(found[pair], p[i], p_same[i], rule, look) for i, pair in new}
+        p, same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
+        results |= {pair: _conclude(found[pair], p[i], same[i], rule, look) for i, pair in enumerate(pairs) if pair in undecided}
     return [results[pair] for pair in pairs]
 
 
@@ -172,6 +173,8 @@ class _Rule:
     looks: tuple[int, ...]
     bounds: tuple[float, float] | None
     """Bounds of missing runs that will never be measured."""
+    worst: str
+    """Remark on these runs."""
     withheld: Conclusion | None
     seed: int
 
@@ -187,8 +190,8 @@ class _Evidence:
     """p value of equivalence, corrected for the looks."""
     collapses: tuple[CollapseRate, CollapseRate]
     p_collapse: float
-    outliers: int
-    """Number of outliers among the differences."""
+    irregular: bool
+    """If true, the differences are not normal."""
     missing: int
     """Number of missing runs."""
 
@@ -199,16 +202,17 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
     shared = one.index.intersection(other.index)
     strata = np.asarray(one.loc[shared, "stratum"])
     values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
-    down = [collapsed(arm, strata, margin=rule.margin, higher_is_better=rule.higher_is_better) for arm in values]
+    # Costs such as parameters vary by choice of the policy: a high one is no failure.
+    down = [collapsed(arm, strata, margin=rule.margin) & rule.higher_is_better for arm in values]
     whole, measured = ~(down[0] | down[1]), np.isfinite(values)
     index = None if look is None else rule.looks.index(look)
     difference = paired_difference(
         names,
-        values[0][whole],
-        values[1][whole],
+        *values,
         margin=rule.margin,
         generator=stream(rule.seed, "comparison", *names),
-        strata=strata[whole],
+        strata=strata,
+        collapsed=~whole,
         confidence=0.95 if index is None or len(rule.looks) == 1 else 1 - 2 * levels(rule.looks, 0.025)[index],
         bounds=rule.bounds,
     )
@@ -226,7 +230,7 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
         p_equivalence=p_equivalence,
         collapses=(first, second),
         p_collapse=collapse_p(*down),
-        outliers=int(outliers((values[0] - values[1])[whole], strata[whole], margin=rule.margin).sum()),
+        irregular=irregular((values[0] - values[1])[whole], strata[whole], margin=rule.margin),
         missing=int((~measured).sum()),
     )
 
@@ -234,26 +238,26 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
 def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look: int | None) -> PairResult:
     """Return the verdict on a pair, given its corrected p values.
 
-    Collapsed runs and outliers withhold "equivalent"; "better" is withheld if the better arm collapsed more often.
+    Collapsed runs and irregular differences withhold "equivalent". "Better" is withheld if the better arm collapsed more often,
+    or if the differences left after a collapse are irregular: more runs are then likely to have collapsed than were found.
     """
     difference, (first, second) = one.difference, one.collapses
     gain = difference.mean.mean if rule.higher_is_better else -difference.mean.mean
-    risk = first.collapsed - second.collapsed
+    risk, fallen = first.collapsed - second.collapsed, first.collapsed + second.collapsed > 0
     if rule.withheld is not None:
         verdict = rule.withheld
     elif difference.blocks < MIN_BLOCKS:
         verdict = Conclusion.too_few
     elif p_equivalence < rule.alpha:  # even if significant: a difference below the margin does not matter
-        verdict = Conclusion.withheld if first.collapsed or second.collapsed or one.outliers else Conclusion.equivalent
+        verdict = Conclusion.withheld if fallen or one.irregular else Conclusion.equivalent
     elif p < rule.alpha:
-        verdict = Conclusion.withheld if gain * risk > 0 else Conclusion.better
+        verdict = Conclusion.withheld if gain * risk > 0 or (fallen and one.irregular) else Conclusion.better
     else:
         verdict = Conclusion.withheld if one.missing else Conclusion.undecided
     warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
-    warnings += [f"{one.outliers} of {difference.blocks} differences are outliers"] if one.outliers else []
+    warnings += ["the differences are not normal"] if one.irregular else []
     if one.missing:
-        worst = "no worst case is known" if rule.bounds is None else "taken at their worst"
-        warnings.append(f"{one.missing} runs are missing ({worst})")
+        warnings.append(f"{one.missing} run{'s are' if one.missing > 1 else ' is'} missing{rule.worst}")
     known = np.isfinite(difference.spread)
     return PairResult(
         difference=difference,

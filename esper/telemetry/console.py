@@ -88,8 +88,7 @@ class PlainConsole(Writer):
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._began = time.monotonic()
-        after = f", resumed after {self._first}" if self._first else ""
-        self._print_line(f"{title}: {self._total - self._first} updates{after}")
+        self._print_line(f"{title}, resumed after update {self._first}" if self._first else title)
         if self._size:
             self._print_line(self._size)
 

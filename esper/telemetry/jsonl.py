@@ -1,5 +1,6 @@
 """Writer of JSON lines, from which all other records can be made, and their readers."""
 
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,20 @@ class JsonlConfig(WriterConfig):
 
     def build(self, run: RunInfo) -> "JsonlWriter":
         return JsonlWriter(run.folder, resume_update=run.resume_update)
+
+
+CHECK = "metrics_check"
+"""Key of a record in `times.jsonl`: first 13 hex digits of the SHA-256 of the line in `metrics.jsonl`, as a number."""
+
+
+def _check(line: bytes) -> int:
+    return int(hashlib.sha256(line).hexdigest()[:13], 16)  # 52 bits, which a float holds
+
+
+def _line(update: int, record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line. JSON has no infinity: it is written as the string "inf" or "-inf", which float() reads."""
+    values = {key: str(value) if value in (math.inf, -math.inf) else value for key, value in record.items()}
+    return (json.dumps({"update": update} | values) + "\n").encode()
 
 
 class Lines:
@@ -43,17 +58,10 @@ class Lines:
                 os.truncate(path, sum(len(line) for line, record in _records(path) if record["update"] <= resume_update))
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
-        """Write records, either all of them or, if the disk is full, none.
-
-        JSON has no infinity: it is written as the string "inf" or "-inf", which float() reads.
-        """
-        lines = [
-            json.dumps({"update": update} | {k: str(v) if v in (math.inf, -math.inf) else v for k, v in record.items()}) + "\n"
-            for record in records
-        ]
+        """Write records, either all of them or, if the disk is full, none."""
         # Unbuffered, so that closing the file cannot fail again.
         with disk(f"write metrics to {self.path}"), self.path.open("ab", buffering=0) as file:
-            start, rest = file.tell(), memoryview("".join(lines).encode())
+            start, rest = file.tell(), memoryview(b"".join(_line(update, record) for record in records))
             try:
                 while rest:
                     rest = rest[file.write(rest) :]
@@ -64,7 +72,8 @@ class Lines:
 
 class JsonlWriter(Writer):
     """Writes {"update": 3, "host/accuracy": 71.2, ...} per line, and decisions and anomalies in the same form, if there are
-    any. Times have a file of their own, so that the others depend on the config alone."""
+    any. Times have a file of their own, so that the others depend on the config alone; it also holds a checksum of each line of
+    metrics."""
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """See `Lines`."""
@@ -80,8 +89,9 @@ class JsonlWriter(Writer):
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         times = {tag: value for tag, value in metrics.items() if tag.startswith("time/")}
-        self._times.append(update, times)
-        self._metrics.append(update, {tag: value for tag, value in metrics.items() if tag not in times})
+        others = {tag: value for tag, value in metrics.items() if tag not in times}
+        self._times.append(update, {**times, CHECK: _check(_line(update, others))})
+        self._metrics.append(update, others)
 
     def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
         self._decisions.append(update, *records)
@@ -118,3 +128,20 @@ def read_records(path: Path) -> list[dict[str, float]]:
         return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
     except TypeError as error:
         raise FileError(f"a record of {path} holds a value that is not a number: fix it, or move the file away") from error
+
+
+def changed_update(path: Path, records: Sequence[Mapping[str, float]], updates: int) -> int | None:
+    """Return the first of these updates whose metrics are not those that were written; None if there is none.
+
+    Args:
+        path: file of the metrics.
+        records: records with the checksums in `times.jsonl`. Those of earlier versions have none, and are not checked.
+        updates: number of updates to check; later ones may not have been written.
+
+    Raises:
+        FileError: a line of the file is not a record.
+        OSError: the file cannot be read.
+    """
+    found = {record["update"]: _check(line) for line, record in _records(path)}
+    checks = {record["update"]: record[CHECK] for record in records if CHECK in record and record["update"] <= updates}
+    return next((int(update) for update, check in checks.items() if found.get(update) != check), None)

@@ -89,11 +89,12 @@ class Estimate:
         """Memory on all devices."""
         return sum(part.bytes for parts in self.places.values() for part in parts)
 
-    def line(self) -> str:
-        """Return the estimate as one line."""
-        size = f" of {short(self.parameters)} parameters" if self.parameters is not None else ""
+    def line(self, done: int = 0) -> str:
+        """Return the estimate as one line, without the host epochs that are done."""
+        size = f" of {self.parameters:,} parameters" if self.parameters is not None else ""
         before = f", and {self.pretraining:,} before the first episode unless kept" if self.pretraining else ""
-        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {self.epochs:,} host epochs{before}"
+        left = max(0, self.epochs - done)
+        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {left:,} host epochs{before}"
 
     def check(self, config: Config) -> None:
         """Check that the run fits into the memory of its devices.

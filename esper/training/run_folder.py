@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from shutil import rmtree
 
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
@@ -62,7 +63,7 @@ def create(folder: Path) -> Path:
 def only_writer(folder: Path) -> Generator[None]:
     """Hold the lock of a folder, creating the folder if it is missing. A process may enter several times.
 
-    A new folder into which nothing was written is removed.
+    A new folder is removed if no run has begun in it.
 
     Raises:
         ConfigError: another process holds the lock.
@@ -82,9 +83,8 @@ def only_writer(folder: Path) -> Generator[None]:
         yield
     finally:
         with suppress(OSError):
-            if new and [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()
-                folder.rmdir()
+            if new and {path.name for path in folder.rglob("*") if path.is_file()} <= {LOCK, "multirun.yaml"}:
+                rmtree(folder)
         lock.release()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from esper.agent.base import Learner
 from esper.buffer.transition import Transition
-from esper.checkpoint import Checkpoints, entries, load_run
+from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
 from esper.task.instances import Split
@@ -119,7 +119,7 @@ class Trainer:
                 total_updates=config.updates,
                 name=name,
                 shared=shared,
-                size=estimate(config).line(),
+                size=estimate(config).line(done=self.update * config.hosts * config.steps),
             )
             with (
                 Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
@@ -221,7 +221,7 @@ class Trainer:
                 self.learner.load_state_dict(state["agent"])
             self.env.prepare(state["env"])
         if self.update >= self.config.updates:
-            warnings.warn(f"the run has finished its updates={self.config.updates}: give a larger number to go on", stacklevel=2)
+            warnings.warn(f"the run has finished update {self.update}: set updates above it to go on", Notice, stacklevel=2)
 
     # ---- text for people
 
@@ -231,7 +231,8 @@ class Trainer:
         setting, reward = choices["env"], ""
         if "task" not in config.env.ignores:
             setting, reward = choices["task"], f"reward {choices['reward']}, "
-        updates = f"{config.updates} update{'s' * (config.updates != 1)}"
+        count = max(config.updates, self.update)
+        updates = f"{count} update{'s' * (count != 1)}"
         size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
         return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 

@@ -33,6 +33,8 @@ LOST = 0.1
 """Share of runs that are lost."""
 TINY = 0.02
 """Difference that counts as none: where arms collapse, the true one is known to 0.002 [sd]."""
+DEPTHS = (3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+"""Losses of a run that collapses [sd]."""
 LOOKS = (10, 20, 30)
 PEEKS = range(10, 31)
 """Numbers of blocks after which somebody compares the arms who cannot wait."""
@@ -108,6 +110,11 @@ class Tally:
         return self.covered / self.regular if self.regular else float("nan")
 
     @property
+    def missed(self) -> float:
+        """Share of all pairs whose interval misses the true difference without a warning."""
+        return (self.regular - self.covered) / self.pairs
+
+    @property
     def power(self) -> float:
         """Share of true differences that were found; NaN without any."""
         return self.found / self.different if self.different else float("nan")
@@ -117,15 +124,17 @@ class Tally:
         interval = stats.binomtest(self.wrong, self.experiments, alternative="less").proportion_ci(confidence)
         return float(interval.high)
 
-    def faults(self) -> tuple[bool, bool]:
-        """Return whether more than 5 % of experiments make wrong claims, and whether coverage is outside 93 to 97 %.
+    def faults(self) -> tuple[bool, bool, bool]:
+        """Return whether more than 5 % of experiments make wrong claims, whether more than 5 % of the intervals miss without a
+        warning, and whether coverage of those without a warning is outside 93 to 97 %.
 
         Only what the chance of this simulation does not explain counts, at p < 5 % on each side.
         """
         wrong = stats.binomtest(self.wrong, self.experiments, 0.05, alternative="greater").pvalue
+        missed = stats.binomtest(self.regular - self.covered, self.pairs, 0.05, alternative="greater").pvalue
         low = stats.binomtest(self.covered, self.regular, 0.93, alternative="less").pvalue if self.regular else 1.0
         high = stats.binomtest(self.covered, self.regular, 0.97, alternative="greater").pvalue if self.regular else 1.0
-        return bool(wrong < 0.05), bool(min(low, high) < 0.05)
+        return bool(wrong < 0.05), bool(missed < 0.05), bool(min(low, high) < 0.05)
 
     def add(self, other: "Tally") -> None:
         for field in fields(self):
@@ -160,10 +169,10 @@ def is_wrong(result: PairResult, true: float) -> bool:
     return result.verdict is Conclusion.equivalent and abs(true) >= MARGIN - TINY
 
 
-def tally(setting: Setting, experiments: int, seed: int) -> Tally:
-    """Count the claims about this many simulated experiments."""
+def tally(setting: Setting, experiments: int, seed: int, gain: float | None = None) -> Tally:
+    """Count the claims about this many simulated experiments, whose truth is the declared gain if it is not given."""
     counts, best = Tally(), f"arm{setting.arms - 1}"
-    gain = setting.declared_gain()
+    gain = setting.declared_gain() if gain is None else gain
     for index in range(experiments):
         cells = cells_of(simulate(setting, stream(seed, "simulated_experiment", repr(setting), index)))
         wrong, wrong_of_all = False, False
@@ -188,7 +197,7 @@ def settings() -> Iterator[Setting]:
     """Yield the settings of the report."""
     kinds = [Setting(noise=noise) for noise in ("normal", "heavy", "unequal", "skewed")]
     kinds += [Setting(lost=lost) for lost in ("random", "worst")]
-    kinds += [Setting(collapse=rate, depth=depth) for depth in (3.0, 5.0, 10.0) for rate in (0.05, 0.2)]
+    kinds += [Setting(collapse=rate, depth=depth) for depth in DEPTHS for rate in (0.05, 0.2)]
     kinds += [Setting(collapse=0.1, depth=10.0, both=True), Setting(arms=3)]
     for kind, effect, blocks in product(kinds, (0.0, 0.25, 0.5, 1.0), (12, 20)):
         yield replace(kind, effect=effect, blocks=blocks)
@@ -265,22 +274,39 @@ def percent(share: float) -> str | float:
 
 def report(experiments: int) -> None:
     """Print the tally of every setting, and their sum."""
-    columns = ("setting", "effect [sd]", "blocks", "looks", "wrong claims", "wrong of all runs", "coverage", "warned", "power")
+    columns = ("setting", "effect [sd]", "blocks", "looks", "wrong claims", "wrong of all runs")
+    columns += ("coverage", "missed", "warned", "power")
     show(*columns)
     show(*["---"] * len(columns))
-    whole, exceeding, odd = Tally(), 0, 0
+    whole, faults = Tally(), np.zeros(3, dtype=int)
     for setting in settings():
         counts = tally(setting, experiments, seed=0)
         whole.add(counts)
-        faults = counts.faults()
-        exceeding, odd = exceeding + faults[0], odd + faults[1]
+        faults += counts.faults()
         of_all = counts.wrong_of_all / counts.experiments if setting.collapse and not setting.both else float("nan")
-        shares = [counts.wrong / counts.experiments, of_all, counts.coverage, 1 - counts.regular / counts.pairs, counts.power]
+        warned = 1 - counts.regular / counts.pairs
+        shares = [counts.wrong / counts.experiments, of_all, counts.coverage, counts.missed, warned, counts.power]
         show(setting, f"{setting.effect:g}", setting.blocks, len(setting.looks) or 1, *map(percent, shares))
     wrong, most = 100 * whole.wrong / whole.experiments, 100 * whole.wrong_at_most()
     print(f"\nOf {whole.experiments} experiments {wrong:.1f} % make a wrong claim (at most {most:.1f} %, 99 % confidence).")
-    print(f"With p < 5 % each, more than 5 % are wrong in {exceeding} settings, and coverage is outside 93 to 97 % in {odd}.")
-    print(f"Intervals without a warning cover the truth in {100 * whole.coverage:.1f} %.\n")
+    print(f"Intervals without a warning hold the truth in {percent(whole.coverage)} %; {percent(whole.missed)} % of all miss so.")
+    print(f"Beyond chance (p < 5 % each), more than 5 % of claims are wrong in {faults[0]} settings, more than 5 % of all")
+    print(f"intervals miss without a warning in {faults[1]}, and coverage is outside 93 to 97 % in {faults[2]}.\n")
+
+
+def report_limit(experiments: int) -> None:
+    """Print the coverage that a perfect detector of collapse has left: that of experiments in which no run collapsed.
+
+    Their runs are distributed like those of an arm that never collapses, but the true mean is that of the arm that does.
+    """
+    show("collapse", "blocks", "no collapsed run", "true shift [sd]", "coverage then")
+    show(*["---"] * 5)
+    for rate, depth, blocks in product((0.05, 0.2), (4.0, 5.0, 6.0), (12, 20, 30)):
+        setting = Setting(collapse=rate, depth=depth, blocks=blocks)
+        gain = setting.declared_gain()
+        clean = tally(Setting(blocks=blocks), experiments, seed=0, gain=gain)
+        show(setting, blocks, percent((1 - rate) ** blocks), f"{gain:.2f}", percent(clean.coverage))
+    print()
 
 
 def report_peeks(experiments: int) -> None:
@@ -313,6 +339,7 @@ def main(arguments: list[str]) -> None:
         report_blocks(experiments)
     else:
         report(experiments)
+        report_limit(experiments)
         report_peeks(experiments)
 
 

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig
 
 from esper import config as C
+from esper.checkpoint import Notice
 from esper.cli import command as cli
 from esper.lab.design import design
 from esper.task.data import TaskError
@@ -137,6 +138,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "hydra/launcher=jobilb", "seed=1,2"], "did you mean joblib?"),
         (["hydra.run.dir=/proc/nowhere/run"], "nothing can be written into /proc/nowhere/run"),
         (["-m", "hydra.sweep.dir=/dev/null/sweep", "seed=1,2"], "choose another hydra.sweep.dir"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=same"], "gives several runs the folder same: leave it out"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir="], "gives several runs the folder"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=${nokey}"], "hydra.sweep.subdir: Interpolation key 'nokey' not found"),
+        (["-m", "sweep=ab_reward", "hydra.sweep.subdir=x"], "names the folders of its runs: leave out hydra.sweep.subdir"),
         (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
         (["resume=nowhere"], "resume=nowhere holds no checkpoint"),
         (["resume=."], "resume=. holds no checkpoint"),
@@ -166,6 +171,8 @@ def test_a_mistake_is_one_sentence_and_leaves_no_trace(ask, tmp_path: Path, over
         ["hydra.run.dir=elsewhere/and/deeper"],
         ["seed=1,2", "-m", "hosts=4"],
         ["seed=1,2", "--multirun"],
+        ["seed=1,2", "--multirun", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
+        ["seed=1,2", "--multirun", "hydra.sweep.subdir=${hydra:runtime.choices.reward}/seed-${seed}"],
     ],
     ids=" ".join,
 )
@@ -203,6 +210,8 @@ def test_a_warning_about_a_value_is_one_line(ask, monkeypatch: pytest.MonkeyPatc
     said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
     assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
+    notices = [warnings.formatwarning("x.pt is damaged", Notice, f"{place}.py", 7) for place in ("train", "resume")]
+    assert notices == ["esper: x.pt is damaged\n", ""]
 
 
 def test_errors_for_the_user_are_one_sentence_in_a_running_job(

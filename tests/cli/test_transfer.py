@@ -166,7 +166,7 @@ def test_a_policy_without_slot_identity_transfers_to_more_slots(alike, capsys) -
     kept = json.loads(path.read_text())
     assert "slots=every_block" in kept["transfer"]["target"]
     assert [row["controller"] for row in kept["rows"]] == ["policy", "wait"]
-    assert not (alike / "evaluation_000001_episode0.json").exists()
+    assert not (alike / "evaluation_000001_2_hosts_episode0.json").exists()
 
 
 def test_a_policy_with_slot_identity_needs_its_slots(named) -> None:

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from esper.checkpoint import Checkpoints, digest_of, encode, load
 from esper.config import CHECKPOINTS
 from tests.faults.cases import ARMS, JSONL, SMALL_HOST, SWEEP, config_of
@@ -52,8 +50,8 @@ WRITTEN = {"esper.train": "tuning.json", "esper.compare": "comparison.json", "es
 """File that a command writes."""
 ASIDE = ("runs", "command", "folders", "sentences", "warnings", "sha256")
 """Entries of these files that are text, or paths."""
-UNSEEN = ("metrics.jsonl", "times.jsonl")
-"""Files without a digest, in which another digit of a number is not detected."""
+UNSEEN = "times.jsonl"
+"""File in which another digit of a time is not detected."""
 
 
 def _replaced(value: Any) -> Any:
@@ -64,9 +62,9 @@ def _mistype(path: Path, chance: random.Random) -> None:
     """Give one value another type; in a checkpoint, give one tensor of the policy another dtype."""
     if path.suffix == ".pt":
         state = load(path)
-        network = state["agent"]["network"]
-        name = chance.choice([name for name, value in network.items() if value.is_floating_point()])
-        network[name] = network[name].to(torch.float64)
+        agent = state["agent"]
+        part, name = chance.choice([(part, name) for part in ("network", "popart") for name in agent[part]])
+        agent[part][name] = agent[part][name].half()
         path.write_bytes(encode(state))
         return
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]

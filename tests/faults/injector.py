@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ class Injector:
         real = getattr(owner, name)
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.meet()
+            if name != "write" or not stat.S_ISFIFO(os.fstat(arguments[0]).st_mode):  # no disk: joblib's processes talk by pipes
+                self.meet()
             return real(*arguments, **options)
 
         setattr(owner, name, counted)

@@ -121,6 +121,8 @@ Numpy, NumpyTraining = does(0, lambda x: x * np.random.rand()), host(1, OwnTrain
 Double, Detached = does(0, lambda x: x.double()), does(1, lambda x: x.detach())
 Batch, Hosts = does(0, lambda x: x - x.mean(0)), does(0, lambda x: x.softmax(1))
 InPlace, Evaluated = does(1, lambda x: x.mul_(2)), host(1, lambda: Moving(6))
+Signed = does(1, lambda x: x * (1.0 if x.mean().item() > 0 else 0.5))
+Peak = does(0, lambda x: x / x.abs().max())
 Error = does(1, lambda x: {}["lost"])
 
 text = "no class"
@@ -180,6 +182,8 @@ def test_a_custom_host_of_text_trains(tmp_path) -> None:
         ("my_hosts:Detached", "the host passes no gradient to slot r0c0: use it, and remove detach"),
         ("my_hosts:Batch", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),
         ("my_hosts:Hosts", "the host mixes the hosts of a shard, as views that count channels do: see docs/extending.md"),
+        ("my_hosts:Signed", "the host cannot run under torch.func.vmap (vmap: It looks like you're calling .item() on a Tensor"),
+        ("my_hosts:Peak", "the host mixes the samples of a batch in evaluation mode: compute each sample alone"),
         ("my_hosts:InPlace", "segment 1 of the host changes its input in place: use inplace=False"),
         ("my_hosts:Error", "segment 1 of the host fails on (3, 6, 3, 3) with KeyError: 'lost' (my_hosts.py, line 9"),
     ],

@@ -114,6 +114,16 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     assert last == compared(monkeypatch, {arm: row[:24] for arm, row in values.items()}, looks=[12, 24]).results["accuracy"][0]
 
 
+def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((2, 10))
+    values = {"a": noise[0], "b": noise[1] + 6}
+    assert compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2] == [
+        "no verdict on a and b: the comparison is unfinished",
+        "a later look is planned at 10 blocks: repeat the command of the experiment with blocks=10",
+    ]
+    assert compared(monkeypatch, values, looks=[10]).sentences()[0].startswith("b is better than a")
+
+
 @pytest.mark.parametrize(
     ("asked", "overrides", "sentence"),
     [
@@ -179,7 +189,7 @@ def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^a is the only arm: name the folders of others, or add baselines"):
+    with pytest.raises(ConfigError, match=r"^there is only one arm: name the folders of others, or add baselines"):
         compared(monkeypatch, {"a": np.zeros(3)})
     alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
     assert differences(alone).empty

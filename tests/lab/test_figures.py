@@ -41,3 +41,13 @@ def test_learning_curves_have_bands_for_few_arms(monkeypatch: pytest.MonkeyPatch
     assert [line.get_label() for line in many.lines] == arms
     assert (len(few.lines), len(few.collections), len(many.collections)) == (FEW, FEW, 0)
     assert many.lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5, 3.5]  # as far as all runs have come
+
+
+def test_equal_learning_curves_are_told_apart_at_whole_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda _: [{CURVE: 50.0}, {CURVE: 60.0}])
+    runs = [Run(arm=arm, block=0, folder=Path(), updates=2) for arm in "abcd"]
+    axes = Figure().subplots()
+    learning_curves(axes, runs, dict.fromkeys("abcd", (0, 0, 0)))
+    assert len({line.get_linestyle() for line in axes.lines}) == 4
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1, 2]

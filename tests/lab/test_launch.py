@@ -1,9 +1,12 @@
 """Launchers: cores per run, and equal results whichever launches a run."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from esper.cli.overrides import check
 from esper.config import CHECKPOINTS
 from esper.env import shard_pool
 from esper.lab.design import Cell, design
-from esper.lab.launch import CellSweeper, cores_each, run_context
+from esper.lab.launch import CellSweeper, cores_each, end_with_parent, run_context
 from esper.training.trainer import Trainer
 from tests.forked import run_forked
 
@@ -178,3 +181,32 @@ def test_launchers_run_alike_and_report_failures(
     assert done.returncode != 0
     assert "which does not exist: download" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _outlive_parent(pipe: int) -> None:
+    """Begin to watch the parent after its death; write into the pipe if this process is still alive 5 s later."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while os.getppid() == parent.pid:
+        time.sleep(0.01)
+    end_with_parent()
+    time.sleep(5)
+    os.write(pipe, b"alive")
+
+
+def test_workers_end_even_if_their_parent_died_before_they_began() -> None:
+    end, start = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        multiprocessing.get_context("fork").Process(target=_outlive_parent, args=(start,)).start()
+        os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(start)
+    with os.fdopen(end, "rb") as pipe:
+        assert pipe.read() == b""  # the end of the worker closes the pipe
+
+
+def test_single_processes_do_not_end_with_the_shell_that_started_them() -> None:
+    before = threading.active_count()
+    end_with_parent()
+    assert threading.active_count() == before

@@ -1,5 +1,6 @@
 """Plans of experiments: read from a file and the command line, and adopted when blocks are added."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     )
     assert announce(found) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
     typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
-    assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[3])
+    assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[10])
 
 
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
@@ -51,6 +52,21 @@ def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
     more.save(tmp_path)
     assert more.plan.looks == [12]
     assert announce(more)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
+
+
+def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:
+    first = planned("arms=reward: shaped,sparse", "blocks=3", folder=tmp_path)
+    first.save(tmp_path)
+    assert announce(first)[1] == (
+        "blocks=3 is below the first look: for a verdict, repeat the command at any time with blocks=10 hydra.sweep.dir=FOLDER"
+    )
+    more = planned("arms=reward: shaped,sparse", "blocks=10", folder=tmp_path)
+    more.save(tmp_path)
+    assert (more.plan.looks, more.digest) == ([10], first.digest)
+    (line,) = announce(more)
+    assert line.endswith("verdict at 10 blocks")
+    earlier = replace(first, plan=replace(first.plan, looks=[3]))
+    assert "no verdict at any number of blocks" in announce(earlier)[0]
 
 
 @pytest.mark.parametrize(

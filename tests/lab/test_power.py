@@ -36,7 +36,7 @@ def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> Non
 
 
 def test_the_power_is_printed_for_typical_values() -> None:
-    (line,) = expected_power(planned(arms="{a: hosts=8, b: hosts=9}"))
+    (line,) = expected_power(planned(arms="{a: updates=25, b: updates=50}"))
     power = 100 * PlannedTest(margin=1.0, looks=[12]).powers(2.4)[0]
     assert line == (
         f"12 blocks detect a difference of 1 pp in accuracy with a power of {power:.0f} % (standard deviation of a difference "
@@ -59,9 +59,9 @@ def test_pairs_and_looks_change_the_power() -> None:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
+    (line,) = expected_power(planned(arms="{a: hosts=8, b: hosts=32}", common=("updates=2", "steps=20"), score_hosts=9))
+    assert "2.4, typical of digits at the default size, but a guess for updates=2 hosts=8 score_hosts=9; pilot=FOLDER" in line
     assert expected_power(planned(common=("task=mnist5k",)))[0].startswith("power unknown: no record tells how accuracy varies")
-    (few,) = expected_power(planned(8))
-    assert few.startswith("8 blocks are too few for a verdict, which takes 10 (standard deviation")
 
 
 @pytest.fixture
@@ -110,3 +110,16 @@ def test_a_useless_pilot_is_one_sentence(content: str | None, outcome: str, tmp_
     (tmp_path / "comparison.csv").write_text("arm,block,accuracy\nppo,0,1.0\n")
     with pytest.raises(ConfigError, match="has no two arms with accuracy in 5 blocks"):
         expected_power(planned(pilot=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("controller", "control"), ("policy,5", "policy,x5"), ("shaped,0,1,", "shaped,0,0,")],
+    ids=["column", "number", "twice"],
+)
+def test_a_damaged_table_of_hosts_is_one_sentence(pilot: Path, old: str, new: str) -> None:
+    content = (pilot / "hosts.csv").read_text()
+    assert old in content
+    (pilot / "hosts.csv").write_text(content.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=r"hosts\.csv is damaged .*: run python -m esper\.compare on "):
+        expected_power(planned(pilot=str(pilot)))

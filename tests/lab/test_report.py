@@ -18,6 +18,7 @@ from esper.lab.costs import cost
 from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.report import differences, show, summary, tables, write
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
+from esper.lab.tables import latex
 from esper.stats import paired
 
 ARMS = ("a", "b", AA_CONTROL)
@@ -68,16 +69,42 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
     for table in differences:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
-    assert [row[1] for row in differences[0]["rows"]] == ["11", "12", "11", "12"]
+    assert [row[1] for row in differences[0]["rows"]] == ["11 (1 with a missing run)", "12", "11 (1 with a missing run)", "12"]
     assert [row[-1] for row in differences[0]["rows"]] == ["withheld", "better", "better", "control"]
     for table in differences[1:]:
         assert "exploratory" in table["caption"]
         assert [row[-1] for row in table["rows"]] == 3 * ["exploratory"] + ["control"]
 
 
+@pytest.mark.usefixtures("found")
+def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Claims(baselines=["wait"], looks=[10])
+    planned = Design(arms={"a": [], "b": ["hosts=1"]}, blocks=12, root=0, common=[], plan=plan)
+    monkeypatch.setattr(S, "planned", lambda _: planned)
+    usual, bad = J.score, {"accuracy": -900.0, "parameters": -9e6}
+    monkeypatch.setattr(J, "score", lambda run, *rest: usual(run, *rest) | (bad if run.block == 4 else {}))
+    worse = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    _, _, accuracy, *others = tables(worse)
+    assert accuracy["rows"][0][1] == "8 (1 collapsed, 1 with a missing run, 2 after the look)"
+    assert accuracy["rows"][-1][1] == "11 (1 collapsed)", "the control has no look"
+    (parameters,) = [table for table in others if "in parameters" in table["caption"]]
+    assert [row[1] for row in parameters["rows"]] == ["11 (1 with a missing run)", "12", "11 (1 with a missing run)", "12"]
+    assert "8 (1 collapsed, 1 with a missing run, 2 after the look)" in latex(differences(worse))
+
+
+@pytest.mark.usefixtures("found")
+def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(J, "score", lambda run, *_: dict.fromkeys(OUTCOMES, 60.1 if run.arm == "a" else 40.3))
+    same = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    row = next(table["rows"][-1] for table in tables(same) if "in parameters" in table["caption"])
+    assert row[2:4] == ["19.80, no spread"] * 2
+    assert row[5:7] == ["0.005", "< 0.0001"], "the margin is 20"
+
+
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
     assert names == FILES
+    assert "<h2>Command</h2>\n<pre>python -m esper.compare x</pre>" in (tmp_path / "report.html").read_text()
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))

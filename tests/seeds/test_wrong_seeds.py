@@ -98,6 +98,8 @@ WRONG = {
     "batch_statistics": (lambda: Made(lambda x: F.batch_norm(x, None, None, training=True)), "mixes the samples of a batch"),
     "hosts": (lambda: Made(lambda x: x.softmax(1)), "mixes the hosts of a shard, as views that count channels do: see docs/"),
     "channels": (OneByOne, "mixes the hosts of a shard"),
+    "item": (lambda: Made(lambda x: x / x.abs().amax().item()), "cannot run under torch.func.vmap (vmap: It looks like you're "),
+    "if": (lambda: Made(lambda x: x if x.sum() > 0 else -x), "choose by torch.where instead of if and .item()"),
     "in_place": (lambda: Made(first=torch.Tensor.exp_), "changes its input in place: use inplace=False"),
     "error": (lambda: Made(first=lambda x: x @ x[:, :, 1:]), " fails on (3, 8, 5, 5) with RuntimeError: "),
     "own_error": (lambda: {}["lost"], " fails on (3, 8, 5, 5) with KeyError: 'lost' (test_wrong_seeds.py, line "),

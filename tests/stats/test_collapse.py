@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, outliers
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregular
 
 ONE = np.zeros(20)
 
@@ -17,12 +17,19 @@ def runs(count: int = 20, seed: int = 0) -> np.ndarray:
 def test_deep_collapse_is_found_in_up_to_two_runs_of_five(share: int) -> None:
     values = runs() - 12 * (np.arange(20) < share)
     assert (collapsed(values, ONE, margin=0.5) == (np.arange(20) < share)).all()
-    assert (collapsed(-values, ONE, margin=0.5, higher_is_better=False) == (np.arange(20) < share)).all()
 
 
 def test_normal_runs_seldom_count_as_collapsed() -> None:
     found = [collapsed(runs(12, seed), np.zeros(12), margin=0.1).any() for seed in range(1000)]
     assert np.mean(found) < 0.06
+
+
+@pytest.mark.parametrize("count", [3, 9, 10])
+def test_few_runs_show_no_collapse(count: int) -> None:
+    values = np.append(runs(11), np.nan)
+    values[0] -= 50
+    values[count:-1] = np.nan
+    assert collapsed(values, np.zeros(12), margin=0.1).sum() == (count == 10)
 
 
 def test_a_deviation_within_the_margin_is_no_collapse() -> None:
@@ -46,12 +53,20 @@ def test_missing_runs_have_not_collapsed() -> None:
     assert not collapsed([np.nan] * 3, [0] * 3, margin=0.5).any()
 
 
-def test_outliers_lie_to_either_side() -> None:
-    assert not outliers(runs(), ONE, margin=0.5).any()
-    values = runs()
-    values[[2, 5, 6]] = -20, 20, np.nan
-    assert np.flatnonzero(outliers(values, ONE, margin=0.5)).tolist() == [2, 5]
-    assert not outliers(values, ONE, margin=30).any()
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("share", [1, 4, 7, 10])
+def test_outliers_and_two_groups_are_irregular(share: int, sign: int) -> None:
+    values = runs() + 6 * sign * (np.arange(20) < share)
+    assert irregular(values, ONE, margin=0.5)
+    assert irregular(np.append(values, np.nan), np.zeros(21), margin=0.5)
+    assert not irregular(values, ONE, margin=30)
+
+
+def test_normal_differences_are_seldom_irregular() -> None:
+    strata = np.arange(20) % 2
+    found = [irregular(runs(seed=seed) + 9 * strata, strata, margin=0.1) for seed in range(1000)]
+    assert 0.03 < np.mean(found) < 0.07
+    assert not irregular([5.0, np.nan, -5.0], np.zeros(3), margin=0.1)  # two differences show nothing
 
 
 def test_rates_are_exact() -> None:

@@ -18,6 +18,7 @@ from esper.stats.paired import (
     likely_spread,
     paired_difference,
     sign_flip,
+    t_test_power,
 )
 
 NUMBERS = st.floats(-100, 100).map(lambda number: round(number, 3))
@@ -149,6 +150,21 @@ def test_blocks_needed_grows_with_the_number_of_pairs(pairs: int) -> None:
     rng = generator()
     assert sign_flip(100 + rng.standard_normal(least), rng).p < 0.05 / pairs
     assert least == MIN_BLOCKS or sign_flip(100 + rng.standard_normal(least - 1), rng).p >= 0.05 / pairs
+
+
+def test_power_is_that_of_statsmodels_and_never_nan() -> None:
+    reference, failed = TTestPower().power, 0
+    for alpha in (0.05, 0.05 / 6, 1e-3, 1e-5):
+        for ratio in (0.02, 0.2, 0.5, 1, 2, 5, 10, 100):
+            powers = np.array([t_test_power(ratio, blocks, alpha) for blocks in (5, 10, 12, 24, 80, 200, 2000, 20_000)])
+            expected = np.array([reference(ratio, blocks, alpha) for blocks in (5, 10, 12, 24, 80, 200, 2000, 20_000)])
+            known = np.isfinite(expected)
+            assert powers[known] == pytest.approx(expected[known], abs=5e-6)
+            assert (np.diff(powers) >= 0).all(), "more blocks, more power; False for nan"
+            failed += (~known).sum()
+        assert t_test_power(100, 10, alpha) == pytest.approx(1)
+    assert failed, "there are cases that statsmodels cannot compute"
+    assert t_test_power(1.0, 10, 0.0) == 0
 
 
 def test_blocks_needed_gives_the_promised_power() -> None:

@@ -180,7 +180,8 @@ def test_missing_runs_leave_only_verdicts_that_survive_them() -> None:
     assert compare_arms(cells, margin=0.5, bounds=(-10, 10))[0].verdict is Conclusion.unfinished
     assert found((-10, 10)).winner == "good"
     assert found((-200, 200)).verdict is Conclusion.withheld
-    assert str(found(None)) == "no verdict on plain and good: 1 runs are missing (no worst case is known)"
+    assert str(found(None)) == "no verdict on plain and good: 1 run is missing (no worst case is known)"
+    assert compare_arms(cells, margin=0.5)[0].warnings == ("1 run is missing",), "more runs may come"
     narrow, wide = found((-10, 10)).difference, found((-200, 200)).difference
     assert narrow.mean.mean == wide.mean.mean
     assert wide.mean.low < narrow.mean.low < narrow.mean.mean < narrow.mean.high < wide.mean.high
@@ -209,6 +210,21 @@ def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
     assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs"
 
 
+def test_costs_do_not_collapse() -> None:
+    cells = table("plain", "good")
+    cells.loc[(cells.arm == "plain") & (cells.block == 4), "value"] -= 50
+    cells.loc[(cells.arm == "good") & (cells.block == 5), "value"] += 50
+    (gain,) = compare_arms(cells, margin=0.5)
+    (cost,) = compare_arms(cells.assign(value=-cells["value"]), margin=0.5, higher_is_better=False)
+    assert (gain.difference.blocks, gain.difference.collapsed) == (11, 1)
+    assert (cost.difference.blocks, cost.difference.collapsed, cost.warnings) == (12, 0, ("the differences are not normal",))
+    assert cost.difference.mean.mean == pytest.approx(3 + 100 / 12, abs=0.1)
+    (few,) = compare_arms(cells[cells["block"] < 10], margin=0.5)
+    assert "they share 9 of at least 10 blocks beside 1 with a collapsed run" in str(few)
+    (fewer,) = compare_arms(cells[cells["block"] < 9], margin=0.5)
+    assert "they share 9 of at least 10 blocks; " in str(fewer), "nine runs show no collapse"
+
+
 @pytest.mark.parametrize("down", ["plain", "good"])
 def test_an_arm_that_collapses_more_often_is_not_better(down: str) -> None:
     cells = table("plain", "good")
@@ -227,5 +243,18 @@ def test_an_outlier_withholds_equivalence() -> None:
     same, _, better = compare_arms(cells, margin=1)[0], None, compare_arms(cells, margin=1)[2]
     assert same.p_equivalence_holm < 0.01
     assert same.verdict is Conclusion.withheld
-    assert same.warnings == ("1 of 12 differences are outliers",)
+    assert same.warnings == ("the differences are not normal",)
     assert better.winner == "good"
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_an_arm_is_not_better_if_collapsed_runs_are_hidden_among_the_others(hidden: int) -> None:
+    cells = table("plain", "good")
+    cells.loc[(cells.arm == "plain") & (cells.block == 0), "value"] -= 50
+    cells.loc[(cells.arm == "plain") & (cells.block > 11 - hidden), "value"] -= 1
+    (found,) = compare_arms(cells, margin=0.5)
+    assert [one.collapsed for one in found.collapses] == [1, 0]
+    assert found.p_holm < 0.01
+    assert found.verdict is (Conclusion.withheld if hidden else Conclusion.better)
+    if hidden:
+        assert str(found) == "no verdict on plain and good: plain collapsed in 1 of 12 runs; the differences are not normal"

@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from esper.checkpoint import DiskError, FileError
 from esper.telemetry.base import Writer
-from esper.telemetry.jsonl import JsonlWriter, read_records
+from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
 from esper.telemetry.tensorboard import TensorBoardWriter
 
 ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
@@ -77,6 +77,17 @@ def test_jsonl_resume_drops_later_updates(path: Path, resume_update: int) -> Non
     kept = list(range(1, min(4, resume_update) + 1))
     assert [record["update"] for record in read_records(path)] == [*kept, resume_update + 1]
     assert read_records(path)[-1][ACCURACY] == 2.0
+
+
+@pytest.mark.parametrize(("old", "new"), [("3.5", "4.5"), ('{"update": 3, "host/accuracy": 3.5}\n', "")])
+def test_a_changed_line_is_found_up_to_the_newest_checkpoint(path: Path, old: str, new: str) -> None:
+    write(JsonlWriter(path.parent), *((update, {ACCURACY: update + 0.5, "time/update_seconds": 1.0}) for update in range(1, 5)))
+    times = read_records(path.with_name("times.jsonl"))
+    assert changed_update(path, times, 4) is None
+    path.write_text(path.read_text().replace(old, new))
+    assert [changed_update(path, times, updates) for updates in (2, 3, 4)] == [None, 3, 3]
+    earlier = [{"update": record["update"]} for record in times]
+    assert changed_update(path, earlier, 4) is None, "an earlier version wrote no checksums"
 
 
 def test_jsonl_drops_an_incomplete_last_line(path: Path) -> None:

@@ -67,7 +67,7 @@ def test_an_evaluation_shows_flops_and_writes_them_by_host(tmp_path, capsys):
     assert " 7.07k " in shown
     assert " 16.3M " in shown
     assert (host, 3 * 256 * 3 * host) == (7072, 16293888)
-    kept = json.loads((tmp_path / "evaluation_000001_episode0.json").read_text())
+    kept = json.loads((tmp_path / "evaluation_000001_2_hosts_episode0.json").read_text())
     assert kept["hosts"]["wait"]["flops"] == [host] * 2
     assert kept["rows"][0]["training_flops"] == 3 * 256 * 3 * host
 

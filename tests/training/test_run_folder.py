@@ -126,3 +126,16 @@ def test_a_run_resumes_on_the_same_data_only() -> None:
     check_data({"hparams": {}}, {"data": "a"})
     with pytest.raises(ConfigError, match=r"other data \(fingerprint a, now b\)"):
         check_data({"hparams": {"data": "a"}}, {"data": "b"})
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"), [([], False), (["multirun.yaml"], False), (["multirun.yaml", "0/metrics.jsonl"], True)]
+)
+def test_a_new_folder_stays_only_if_a_run_has_begun_in_it(tmp_path: Path, written: list[str], kept: bool) -> None:
+    folder = tmp_path / "sweep"
+    with only_writer(folder):
+        for name in written:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        (folder / "1").mkdir()  # Hydra's
+    assert folder.exists() == kept

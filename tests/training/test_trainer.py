@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from esper.agent.ppo.ppo import PPO
-from esper.checkpoint import DiskError, load
+from esper.checkpoint import DiskError, Notice, load
 from esper.cli import command as cli
 from esper.cli.overrides import check
 from esper.config import CHECKPOINTS, ConfigError
@@ -271,6 +271,23 @@ def test_a_longer_run_continues_a_shorter_one(tmp_path):
     Trainer(config("updates=2"), tmp_path).run()
     assert newest(tmp_path)["update"] == 2
     assert [record["update"] for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, capsys):
+    folder = shutil.copytree(whole, tmp_path / "copied")
+    damaged = folder / CHECKPOINTS / "checkpoint_000003.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-64] + b"0" * 64)
+    for updates, epochs, warning in (
+        (3, 12, f"{damaged} is damaged (its checksum differs); trying the previous checkpoint"),
+        (2, 0, "the run has finished update 3: set updates above it to go on"),
+    ):
+        with pytest.warns(Notice) as said:
+            Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
+        title, size, *_ = capsys.readouterr().out.splitlines()
+        assert ": 3 updates of 4 hosts x 3 epochs" in title
+        assert size.startswith("4 hosts of 496 parameters, ")
+        assert size.endswith(f"; {epochs} host epochs")
+        assert [str(one.message) for one in said if one.category is Notice] == [warning]
 
 
 @pytest.mark.parametrize(

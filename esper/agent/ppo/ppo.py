@@ -449,11 +449,11 @@ class PPO(Learner):
             if trained != names and (what != "slots" or self.config.slot_identity):
                 was, here = ", ".join(trained), ", ".join(names)
                 raise ValueError(f"this policy was trained with the {what} {was}, but this run has {here}: {_REMEDY[what]}")
-        for name, tensor in self.network.state_dict().items():  # PyTorch would cast other dtypes
-            if name in state["network"] and state["network"][name].dtype != tensor.dtype:
-                raise TypeError(f"{name} is {state['network'][name].dtype}, not {tensor.dtype}")
-        self.network.load_state_dict(state["network"])
-        self.popart.load_state_dict(state["popart"])
+        for part, module in (("network", self.network), ("popart", self.popart)):
+            for name, tensor in module.state_dict().items():  # PyTorch would cast other dtypes
+                if name in state[part] and state[part][name].dtype != tensor.dtype:
+                    raise TypeError(f"{name} is {state[part][name].dtype}, not {tensor.dtype}")
+            module.load_state_dict(state[part])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates, self.strikes = state["counters"]["updates"], state["counters"]["strikes"]
 
