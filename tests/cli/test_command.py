@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from esper import config as C
 from esper.checkpoint import Notice
 from esper.cli import command as cli
-from esper.lab.design import design
+from esper.lab.design import Claims, design
 from esper.task.data import TaskError
 from esper.train import main
 from esper.training.run_folder import LOCK
@@ -322,4 +322,5 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     assert "2 of 3 runs done" in main_here(*overrides)
     assert all(path.is_file() for path in weights)
     with pytest.raises(C.ConfigError, match="holds an experiment that differs in common"):
-        design("reward: shaped,sparse", blocks=1, root=7, common=["sweep=ab", *TINY, "hosts=5"]).save(tmp_path / "mine")
+        other = ["sweep=ab", *TINY, "hosts=5"]
+        design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=Claims(looks=[10])).save(tmp_path / "mine")

@@ -10,4 +10,4 @@ def test_a_sandbox_run_is_evaluated(tmp_path, capsys):
     main([f"checkpoint={tmp_path}", "hosts=16", "controllers=[policy,wait]"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("policy") and line.count(" - ") >= 2 for line in lines)
-    assert any(line.startswith("wait") and "0.0 ± 0.0" in line for line in lines)
+    assert any(line.startswith("wait") and "0.0±0.0" in line for line in lines)

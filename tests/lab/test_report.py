@@ -82,7 +82,7 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
     planned = Design(arms={"a": [], "b": ["hosts=1"]}, blocks=12, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: planned)
     usual, bad = J.score, {"accuracy": -900.0, "parameters": -9e6}
-    monkeypatch.setattr(J, "score", lambda run, *rest: usual(run, *rest) | (bad if run.block == 4 else {}))
+    monkeypatch.setattr(J, "score", lambda run, *rest, **how: usual(run, *rest, **how) | (bad if run.block == 4 else {}))
     worse = S.compare([], CompareConfig(baselines=["wait"], final=True))
     _, _, accuracy, *others = tables(worse)
     assert accuracy["rows"][0][1] == "8 (1 collapsed, 1 with a missing run, 2 after the look)"
@@ -94,7 +94,7 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("found")
 def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(J, "score", lambda run, *_: dict.fromkeys(OUTCOMES, 60.1 if run.arm == "a" else 40.3))
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: dict.fromkeys(OUTCOMES, 60.1 if run.arm == "a" else 40.3))
     same = S.compare([], CompareConfig(baselines=["wait"], final=True))
     row = next(table["rows"][-1] for table in tables(same) if "in parameters" in table["caption"])
     assert row[2:4] == ["19.80, no spread"] * 2

@@ -199,9 +199,9 @@ def test_a_seed_lost_by_a_rollback_is_not_recorded_as_kept(monkeypatch: pytest.M
         cause_N = np.where(kept_N & (np.arange(2) == 0), Cause.DIVERGENCE, Cause.HEALTHY)
         return dataclasses.replace(healthy, cause_N=cause_N)
 
-    def look() -> np.ndarray:
+    def look(alpha_NS: np.ndarray) -> np.ndarray:
         committed.append(env.state.within(Stage.FOSSILIZED).sum(axis=1).tolist())
-        return measure()
+        return measure(alpha_NS)
 
     monkeypatch.setattr(env.governor, "judge", strict)
     monkeypatch.setattr(env, "_test_accuracy", look)
