@@ -321,6 +321,6 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     weights[1].unlink()  # as if stopped after its first update
     assert "2 of 3 runs done" in main_here(*overrides)
     assert all(path.is_file() for path in weights)
+    other = ["sweep=ab", *TINY, "hosts=5"]
     with pytest.raises(C.ConfigError, match="holds an experiment that differs in common"):
-        other = ["sweep=ab", *TINY, "hosts=5"]
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=Claims(looks=[10])).save(tmp_path / "mine")
