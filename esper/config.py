@@ -164,12 +164,22 @@ class Config(Chosen):
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
         self.agent.check_buffer(self.buffer, self.choice("buffer"))
         self.env.check_run(slots=self.slots, gates=self.gates, heads=self.agent.heads, steps=self.steps)
+        self._check_senses()
         needed = shortest_life(self.slots, self.gates, TEMPOS.get(self.agent.heads.tempo, min(TEMPOS.values())))
         if needed > self.steps:
             warnings.warn(
                 f"no seed can be fossilized: with these gates that takes {needed} host epochs, and an episode has "
                 f"steps={self.steps}: raise steps to well above {needed}, or lower gates.min_training or gates.min_blending",
                 stacklevel=2,
+            )
+
+    def _check_senses(self) -> None:
+        """Raise ValueError if what the controller needs is not observed, or is not there."""
+        if isinstance(self.env, GrowthConfig) and self.env.timetable and not self.task.events.kinds:
+            raise ValueError("env.timetable=true has no effect, since task.events.kinds is empty: leave it out, or list kinds")
+        if self.agent.needs_timetable and not getattr(self.env, "timetable", False):
+            raise ValueError(
+                f"agent={self.choice('agent')} must know the events: add env.timetable=true, with a task that has events"
             )
 
 

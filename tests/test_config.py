@@ -35,6 +35,7 @@ from esper.task.digits import DigitsConfig
 OPTIONS = [(group, name) for group, options in C.GROUPS.items() for name in options]
 CUSTOM = "host=custom host.path=mine:Host task.instances=healthy"
 NEEDED = {
+    "agent=event_oracle": ["task=digits_drift", "env.timetable=true"],
     "host=transformer": ["task=python_text"],
     "host=custom": CUSTOM.split()[1:],
     "buffer=window": ["agent.baseline=critic", "agent.twins=1"],
@@ -177,6 +178,12 @@ BAD: list[tuple[str, str]] = [
     ("agent=periodic agent.first=-1", "agent.first"),
     ("agent=periodic agent.every=0", "agent.every"),
     ("agent=best_of_random agent.most=-1", "agent.most"),
+    ("env.timetable=true", "env.timetable=true has no effect, since task.events.kinds is empty"),
+    ("agent=event_oracle task=digits_drift", "agent=event_oracle must know the events: add env.timetable=true"),
+    ("agent=event_oracle env=sandbox", "agent=event_oracle must know the events"),
+    ("agent=react_bandit agent.drop=0", "agent.drop must be"),
+    ("agent=bandit agent.exploration=2", "agent.exploration"),
+    ("slots.learning_epochs=-1", "slots.learning_epochs"),
     ("agent=best_of_random agent.latest=-1", "agent.latest"),
     ("agent=best_of_random agent.latest=20", "agent.latest=20 is after the end of the episode, steps=20"),
     ("agent=heuristic agent.patience=-1", "agent.patience"),

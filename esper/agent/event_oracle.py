@@ -20,6 +20,8 @@ class EventOracleConfig(BanditConfig):
     """A contextual bandit that knows the timetable of a host, looks at it whenever an event begins or ends, and plants the one
     seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing the events is worth."""
 
+    needs_timetable: ClassVar[bool] = True
+
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "EventOracle":
         return EventOracle(self, spec)
 

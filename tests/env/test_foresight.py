@@ -1,7 +1,6 @@
 """What an oracle is told, and hosts whose growth potential nobody measures."""
 
 import numpy as np
-import pytest
 
 from esper.cli.overrides import check
 from esper.env.foresight import foresight
@@ -35,8 +34,6 @@ def test_the_timetable_is_observed_on_request_only_and_changes_nothing_else() ->
     expected_TNF = foresight([view.timetable for view in told.views], told.config and told._kinds, 18)  # type: ignore[attr-defined]
     np.testing.assert_allclose(both[1]["features"][:, size:], expected_TNF[3], rtol=1e-6)
     assert both[1]["features"][:, size:].any()
-    with pytest.raises(ValueError, match=r"env\.timetable=true has no effect, since task\.events\.kinds is empty"):
-        build_env(check(["env.timetable=true", "hosts=2", "steps=18", "agent=wait"]), split=Split.TRAINING)
 
 
 def test_without_potential_nothing_is_known_before_a_trial() -> None:

@@ -105,7 +105,7 @@ def configs() -> Iterator[Any]:
     """Configs that together hold all hosts, and all blueprints, that need no data of their own."""
     yield check(["blueprint=[norm,conv_light,attention,bottleneck]"])
     yield check(["host=mlp", "blueprint=[norm,lora,mlp]", "buffer=window", "agent.baseline=critic"])
-    for agent in (name for name in GROUPS["agent"] if name not in ("ppo", "ppo_mlp", "replay")):
+    for agent in (name for name in GROUPS["agent"] if name not in ("ppo", "ppo_mlp", "replay", "event_oracle")):
         yield check([f"agent={agent}"])
 
 
