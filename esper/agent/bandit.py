@@ -6,6 +6,7 @@ baselines that show whether a task asks for more than one decision at the start,
 
 # N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n decisions, T steps
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -68,13 +69,20 @@ class Bandit(Learner):
     repeats: ClassVar[bool] = False
     """True if it decides again once a seed is kept, or none was chosen."""
 
-    def __init__(self, config: BanditConfig, spec: EnvSpec) -> None:
-        self.config, self.spec = config, spec
+    def __init__(self, config: BanditConfig, spec: EnvSpec, features: Sequence[int] | None = None) -> None:
+        """
+        Args:
+            config: exploration and memory.
+            spec: sizes and names of observations and actions.
+            features: columns of the host features from which it predicts; None for the whole observation.
+        """
+        self.config, self.spec, self._features = config, spec, features
         self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
         """Name of each choice."""
         self.models: list[Ridge | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
-        self._seen_nF = np.zeros((0, len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)), np.float32)
+        whole = len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)
+        self._seen_nF = np.zeros((0, whole if features is None else len(features)), np.float32)
         self._choice_n, self._return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
         self._record: Decisions | None = None
         """The update so far; None outside of an update."""
@@ -119,7 +127,7 @@ class Bandit(Learner):
         Args:
             due_N: hosts for which the choice counts.
         """
-        legal_NC, context_NF = self._legal(observation), _context(observation)
+        legal_NC, context_NF = self._legal(observation), self._context(observation)
         predicted_NC = np.full(legal_NC.shape, -np.inf)
         for choice, model in enumerate(self.models):
             if model is not None:
@@ -133,6 +141,12 @@ class Bandit(Learner):
         choice_N = np.where(explores_N, draw(legal_NC.astype(np.float64), uniform_NH[:, Head.SLOT]), best_N)
         self._record.decisions.append((len(self._record.reward_TN), np.flatnonzero(due_N), context_NF[due_N], choice_N[due_N]))
         return choice_N
+
+    def _context(self, observation: Observation) -> FloatArray:
+        """Return the features from which returns are predicted `[N, F]`."""
+        if self._features is not None:
+            return observation.features[:, self._features]
+        return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)
 
     def _legal(self, observation: Observation) -> BoolArray:
         """Return which choices are legal now `[N, C]`; planting nothing always is."""
@@ -212,8 +226,3 @@ class Bandit(Learner):
         counts = np.bincount(np.argmax(predicted, axis=0), minlength=len(self.names)) / max(1, len(self._seen_nF))
         shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
         return [("bandit plants", ", ".join(shown))]
-
-
-def _context(observation: Observation) -> FloatArray:
-    """Return the features from which returns are predicted `[N, F]`: all of the observation."""
-    return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)

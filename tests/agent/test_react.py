@@ -117,7 +117,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
         search.learn(0.0)
         return total
 
-    returns = [update() for _ in range(40)]
+    returns = [update() for _ in range(60)]
     assert returns[0] == 0
     assert search.best_return == pytest.approx(max(returns)) == pytest.approx(3.1)
     ((_, text),) = search.summary()
