@@ -118,7 +118,7 @@ def test_held_out_hosts_have_timetables_of_their_own():
 
 
 def test_events_fit_into_the_episode():
-    with pytest.raises(ConfigError, match=r"^task\.events\.last=16 must be below steps=10, since no event can start after"):
+    with pytest.raises(ConfigError, match=r"^task\.events\.last=14 must be below steps=10, since no event can start after"):
         check(["task=digits_drift", "steps=10"])
     assert check(["task=digits_drift", "steps=10", "task.events.count=[1]", "task.events.last=9"]).task.events.last == 9
     assert check(["task=digits_drift", "steps=10", "task.events.kinds=[]"]).task.events.kinds == []
