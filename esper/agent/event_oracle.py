@@ -43,5 +43,5 @@ class EventOracle(Bandit):
         """Return the hosts where other events are on than at the last decision; the level is their binary code."""
         on_NE = observation.features[:, self._now] > 0
         now_N = (on_NE @ np.exp2(np.arange(len(self._now)))).astype(np.float32)
-        due_N = undecided_N & (level_N != now_N) & ~underway(observation, self.spec).any(axis=1)
+        due_N = undecided_N & (np.nan_to_num(level_N) != now_N) & ~underway(observation, self.spec).any(axis=1)
         return due_N, np.where(due_N, now_N, level_N)
