@@ -49,7 +49,7 @@ class BanditConfig(AgentConfig):
 
 
 @dataclass(slots=True)
-class Memory:
+class DecisionMemory:
     """Decisions, the oldest first."""
 
     seen: FloatArray
@@ -66,7 +66,7 @@ class Memory:
     """Choices that were legal then `[n, C]`."""
 
     @classmethod
-    def empty(cls, features: int, choices: int) -> "Memory":
+    def empty(cls, features: int, choices: int) -> "DecisionMemory":
         """Return a memory of no decisions."""
         none, seen = np.zeros(0, np.float32), np.zeros((0, features), np.float32)
         return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_))
@@ -75,9 +75,9 @@ class Memory:
         """Return the arrays by name."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    def then(self, new: "Memory", most: int) -> "Memory":
+    def then(self, new: "DecisionMemory", most: int) -> "DecisionMemory":
         """Return these decisions and newer ones, at most the newest `most`."""
-        return Memory(**{name: np.concatenate([old, getattr(new, name)])[-most:] for name, old in self.arrays().items()})
+        return DecisionMemory(**{name: np.concatenate([old, getattr(new, name)])[-most:] for name, old in self.arrays().items()})
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Decisions:
     """Step, hosts `[n]`, their contexts `[n, F]`, legal choices `[n, C]` and choices `[n]`."""
     reward_TN: list[FloatArray] = field(default_factory=list)
 
-    def memory(self) -> Memory:
+    def memory(self) -> DecisionMemory:
         """Return all decisions, without those with a non-finite return."""
         going_TN = np.cumsum(np.stack([*self.reward_TN, np.zeros_like(self.reward_TN[0])])[::-1], axis=0)[::-1]
         seen, legal, choice = (np.concatenate([one[part] for one in self.decisions]) for part in (2, 3, 4))
@@ -100,8 +100,8 @@ class Decisions:
         going = going_TN[steps, hosts]
         until = np.where(following < 0, len(self.reward_TN), steps[following])
         next_seen = np.where(following[:, None] < 0, np.float32(np.nan), seen[following])
-        whole = Memory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following])
-        return Memory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
+        whole = DecisionMemory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following])
+        return DecisionMemory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
 
 
 class Bandit(Learner):
@@ -123,7 +123,7 @@ class Bandit(Learner):
         self.models: list[Ridge | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
         whole = len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)
-        self._memory = Memory.empty(whole if features is None else len(features), len(self.names))
+        self._memory = DecisionMemory.empty(whole if features is None else len(features), len(self.names))
         self._record: Decisions | None = None
         """The update so far; None outside of an update."""
 
@@ -261,7 +261,7 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        memory = Memory(**{part.name: state[part.name].numpy() for part in fields(Memory)})
+        memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or memory.next_legal.shape[1] != len(self.names):
             raise ValueError(
                 "agent=bandit learned on hosts with other slots or blueprints: evaluate it on hosts like those of its run"
