@@ -7,7 +7,7 @@ that of the committed network, host and fossils, on the test split of the data, 
 # N hosts
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training
 """Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [pp], return, parameters of
 its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it, counterfactuals included, and of the controller's
 decisions."""
+
+SPENT = ("training_flops", "measuring_flops", "policy_flops")
+"""Outcomes that add up to the FLOPs that a controller spent on a host."""
 
 
 ONLINE = "online"
@@ -203,12 +206,19 @@ class Evaluation:
             outcomes[REPLAY] = self.grow(Replay(outcomes["policy"].kept, self.env.layout))
         return outcomes
 
-    def grow(self, controller: Controller, env: Environment | None = None, *, greedy: bool = False) -> HostOutcomes:
-        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment."""
+    def grow(
+        self,
+        controller: Controller,
+        env: Environment | None = None,
+        *,
+        greedy: bool = False,
+        watch: Callable[[EpisodeRecord], None] | None = None,
+    ) -> HostOutcomes:
+        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment; see `play`."""
         env = env or self.env
         env.reset(options={"episode": self.episode})
         metered = Metered(controller)
-        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy), env.layout)
+        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy, watch=watch), env.layout)
         outcomes.values["policy_flops"] = np.full(env.num_envs, metered.flops / env.num_envs)
         return outcomes
 
@@ -252,16 +262,17 @@ class Evaluation:
         return ScheduleConfig(slot=layout.slot_names.index(slot), blueprint=blueprint).build(layout, seed=0)
 
 
-def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
-    """Return one row per controller: means over hosts with 95 % intervals, and paired differences to `wait`."""
-    wait = outcomes["wait"].values
+def summarise(outcomes: Mapping[str, HostOutcomes], against: str = "wait") -> list[dict[str, Any]]:
+    """Return one row per controller: means over hosts with 95 % intervals, and paired differences to the controller `against`."""
+    base = outcomes[against].values
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
         values = outcome.values
         row: dict[str, Any] = {"controller": name}
-        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", "training_flops")}
+        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", *SPENT)}
+        row["total_flops"] = sum(row[key] for key in SPENT)
         for key in ("return", "accuracy", *([ONLINE] if ONLINE in values else [])):
-            for label, sample in ((key, values[key]), (f"{key}_over_wait", values[key] - wait[key])):
+            for label, sample in ((key, values[key]), (f"{key}_over_{against}", values[key] - base[key])):
                 row[label] = asdict(mean_interval(sample) if np.isfinite(sample).all() else UNKNOWN)
         rows.append(row)
     return rows
