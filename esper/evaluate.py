@@ -25,7 +25,7 @@ from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.per_host import OBJECTIVES, check_methods, search
+from esper.lab.per_host import OBJECTIVES, PREFIX, check_method, names, search
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
@@ -67,7 +67,8 @@ class EvaluateConfig:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
         check_ranges("", self, {"[2, inf]": ["hosts"], "[0, inf]": ["episode"]})
-        check_methods("search_per_host", self.search_per_host)
+        for method in self.search_per_host:
+            check_method("search_per_host", method)
         if self.search_by not in OBJECTIVES:
             raise ValueError(f"search_by={self.search_by} is not known: choose from {', '.join(OBJECTIVES)}")
         if min(self.trainings, default=0) < 1:
@@ -108,7 +109,7 @@ def show(rows: list[dict[str, Any]], heading: str, console: Console, against: st
         means = (row[key] for score in scores for key in (score, f"{score}_over_{against}"))
         cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
         flops = (_short(row[key]) for key in costs.values())
-        table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
+        table.add_row(row["controller"].removeprefix(PREFIX), *cells, _short(row["parameters"]), *flops)
     console.print(table)
 
 
@@ -155,8 +156,9 @@ def main(arguments: list[str]) -> None:
         if asked.schedules:
             outcomes |= evaluation.search()
         rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
-        searches = search(evaluation, methods, asked.trainings, by=asked.search_by, times=asked.search_times) if methods else {}
-        searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if methods else []
+        wanted = names(methods, asked.trainings)
+        searches = search(evaluation, wanted, by=asked.search_by, times=asked.search_times)
+        searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
         evaluation.env.close()
         show(rows, heading, Console())
         if searched:

@@ -257,26 +257,44 @@ METHODS: dict[str, Callable[[HostSearch, int], tuple[Sequence[Training], IntArra
 """Methods of a search per host. The budget is a number of full trainings; enumerate needs none."""
 
 
+PREFIX = "search_"
+
+
+def names(methods: Sequence[str], trainings: Sequence[int]) -> list[str]:
+    """Return the names of searches, such as search_random_4 for 4 trainings; search_enumerate has no number."""
+    budgets = {method: [""] if method == "enumerate" else [f"_{count}" for count in trainings] for method in methods}
+    return [f"{PREFIX}{method}{budget}" for method in methods for budget in budgets[method]]
+
+
 def search(
-    evaluation: Evaluation, methods: Sequence[str], trainings: Sequence[int], *, by: str = "return", times: Times | None = None
+    evaluation: Evaluation, searches: Sequence[str], *, by: str = "return", times: Times | None = None
 ) -> dict[str, HostOutcomes]:
-    """Return the outcomes of searches by name, such as search_random_4 for 4 trainings; search_enumerate has no number."""
-    hosts = HostSearch(evaluation, by=by, times=times)
-    found: dict[str, HostOutcomes] = {}
-    for method in methods:
-        for count in trainings if method != "enumerate" else (None,):
-            found["_".join(["search", method, *([str(count)] if count else [])])] = hosts.run(method, count or 0)
-    return found
+    """Return the outcomes of searches by name; see `names`."""
+    hosts = HostSearch(evaluation, by=by, times=times) if searches else None
+    return {name: hosts.run(*_parsed(name)) for name in searches if hosts}
 
 
-def check_methods(key: str, methods: Sequence[str]) -> None:
+def check_method(key: str, method: str) -> None:
     """Raise ValueError if a method is not known, or if the package that it needs is not installed.
 
     Args:
-        key: the key that names them.
+        key: the key that names it.
     """
-    for name in methods:
-        if name not in METHODS:
-            raise ValueError(f"{key}={name} is not known: choose from {', '.join(METHODS)}{did_you_mean(name, [*METHODS])}")
-        if name == "tpe" and find_spec("optuna") is None:
-            raise ValueError(f"{key}=tpe needs optuna: pip install -e '.[tune]'")
+    if method not in METHODS:
+        raise ValueError(f"{key}={method} is not known: choose from {', '.join(METHODS)}{did_you_mean(method, [*METHODS])}")
+    if method == "tpe" and find_spec("optuna") is None:
+        raise ValueError(f"{key}=tpe needs optuna: pip install -e '.[tune]'")
+
+
+def check_search(key: str, name: str) -> None:
+    """Raise ValueError if there is no search of this name; see `names`."""
+    method, budget = _parsed(name)
+    check_method(f"{key}={PREFIX}METHOD with METHOD", method)
+    if (budget > 0) == (method == "enumerate"):
+        raise ValueError(f"{key}={name} is not known: write {names([method], [4])[0]}")
+
+
+def _parsed(name: str) -> tuple[str, int]:
+    """Return the method of a search and its number of trainings, 0 if it has none."""
+    method, _, budget = name.removeprefix(PREFIX).partition("_")
+    return method, int(budget) if budget.isdecimal() else 0

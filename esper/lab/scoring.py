@@ -22,6 +22,7 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
+from esper.lab.per_host import PREFIX, search
 from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
@@ -43,7 +44,7 @@ class Scoring:
     hosts: int
     """Number of held-out hosts per run."""
     baselines: Sequence[str]
-    """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
+    """Other controllers that grow the hosts: members of `BASELINES`, agents that need no training, or searches per host."""
     arm: str
     """Arm whose hosts the baselines grow."""
     online: bool = False
@@ -132,9 +133,10 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     if not missing:
         return rows
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
-    controllers += [name for name in missing if name not in BASELINES]
+    searches = [name for name in missing if name.startswith(PREFIX)]
+    controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
-    outcomes = evaluation.run(controllers or ["wait"])
+    outcomes = evaluation.run(controllers or ["wait"]) | search(evaluation, searches)
     choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
         chosen = evaluation.choose()
