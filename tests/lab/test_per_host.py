@@ -18,7 +18,7 @@ from esper.env.actions import Op
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation, HostOutcomes
 from esper.lab.host_tpe import STARTUP, Proposals
-from esper.lab.per_host import HostSearch, Training, affordable, best_of, halving, names, search
+from esper.lab.per_host import HostSearch, Training, affordable, best_of, halving, names
 from esper.seeding import stream
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
@@ -132,8 +132,6 @@ def test_flops_are_those_of_all_trainings_and_the_choice_is_by_validation(hosts:
     assert np.all(np.diff(returns, axis=0) >= 0)
     assert np.any(np.diff(returns, axis=0) > 0)
     np.testing.assert_array_equal(returns[-1], np.max([one["return"] for one in each], axis=0))
-    by_validation = search(hosts.evaluation, ["search_random_4"], by="validation")["search_random_4"]
-    np.testing.assert_array_equal(by_validation.values["validation"], np.max([one["validation"] for one in each], axis=0))
 
 
 @pytest.mark.parametrize("method", ["halving", "hyperband"])
@@ -147,10 +145,13 @@ def test_a_search_that_stops_trainings_costs_less_than_all_of_them(hosts: HostSe
     assert np.all(epochs_JN.sum(axis=0) <= 4 * STEPS)
 
 
-def test_the_curves_of_a_training_end_with_its_outcomes(hosts: HostSearch) -> None:
-    training = hosts.drawn(2)[1]
+@pytest.mark.parametrize("by", ["return", "validation"])
+def test_the_curves_of_a_training_end_with_its_outcomes(evaluation: Evaluation, by: str) -> None:
+    unkept = [[ActionConfig(op="germinate", slot=0, blueprint="conv_heavy")]] * HOSTS
+    training = HostSearch(evaluation, by=by).train(unkept)
     np.testing.assert_array_equal(training.training_TN[-1], training.outcomes.values["training_flops"])
-    np.testing.assert_array_equal(training.score_TN[-1], training.outcomes.values["return"])
+    np.testing.assert_array_equal(training.score_TN[-1], training.outcomes.values[by])
+    assert np.any(training.score_TN[-1] != training.accuracy_TN[-1]), "the seed is not kept"
     assert np.all(np.diff(training.training_TN, axis=0) > 0)
     assert len(training.training_TN) == STEPS
 
