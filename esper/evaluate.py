@@ -47,17 +47,18 @@ class EvaluateConfig:
     same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
     host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
-    """If true, also search the best fixed schedule of one seed, and an oracle that picks the best schedule for each kind of host.
-    Both are chosen on other hosts."""
+    """If true, also search the best fixed schedule of one seed, an oracle that picks the best schedule for each kind of host, and
+    the best static net, whose one seed is active from initialisation, without incubation. All are chosen on other hosts."""
     online: bool = False
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
     search_per_host: list[str] = field(default_factory=lambda: list[str]())
     """Searches that train every host several times, each time with another schedule, and keep the best training by `search_by`:
     random, the first of whose schedules grows nothing; halving, successive halving of more random schedules; hyperband; tpe,
-    Optuna's tree of Parzen estimators, after four random schedules; and enumerate, nothing and every schedule of one seed that is
-    planted at the start. Their FLOPs are those of all trainings."""
+    Optuna's tree of Parzen estimators, after four random schedules; enumerate, nothing and every schedule of one seed that is
+    planted at the start; and static_nets, nothing and every network with one seed that is active from initialisation, without
+    incubation. Their FLOPs are those of all trainings."""
     trainings: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
-    """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate."""
+    """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
     search_by: str = "return"
     """Objective of these searches, on the validation split: return, or validation for the accuracy of the committed network."""
     search_times: Times | None = None

@@ -24,7 +24,7 @@ from esper.agent.best_of_random import Times, draw_schedule, planted
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.config import ConfigError, did_you_mean
 from esper.env.actions import Head, Op, segments
-from esper.env.base import EpisodeRecord, as_observation
+from esper.env.base import Environment, EpisodeRecord, as_observation
 from esper.env.episode import Episode
 from esper.lab.evaluation import Evaluation, HostOutcomes
 from esper.lab.host_tpe import STARTUP, Proposals
@@ -153,7 +153,7 @@ class HostSearch:
 
         Args:
             method: one of `METHODS`.
-            trainings: host epochs that it may spend, in full trainings; without effect for enumerate.
+            trainings: host epochs that it may spend, in full trainings; without effect for `UNBUDGETED`.
         """
         found, epochs_JN = METHODS[method](self, trainings)
         return best_of(found, epochs_JN)
@@ -185,10 +185,17 @@ class HostSearch:
             self._proposed.append(training)
         return self._to_the_end(self._proposed[:count])
 
-    def enumerate(self, _: int) -> tuple[Sequence[Training], IntArray]:
+    def enumerate(self, _: int, env: Environment | None = None) -> tuple[Sequence[Training], IntArray]:
         """Train nothing, and one seed of each blueprint in each slot, planted at the start."""
         schedules = [list[ActionConfig](), *(planted(slot, kind, 0) for slot, kind in self.places)]
-        return self._to_the_end([self.train([one] * self.env.num_envs) for one in schedules])
+        return self._to_the_end([self.train([one] * self.env.num_envs, env) for one in schedules])
+
+    def static_nets(self, _: int) -> tuple[Sequence[Training], IntArray]:
+        """Train nothing, and one seed of each blueprint in each slot, part of the network from initialisation."""
+        env = self.evaluation.static_env()
+        found = self.enumerate(0, env)
+        env.close()
+        return found
 
     def _brackets(self, budget: int, number: int) -> tuple[Sequence[Training], IntArray]:
         """Run halvings from the first rungs on, with schedules of their own and equal parts of the budget."""
@@ -229,8 +236,8 @@ class HostSearch:
     def _stream(self, purpose: str, host: int, *keys: int) -> np.random.Generator:
         return stream(self.env.root, purpose, self.env.split, self.evaluation.episode, host, *keys)
 
-    def train(self, schedules: Schedules) -> Training:
-        """Train every host with its schedule."""
+    def train(self, schedules: Schedules, env: Environment | None = None) -> Training:
+        """Train every host with its schedule, in the environment of the evaluation by default."""
         curves: dict[str, list[npt.NDArray[Any]]] = {"score": [], "accuracy": [], "training": [], "measuring": []}
 
         def watch(episode: EpisodeRecord) -> None:
@@ -243,7 +250,7 @@ class HostSearch:
             curves["training"].append(episode.training_flops_N)
             curves["measuring"].append(episode.measuring_flops_N)
 
-        outcomes = self.evaluation.grow(ActionLists(schedules, self.env.layout), watch=watch)
+        outcomes = self.evaluation.grow(ActionLists(schedules, self.env.layout), env, watch=watch)
         return Training(outcomes=outcomes, **{f"{name}_TN": np.array(curve, np.float64) for name, curve in curves.items()})
 
 
@@ -253,16 +260,19 @@ METHODS: dict[str, Callable[[HostSearch, int], tuple[Sequence[Training], IntArra
     "hyperband": HostSearch.hyperband,
     "tpe": HostSearch.tpe,
     "enumerate": HostSearch.enumerate,
+    "static_nets": HostSearch.static_nets,
 }
-"""Methods of a search per host. The budget is a number of full trainings; enumerate needs none."""
+"""Methods of a search per host, by the number of full trainings that they may spend."""
+UNBUDGETED = ("enumerate", "static_nets")
+"""Methods without such a number."""
 
 
 PREFIX = "search_"
 
 
 def names(methods: Sequence[str], trainings: Sequence[int]) -> list[str]:
-    """Return the names of searches, such as search_random_4 for 4 trainings; search_enumerate has no number."""
-    budgets = {method: [""] if method == "enumerate" else [f"_{count}" for count in trainings] for method in methods}
+    """Return the names of searches, such as search_random_4 for 4 trainings; those of `UNBUDGETED` have no number."""
+    budgets = {method: [""] if method in UNBUDGETED else [f"_{count}" for count in trainings] for method in methods}
     return [f"{PREFIX}{method}{budget}" for method in methods for budget in budgets[method]]
 
 
@@ -290,11 +300,12 @@ def check_search(key: str, name: str) -> None:
     """Raise ValueError if there is no search of this name; see `names`."""
     method, budget = _parsed(name)
     check_method(f"{key}={PREFIX}METHOD with METHOD", method)
-    if (budget > 0) == (method == "enumerate"):
+    if (budget > 0) == (method in UNBUDGETED):
         raise ValueError(f"{key}={name} is not known: write {names([method], [4])[0]}")
 
 
 def _parsed(name: str) -> tuple[str, int]:
     """Return the method of a search and its number of trainings, 0 if it has none."""
-    method, _, budget = name.removeprefix(PREFIX).partition("_")
-    return method, int(budget) if budget.isdecimal() else 0
+    whole = name.removeprefix(PREFIX)
+    method, _, budget = whole.rpartition("_")
+    return (method, int(budget)) if budget.isdecimal() else (whole, 0)

@@ -55,7 +55,9 @@ REWARD_KEYS = ("reward", "governor", "agent.gamma")
 """Keys that define a return: its terms, the penalty of a rollback, and the discount of potentials."""
 SEARCHED = ("schedule", "oracle")
 """Baselines that are chosen on other hosts."""
-BASELINES = ("static", *SEARCHED)
+STATIC_NET = "static_net"
+"""Baseline with a seed that is active from initialisation, also chosen on other hosts."""
+BASELINES = ("static", *SEARCHED, STATIC_NET)
 """Baselines beside the agents that need no training."""
 FIGURES = ("png", "pdf", "svg")
 """File formats of figures."""
@@ -82,8 +84,9 @@ class CompareConfig:
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Controllers that also grow the held-out hosts of the first arm and are compared like arms: static, the topologies that its
     policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of
-    host; agents that need no training; and searches that train every host several times, as in search_random_4 for the best of 4
-    random schedules, see search_per_host of esper.evaluate. schedule and oracle are chosen on other hosts."""
+    host; static_net, the best network with one seed that is active from initialisation, without incubation; agents that need no
+    training; and searches that train every host several times, as in search_random_4 for the best of 4 random schedules, see
+    search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())

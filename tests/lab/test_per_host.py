@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.best_of_random import Times, draw_schedule
+from esper.agent.best_of_random import Times, draw_schedule, planted
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.env.actions import Op
+from esper.env.growth_env import GrowthEnv
 from esper.evaluate import main, parse
 from esper.lab.evaluation import Evaluation, HostOutcomes
 from esper.lab.host_tpe import STARTUP, Proposals
 from esper.lab.per_host import HostSearch, Training, affordable, best_of, halving, names
+from esper.lifecycle.roles import Roles
 from esper.seeding import stream
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
@@ -163,6 +165,36 @@ def test_enumeration_tries_every_single_seed_and_nothing(hosts: HostSearch) -> N
     grown = [tuple((seed["slot"], seed["blueprint"]) for seed in training.outcomes.kept[0]) for training in found]
     assert len({*grown}) == len(found)
     assert max(map(len, grown)) == 1
+
+
+def test_a_static_net_has_its_seed_from_initialisation(folder: Path) -> None:
+    overrides = ["slots.isolation=until_kept", "slots.fossils=frozen", "slots.auto_advance=[]", "gates.min_training=3"]
+    evaluation = Evaluation.load(str(folder), hosts=HOSTS, overrides=overrides)
+    hosts, env = HostSearch(evaluation), evaluation.static_env()
+    assert isinstance(env, GrowthEnv)
+    roles = env.pool.arrange
+    seen: list[Roles] = []
+    env.pool.arrange = lambda role: (seen.append(role), roles(role))[1]
+    training = hosts.train([planted(1, "conv_heavy", 0)] * HOSTS, env)
+    assert len(seen) == STEPS
+    for role in seen:
+        for name, value in {"open": True, "learns": True, "behind": False, "alpha": 1.0}.items():
+            assert np.all(getattr(role, name)[:, 1] == value), f"{name}, from the first epoch to the last"
+    costs = env.costs.flops.forward
+    whole = 3 * 128 * (costs.host + costs.seed_KS[env.layout.blueprint_names.index("conv_heavy"), 1])
+    np.testing.assert_array_equal(training.training_TN[:, 0], whole * np.arange(1, STEPS + 1))
+    assert [len(kept) for kept in training.outcomes.kept] == [1] * HOSTS
+    incubated = hosts.train([planted(1, "conv_heavy", 0)] * HOSTS)
+    assert training.outcomes.instance == incubated.outcomes.instance
+    env.close()
+
+
+def test_static_nets_are_searched_like_schedules(hosts: HostSearch) -> None:
+    static, incubated = hosts.static_nets(0)[0], hosts.enumerate(0)[0]
+    assert static[0].outcomes.lists() == incubated[0].outcomes.lists(), "nothing is planted"
+    for one, other in zip(static[1:], incubated[1:], strict=True):
+        assert one.outcomes.kept == other.outcomes.kept
+        assert np.all(one.training_TN[0] < other.training_TN[0]), "incubation has a pass of its own"
 
 
 def test_schedules_of_a_host_do_not_depend_on_the_number_of_hosts(folder: Path, hosts: HostSearch) -> None:
