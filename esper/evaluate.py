@@ -25,7 +25,7 @@ from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.per_host import OBJECTIVES, PREFIX, check_method, names, search
+from esper.lab.per_host import OBJECTIVES, PREFIX, HostSearch, check_method, names
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
@@ -153,12 +153,12 @@ def main(arguments: list[str]) -> None:
             str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
         )
         methods = asked.search_per_host
+        search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
         outcomes = evaluation.run([*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers)
         if asked.schedules:
             outcomes |= evaluation.search()
         rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
-        wanted = names(methods, asked.trainings)
-        searches = search(evaluation, wanted, by=asked.search_by, times=asked.search_times)
+        searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
         searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
         evaluation.env.close()
         show(rows, heading, Console())

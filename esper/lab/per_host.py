@@ -148,15 +148,10 @@ class HostSearch:
         self._proposed: list[Training] = []
         self._proposals: Proposals | None = None
 
-    def run(self, method: str, trainings: int = 1) -> HostOutcomes:
-        """Return the outcomes of a method.
-
-        Args:
-            method: one of `METHODS`.
-            trainings: host epochs that it may spend, in full trainings; without effect for `UNBUDGETED`.
-        """
-        found, epochs_JN = METHODS[method](self, trainings)
-        return best_of(found, epochs_JN)
+    def run(self, name: str) -> HostOutcomes:
+        """Return the outcomes of a search by its name; see `names`."""
+        method, trainings = _parsed(name)
+        return best_of(*METHODS[method](self, trainings))
 
     # ---- methods: trainings of each host, and how long each runs
 
@@ -265,8 +260,6 @@ METHODS: dict[str, Callable[[HostSearch, int], tuple[Sequence[Training], IntArra
 """Methods of a search per host, by the number of full trainings that they may spend."""
 UNBUDGETED = ("enumerate", "static_nets")
 """Methods without such a number."""
-
-
 PREFIX = "search_"
 
 
@@ -274,14 +267,6 @@ def names(methods: Sequence[str], trainings: Sequence[int]) -> list[str]:
     """Return the names of searches, such as search_random_4 for 4 trainings; those of `UNBUDGETED` have no number."""
     budgets = {method: [""] if method in UNBUDGETED else [f"_{count}" for count in trainings] for method in methods}
     return [f"{PREFIX}{method}{budget}" for method in methods for budget in budgets[method]]
-
-
-def search(
-    evaluation: Evaluation, searches: Sequence[str], *, by: str = "return", times: Times | None = None
-) -> dict[str, HostOutcomes]:
-    """Return the outcomes of searches by name; see `names`."""
-    hosts = HostSearch(evaluation, by=by, times=times) if searches else None
-    return {name: hosts.run(*_parsed(name)) for name in searches if hosts}
 
 
 def check_method(key: str, method: str) -> None:

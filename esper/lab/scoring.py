@@ -22,7 +22,7 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
-from esper.lab.per_host import PREFIX, search
+from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
@@ -136,7 +136,10 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
-    outcomes = evaluation.run(controllers or ["wait"]) | search(evaluation, searches)
+    outcomes = evaluation.run(controllers or ["wait"])
+    if searches:
+        hosts = HostSearch(evaluation)
+        outcomes |= {name: hosts.run(name) for name in searches}
     choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
         chosen = evaluation.choose()

@@ -112,7 +112,7 @@ def test_a_halving_spends_its_budget_and_no_more(budget: float, rungs: list[int]
 
 def test_one_training_grows_nothing_and_the_best_is_what_its_schedule_grows(evaluation: Evaluation, hosts: HostSearch) -> None:
     wait = evaluation.grow(evaluation.controller("wait"))
-    one, three = hosts.run("random", 1), hosts.run("random", 3)
+    one, three = hosts.run("search_random_1"), hosts.run("search_random_3")
     assert one.lists() == wait.lists()
     tried = hosts.drawn(3)
     best_N = np.argmax([training.score_TN[-1] for training in tried], axis=0)
@@ -125,7 +125,7 @@ def test_one_training_grows_nothing_and_the_best_is_what_its_schedule_grows(eval
 
 
 def test_flops_are_those_of_all_trainings_and_the_choice_is_by_validation(hosts: HostSearch) -> None:
-    found = [hosts.run("random", count) for count in (1, 2, 4)]
+    found = [hosts.run(f"search_random_{count}") for count in (1, 2, 4)]
     each = [training.outcomes.values for training in hosts.drawn(4)]
     for name in ("training_flops", "measuring_flops"):
         sums = np.cumsum([one[name] for one in each], axis=0)
@@ -139,7 +139,7 @@ def test_flops_are_those_of_all_trainings_and_the_choice_is_by_validation(hosts:
 @pytest.mark.parametrize("method", ["halving", "hyperband"])
 def test_a_search_that_stops_trainings_costs_less_than_all_of_them(hosts: HostSearch, method: str) -> None:
     found, epochs_JN = {"halving": hosts.halve, "hyperband": hosts.hyperband}[method](4)
-    outcomes = hosts.run(method, 4)
+    outcomes = hosts.run(f"search_{method}_4")
     whole_JN = np.stack([one.outcomes.values["training_flops"] for one in found])
     assert len(found) > 4, "it tries more schedules than it could train to the end"
     assert np.all(outcomes.values["training_flops"] < whole_JN.sum(axis=0))
@@ -168,7 +168,7 @@ def test_enumeration_tries_every_single_seed_and_nothing(hosts: HostSearch) -> N
 
 
 def test_a_static_net_has_its_seed_from_initialisation(folder: Path) -> None:
-    overrides = ["slots.isolation=until_kept", "slots.fossils=frozen", "slots.auto_advance=[]", "gates.min_training=3"]
+    overrides = ["slots.isolation=until_kept", "slots.fossils=frozen", "slots.auto_advance=[]", "gates.min_training=9"]
     evaluation = Evaluation.load(str(folder), hosts=HOSTS, overrides=overrides)
     hosts, env = HostSearch(evaluation), evaluation.static_env()
     assert isinstance(env, GrowthEnv)
@@ -243,9 +243,9 @@ def test_known_schedules_return_as_they_are_and_proposals_learn_from_scores() ->
 
 
 def test_a_search_by_proposals_continues_that_of_random_schedules(hosts: HostSearch) -> None:
-    few, more = hosts.run("tpe", 2), hosts.run("tpe", STARTUP + 1)
-    assert few.lists() == hosts.run("random", 2).lists()
-    assert np.all(more.values["return"] >= hosts.run("random", STARTUP).values["return"])
+    few, more = hosts.run("search_tpe_2"), hosts.run(f"search_tpe_{STARTUP + 1}")
+    assert few.lists() == hosts.run("search_random_2").lists()
+    assert np.all(more.values["return"] >= hosts.run(f"search_random_{STARTUP}").values["return"])
     assert len(hosts._proposed) == STARTUP + 1
 
 
