@@ -51,7 +51,7 @@ def test_digits_mlp(tmp_path):
 
 
 def test_digits_drift(tmp_path):
-    train(tmp_path, "task=digits_drift", "task.events.first=1", "task.events.last=2")
+    train(tmp_path, "task=digits_drift", "task.events.count=[1]", "task.events.first=1", "task.events.last=2")
 
 
 def test_digits_arrivals(tmp_path):
