@@ -120,12 +120,12 @@ CAPTION = (
 )
 MORE = {
     "wait": "per sample of the committed network, and of training it.",
-    "policy": "per sample of the committed network, and of training and measuring a host, in all of its trainings. The return of "
-    "a search is biased upwards, since it chooses by the same validation data: compare accuracies.",
+    "policy": "of training and measuring a host, in all of its trainings. A search chooses by the return on the data on which it is "
+    "reported, so compare accuracies.",
 }
 COSTS = {
     "wait": {"FLOPs": "flops", "to train": "training_flops"},
-    "policy": {"FLOPs": "flops", "in all": "total_flops"},
+    "policy": {"FLOPs": "total_flops"},
 }
 """Columns of FLOPs, by the controller that a table compares with."""
 
