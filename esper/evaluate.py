@@ -120,8 +120,8 @@ CAPTION = (
 )
 MORE = {
     "wait": "per sample of the committed network, and of training it.",
-    "policy": "of training and measuring a host, in all of its trainings. A search chooses by the return on the data on which it is "
-    "reported, so compare accuracies.",
+    "policy": "of training and measuring a host, in all of its trainings. The return is measured on the data by which a search "
+    "chooses, so compare accuracies.",
 }
 COSTS = {
     "wait": {"FLOPs": "flops", "to train": "training_flops"},
