@@ -18,12 +18,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.agent.best_of_random import Times
 from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
+from esper.lab.per_host import OBJECTIVES, PREFIX, HostSearch, check_method, names
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.training.resume import find_checkpoint
@@ -45,15 +47,33 @@ class EvaluateConfig:
     same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
     host; and the names of agents that need no training. Empty: all but replay. `wait` is always included."""
     schedules: bool = False
-    """If true, also search the best fixed schedule of one seed, and an oracle that picks the best schedule for each kind of host.
-    Both are chosen on other hosts."""
+    """If true, also search the best fixed schedule of one seed, an oracle that picks the best schedule for each kind of host, and
+    the best static net, whose one seed is active from initialisation, without incubation. All are chosen on other hosts."""
     online: bool = False
     """If true, also measure test accuracy after every host epoch, and report its mean over the episode. Takes longer."""
+    search_per_host: list[str] = field(default_factory=lambda: list[str]())
+    """Searches that train every host several times, each time with another schedule, and keep the best training by `search_by`:
+    random, the first of whose schedules grows nothing; halving, successive halving of more random schedules; hyperband; tpe,
+    Optuna's tree of Parzen estimators, after four random schedules; enumerate, nothing and every schedule of one seed that is
+    planted at the start; and static_nets, nothing and every network with one seed that is active from initialisation, without
+    incubation. Their FLOPs are those of all trainings."""
+    trainings: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
+    search_by: str = "return"
+    """Objective of these searches, on the validation split: return, or validation for the accuracy of the committed network."""
+    search_times: Times | None = None
+    """Distribution of the planting times of their schedules, uniform or early; null: early, or uniform for a task with events."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
         check_ranges("", self, {"[2, inf]": ["hosts"], "[0, inf]": ["episode"]})
+        for method in self.search_per_host:
+            check_method("search_per_host", method)
+        if self.search_by not in OBJECTIVES:
+            raise ValueError(f"search_by={self.search_by} is not known: choose from {', '.join(OBJECTIVES)}")
+        if min(self.trainings, default=0) < 1:
+            raise ValueError(f"trainings must be numbers of at least 1, got {self.trainings}: the default is [1,2,4,8,16]")
         known = [*POLICIES, REPLAY, *standalone_agents()]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
@@ -78,29 +98,36 @@ def title(evaluation: Evaluation) -> str:
     return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
-def show(rows: list[dict[str, Any]], heading: str, console: Console) -> None:
-    """Print the rows as a table."""
+def show(rows: list[dict[str, Any]], heading: str, console: Console, against: str = "wait") -> None:
+    """Print the rows as a table: controllers by their return, or searches against the policy."""
     # Without borders it fits 80 columns.
-    table = Table(
-        title=escape(heading), title_justify="left", caption_justify="left", caption=CAPTION, box=None, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=escape(heading), title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.caption, costs = f"{CAPTION} {MORE[against]}".format(against=against), COSTS[against]
     scores = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
-    for column in ("controller", *(name for key in scores for name in (key, "over wait")), "params", *FLOPS):
+    for column in ("controller", *(name for key in scores for name in (key, f"over {against}")), "params", *costs):
         table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
-    for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
-        means = (row[key] for score in scores for key in (score, f"{score}_over_wait"))
+    for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
+        means = (row[key] for score in scores for key in (score, f"{score}_over_{against}"))
         cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
-        flops = (_short(row[key]) for key in ("flops", "training_flops"))
-        table.add_row(row["controller"], *cells, _short(row["parameters"]), *flops)
+        flops = (_short(row[key]) for key in costs.values())
+        table.add_row(row["controller"].removeprefix(PREFIX), *cells, _short(row["parameters"]), *flops)
     console.print(table)
 
 
 CAPTION = (
-    "Mean over hosts ± half of the 95 % interval, in points. Differences to wait are paired by host. Accuracy is measured on the "
-    "test split, online accuracy after every epoch; params: parameters of the seeds kept; FLOPs: per sample of the committed "
-    "network, and of training it."
+    "Mean over hosts ± half of the 95 % interval, in points. Differences to {against} are paired by host. Accuracy is measured "
+    "on the test split, online accuracy after every epoch; params: parameters of the seeds kept; FLOPs:"
 )
-FLOPS = ("FLOPs", "to train")
+MORE = {
+    "wait": "per sample of the committed network, and of training it.",
+    "policy": "of training and measuring a host, in all of its trainings. The return is measured on the data by which a search "
+    "chooses, so compare accuracies.",
+}
+COSTS = {
+    "wait": {"FLOPs": "flops", "to train": "training_flops"},
+    "policy": {"FLOPs": "total_flops"},
+}
+"""Columns of FLOPs, by the controller that a table compares with."""
 
 
 def _short(value: float) -> str:
@@ -125,18 +152,26 @@ def main(arguments: list[str]) -> None:
         evaluation = Evaluation.load(
             str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
         )
-        outcomes = evaluation.run(asked.controllers)
+        methods = asked.search_per_host
+        search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
+        outcomes = evaluation.run([*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers)
         if asked.schedules:
             outcomes |= evaluation.search()
-        evaluation.env.close()
         rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
+        searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
+        searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
+        evaluation.env.close()
         show(rows, heading, Console())
+        if searched:
+            show(searched, f"Search per host by {asked.search_by}", Console(), against="policy")
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
         parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
         out = folder / f"{'_'.join(filter(None, [*parts, transfer.slug]))}.json"
         report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
         report |= {"transfer": asdict(transfer)} if transfer.slug else {}
-        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in outcomes.items()}
+        report |= {"searches": searched} if searched else {}
+        grown = (outcomes | searches).items()
+        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in grown}
         with writing_reports(folder):
             write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")

@@ -250,19 +250,27 @@ def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -
 
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
-    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle]", "against=oracle"])
+    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle,static_net,search_random_1]", "against=oracle"])
     capsys.readouterr()
     numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
     reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
-    assert list(dict.fromkeys(arm for arm, _ in reached)) == ["shaped", "wait", "static", "oracle"]
+    assert list(dict.fromkeys(arm for arm, _ in reached)) == [
+        "shaped",
+        "wait",
+        "static",
+        "oracle",
+        "static_net",
+        "search_random_1",
+    ]
     pairs = {(pair["first"], pair["second"]) for pair in numbers["differences"] if pair["outcome"] == "return"}
-    assert pairs == {("oracle", "shaped"), ("oracle", "wait"), ("oracle", "static")}
+    assert pairs == {("oracle", other) for other in ("shaped", "wait", "static", "static_net", "search_random_1")}
     runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
     for run in runs:
         kept = json.loads(scored_file(run, 4).read_text())["rows"]
         assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
+        assert kept["search_random_1"] == kept["wait"], "a search begins with nothing"
         assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
     for run in runs:  # each run has its own choice
         evaluation = Evaluation.load(str(run.folder), hosts=4)
@@ -270,10 +278,14 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
         _, oracle = evaluation.grow_schedules(choice)
         evaluation.env.close()
         kept = json.loads(scored_file(run, 4).read_text())["choice"]
+        static = kept.pop("static_net")
+        assert {*static} == {*kept}
         assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}
         assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
         (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("oracle", run.block)]
         assert (cost["search"], cost["seconds"]) == (kept["flops"], kept["seconds"])
+        (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("static_net", run.block)]
+        assert cost["search"] == static["flops"] != kept["flops"]
     costs = {one["arm"]: one for one in numbers["costs"] if one["block"] == runs[0].block}
     assert costs["wait"]["total"] == 0 < costs["static"]["search"] == costs["shaped"]["total"]
 
@@ -420,6 +432,8 @@ def test_duplicate_cells_are_refused(experiment: Path) -> None:
         ([".", "outcome=acuracy"], "did you mean accuracy"),
         ([".", "margin=nan"], "margin must be finite and above 0, got nan: leave it out for the default"),
         ([".", "hosts=1"], "hosts must be at least 2"),
+        ([".", "baselines=[search_hyperbnd_4]"], "did you mean hyperband"),
+        ([".", "baselines=[search_random]"], "baselines=search_random is not known: write search_random_4"),
         ([".", "alpha=0.7"], "alpha must be in"),
         ([".", "workers=0"], "workers must be at least 1"),
         ([".", "figures=gif"], "choose from png, pdf, svg"),

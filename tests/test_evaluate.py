@@ -43,10 +43,10 @@ def test_the_policy_has_the_trained_weights(folder):
     assert all(trained[name].equal(saved[name]) for name in saved)
 
 
-def test_search_adds_the_best_schedule_and_the_oracle(folder):
+def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder):
     evaluation = Evaluation.load(str(folder), hosts=2)
     outcomes = evaluation.run(["wait"]) | evaluation.search()
-    assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind"]
+    assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind", "best static net"]
 
 
 def test_differences_are_paired_host_by_host():

@@ -4,12 +4,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
 
 from esper.agent.base import AgentConfig, check_offered, check_slot, check_time
-from esper.agent.scripted.schedule import ActionConfig, ActionList
+from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.agent.search import Search
 from esper.buffer.base import Buffer
 from esper.env.actions import VALUES, EnvSpec, Head, Observation, Op, segments
@@ -18,6 +19,22 @@ from esper.seeding import stream
 
 BIRTH = (Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET)
 """Parameters that are drawn at random for a seed if the config leaves them free."""
+
+
+class Times(StrEnum):
+    """Distribution of the times at which random schedules germinate seeds."""
+
+    uniform = "uniform"
+    """Every host epoch up to the latest is equally probable."""
+    early = "early"
+    """Log-uniform: epoch t, counted from 0, has a probability in proportion to log(1 + 1 / (1 + t))."""
+
+    def draw(self, rng: np.random.Generator, last: int, count: int) -> list[int]:
+        """Return times from 0 to `last`, in ascending order."""
+        if self is Times.uniform:
+            return np.sort(rng.integers(last + 1, size=count)).tolist()
+        times = np.floor((last + 2.0) ** rng.random(count)).astype(np.int64) - 1
+        return np.sort(np.minimum(times, last)).tolist()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,6 +49,8 @@ class BestOfRandomConfig(AgentConfig):
     latest: int | None = None
     """Latest time to germinate, at least 0; null means the end of the episode [host epochs]. Lower: fewer schedules whose seeds
     come too late to be kept."""
+    times: Times = Times.uniform
+    """Distribution of the times to germinate: uniform, or early, for tasks in which growth pays from the start."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)
@@ -52,8 +71,8 @@ class BestOfRandom(Search[list[ActionConfig]]):
         self.config = config
         Search.__init__(self, spec, seed=seed, nothing=[])
 
-    def player(self, candidate: list[ActionConfig]) -> ActionList:
-        return ActionList(candidate, self.spec)
+    def player(self, candidate: list[ActionConfig]) -> ActionLists:
+        return ActionLists([candidate], self.spec)
 
     def learn(self, progress: float) -> dict[str, float]:
         seeds = sum(action.op == "germinate" for action in self._trial)
@@ -69,20 +88,9 @@ class BestOfRandom(Search[list[ActionConfig]]):
         return "[" + ", ".join(f"{{{action}}}" for action in actions) + "]"
 
     def draw(self, first: Observation) -> list[ActionConfig]:
-        rng, spec = stream(self.seed, "schedule", self.tried), self.spec
-        free_S = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0))
-        offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
-        most, last = self.config.most or len(free_S), spec.num_steps - 1 if self.config.latest is None else self.config.latest
-        count = min(int(rng.integers(most)) + 1, len(free_S)) if len(free_S) else 0
-        actions: list[ActionConfig] = []
-        slots, times = rng.permutation(free_S)[:count].tolist(), np.sort(rng.integers(last + 1, size=count)).tolist()
-        for slot, at in zip(slots, times, strict=True):
-            blueprint = spec.blueprint_names[rng.choice(offered[Head.BLUEPRINT])]
-            free = [head for head in BIRTH if len(offered[head]) > 1]
-            others = {head.name.lower(): list(VALUES[head])[rng.choice(offered[head])] for head in free}
-            actions.append(ActionConfig(at=at, op="germinate", slot=slot, blueprint=blueprint, **others))
-            actions.append(ActionConfig(at=at, op="fossilize", slot=slot))
-        return actions
+        config, last = self.config, self.spec.num_steps - 1 if self.config.latest is None else self.config.latest
+        rng = stream(self.seed, "schedule", self.tried)
+        return draw_schedule(rng, first, self.spec, most=config.most, latest=last, times=config.times)
 
     # ---- state
 
@@ -104,3 +112,37 @@ class BestOfRandom(Search[list[ActionConfig]]):
             check_slot(f"slot={action.slot} in the best schedule", action.slot, self.spec.num_slots)
         Search.load_state_dict(self, state)
         self.play(best)
+
+
+def draw_schedule(
+    rng: np.random.Generator, first: Observation, spec: EnvSpec, *, most: int, latest: int, times: Times
+) -> list[ActionConfig]:
+    """Return a random schedule of at least one seed, or an empty one if no slot is free.
+
+    Args:
+        first: first observation of the hosts, which shows the slots and blueprints that a schedule can use.
+        most: maximum number of seeds; 0 means one per slot in use.
+        latest: latest time to germinate [host epochs].
+        times: distribution of these times.
+    """
+    free_S = np.flatnonzero(first.legal_slots[:, Op.GERMINATE].any(axis=0))
+    offered = {head: np.flatnonzero(first.legal_values[0, place]) for head, place in segments(spec.head_sizes).items()}
+    count = min(int(rng.integers(most or len(free_S))) + 1, len(free_S)) if len(free_S) else 0
+    actions: list[ActionConfig] = []
+    slots = rng.permutation(free_S)[:count].tolist()
+    for slot, at in zip(slots, times.draw(rng, latest, count), strict=True):
+        blueprint = spec.blueprint_names[rng.choice(offered[Head.BLUEPRINT])]
+        free = [head for head in BIRTH if len(offered[head]) > 1]
+        others = {head.name.lower(): list(VALUES[head])[rng.choice(offered[head])] for head in free}
+        actions += planted(slot, blueprint, at, **others)
+    return actions
+
+
+def planted(slot: int, blueprint: str, at: int, **others: str) -> list[ActionConfig]:
+    """Return the schedule of a seed that is kept as soon as possible.
+
+    Args:
+        others: parameters of its birth by name, such as tempo.
+    """
+    germinate = ActionConfig(at=at, op="germinate", slot=slot, blueprint=blueprint, **others)
+    return [germinate, ActionConfig(at=at, op="fossilize", slot=slot)]

@@ -52,9 +52,9 @@ class Episode(EpisodeRecord):
     """Costs of each committed network, host and fossils `[N]`: `params`, `flops` per sample, and `latency` per sample [s], NaN if
     not measured."""
     training_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """FLOPs of training each host with its seeds; see `Flops.training`."""
+    """FLOPs of training each host with its seeds so far; see `Flops.training`."""
     measuring_flops_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """FLOPs of validating each host, counterfactuals included."""
+    """FLOPs of validating each host so far, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
     """Committed accuracy on the test split [pp]; None if not measured."""
     online_N: FloatArray | None = None
@@ -78,6 +78,7 @@ class Episode(EpisodeRecord):
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
         self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
         self.blend_NS = np.where(healthy_N1, after.blend, self.blend_NS)
+        self.training_flops_N, self.measuring_flops_N = info["training_flops"], info["measuring_flops"]
         self.signals = signals
         self.auditor.see(signals, info["components"])
 
@@ -88,7 +89,6 @@ class Episode(EpisodeRecord):
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
         self.online_N = final.get("online_accuracy")
-        self.training_flops_N, self.measuring_flops_N = final["training_flops"], final["measuring_flops"]
         self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
 
     def summary(self) -> list[tuple[str, str]]:

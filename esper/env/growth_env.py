@@ -181,6 +181,7 @@ class GrowthEnv(Environment):
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
+        info |= {"training_flops": self.meter.training_N.copy(), "measuring_flops": self.meter.measuring_N.copy()}
         if self.test_online:  # a host that was rolled back serves as it is now
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
@@ -189,7 +190,6 @@ class GrowthEnv(Environment):
         observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances()}
-            final |= {"training_flops": self.meter.training_N, "measuring_flops": self.meter.measuring_N.copy()}
             if self.test_at_end:
                 fossil = self.state.within(Stage.FOSSILIZED)
                 final["test_accuracy"] = self._test_accuracy(np.where(fossil, self.state.alpha, 0.0).astype(np.float32))

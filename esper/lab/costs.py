@@ -6,8 +6,8 @@ FLOPs are those of `esper.measure.costs`. Counted for a run, over all updates:
     measuring   validation, counterfactuals included; growth potential is not counted
     policy      decisions, and for PPO per update two evaluations of the rollout and three forward passes per pass of learning;
                 losses and optimiser are not counted
-    search      of `schedule` and `oracle`: training and validating hosts under every schedule tried; of `static`: all of the
-                above, since the policies found its topologies
+    search      of `schedule`, `oracle` and `static_net`: training and validating hosts under every schedule tried; of `static`:
+                all of the above, since the policies found its topologies
 
 Seconds are those of the rollouts and of learning, or of the search. Start-up, telemetry and checkpoints are not counted.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esper.lab.runs import SEARCHED, Run, records_of
+from esper.lab.runs import SEARCHED, STATIC_NET, Run, records_of
 from esper.lab.scoring import Scoring, read_scores, scored_file
 
 PARTS = ("training", "measuring", "policy", "search")
@@ -93,6 +93,8 @@ def cost_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
                 costs[name] = cost(search=trained["total"], seconds=trained["seconds"])
             elif name in SEARCHED:
                 costs[name] = cost(search=choice["flops"], seconds=choice["seconds"])
+            elif name == STATIC_NET:
+                costs[name] = cost(search=choice[STATIC_NET]["flops"], seconds=choice[STATIC_NET]["seconds"])
         for name, found in costs.items():
             parts = [np.mean(grown[name][key]) for key in ("training_flops", "measuring_flops", "policy_flops")]
             rows.append({"arm": run.arm if name == "policy" else name, "block": run.block, **found, "host": float(sum(parts))})

@@ -7,8 +7,9 @@ that of the committed network, host and fossils, on the test split of the data, 
 # N hosts
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.lab.metered import Metered
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.roles import Fossils, Incubation
+from esper.lifecycle.slots import GATES, Isolation
 from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
@@ -42,6 +46,9 @@ HELD_OUT = ("accuracy", "validation", "return", "parameters", "flops", "training
 """Outcomes that are measured on held-out hosts: test and validation accuracy of the committed network [pp], return, parameters of
 its seeds, its FLOPs per sample, and the FLOPs of training it, of validating it, counterfactuals included, and of the controller's
 decisions."""
+
+SPENT = ("training_flops", "measuring_flops", "policy_flops")
+"""Outcomes that add up to the FLOPs that a controller spent on a host."""
 
 
 ONLINE = "online"
@@ -136,6 +143,7 @@ class Evaluation:
             check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        self.online = online
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
@@ -203,25 +211,46 @@ class Evaluation:
             outcomes[REPLAY] = self.grow(Replay(outcomes["policy"].kept, self.env.layout))
         return outcomes
 
-    def grow(self, controller: Controller, env: Environment | None = None, *, greedy: bool = False) -> HostOutcomes:
-        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment."""
+    def grow(
+        self,
+        controller: Controller,
+        env: Environment | None = None,
+        *,
+        greedy: bool = False,
+        watch: Callable[[EpisodeRecord], None] | None = None,
+    ) -> HostOutcomes:
+        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment; see `play`."""
         env = env or self.env
         env.reset(options={"episode": self.episode})
         metered = Metered(controller)
-        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy), env.layout)
+        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy, watch=watch), env.layout)
         outcomes.values["policy_flops"] = np.full(env.num_envs, metered.flops / env.num_envs)
         return outcomes
 
-    def search(self) -> dict[str, HostOutcomes]:
-        """Return the outcomes of the best fixed schedule of at most one seed, and of the oracle, both chosen on other hosts."""
-        choice = self.choose()
-        best, oracle = self.grow_schedules(choice)
-        return {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}
+    def static_env(self) -> Environment:
+        """Return an environment with the same hosts whose seeds are part of the network at once; see `without_incubation`."""
+        static = without_incubation(self.config)
+        env = build_env(static, split=Split.HELD_OUT, hosts=self.hosts, test_at_end=True, test_online=self.online)
+        env.prepare(self.env.state_dict())
+        return env
 
-    def choose(self) -> Choice:
-        """Return the schedules with the highest return on hosts of the training split."""
+    def search(self) -> dict[str, HostOutcomes]:
+        """Return the outcomes of the best fixed schedule of at most one seed, of the oracle, and of the best static net, all
+        chosen on other hosts."""
+        choice, static = self.choose(), self.choose(static=True)
+        best, oracle = self.grow_schedules(choice)
+        found = {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}
+        return found | {f"best static net ({static.best})": self.grow_static(static)}
+
+    def choose(self, *, static: bool = False) -> Choice:
+        """Return the schedules with the highest return on hosts of the training split.
+
+        Args:
+            static: if true, seeds are part of the network at once; see `without_incubation`.
+        """
         begun = time.perf_counter()
-        env = build_env(self.config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
+        config = without_incubation(self.config) if static else self.config
+        env = build_env(config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
         grown = {name: self.grow(self._schedule(name), env) for name in names}
@@ -243,6 +272,13 @@ class Evaluation:
         kept = [one.kept[host] for host, one in enumerate(by_host)]
         return best, HostOutcomes(values=values, instance=best.instance, kept=kept)
 
+    def grow_static(self, choice: Choice) -> HostOutcomes:
+        """Return the outcomes of the best static net."""
+        env = self.static_env()
+        grown = self.grow(self._schedule(choice.best), env)
+        env.close()
+        return grown
+
     def _schedule(self, name: str) -> Controller:
         """Return the schedule of one seed by its name, as in `conv_light in r0c1`, or `wait`."""
         layout = self.env.layout
@@ -252,16 +288,30 @@ class Evaluation:
         return ScheduleConfig(slot=layout.slot_names.index(slot), blueprint=blueprint).build(layout, seed=0)
 
 
-def summarise(outcomes: Mapping[str, HostOutcomes]) -> list[dict[str, Any]]:
-    """Return one row per controller: means over hosts with 95 % intervals, and paired differences to `wait`."""
-    wait = outcomes["wait"].values
+def without_incubation(config: Config) -> Config:
+    """Return a config for static nets: a seed that is planted in the first step is part of the network from initialisation.
+
+    It is active at once, at alpha 1, learns with the host from the first host epoch, and is kept. Limits of the number of seeds
+    and of their time to learn stay.
+    """
+    static = copy(config)
+    static.gates, rules = GatesConfig(), {"incubation": Incubation.none, "isolation": Isolation.training}
+    rules |= {"fossils": Fossils.learning, "auto_advance": [*GATES], "prune_after": 0, "prune_below": None}
+    static.slots = replace(config.slots, **rules)
+    return static
+
+
+def summarise(outcomes: Mapping[str, HostOutcomes], against: str = "wait") -> list[dict[str, Any]]:
+    """Return one row per controller: means over hosts with 95 % intervals, and paired differences to the controller `against`."""
+    base = outcomes[against].values
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
         values = outcome.values
         row: dict[str, Any] = {"controller": name}
-        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", "training_flops")}
+        row |= {key: float(values[key].mean()) for key in ("parameters", "flops", *SPENT)}
+        row["total_flops"] = sum(row[key] for key in SPENT)
         for key in ("return", "accuracy", *([ONLINE] if ONLINE in values else [])):
-            for label, sample in ((key, values[key]), (f"{key}_over_wait", values[key] - wait[key])):
+            for label, sample in ((key, values[key]), (f"{key}_over_{against}", values[key] - base[key])):
                 row[label] = asdict(mean_interval(sample) if np.isfinite(sample).all() else UNKNOWN)
         rows.append(row)
     return rows

@@ -10,6 +10,7 @@ import numpy as np
 from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
 from esper.lab.design import FILE, Design
+from esper.lab.per_host import PREFIX, check_search
 from esper.ranges import check_ranges
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
 from esper.training.config_io import flat
@@ -54,7 +55,9 @@ REWARD_KEYS = ("reward", "governor", "agent.gamma")
 """Keys that define a return: its terms, the penalty of a rollback, and the discount of potentials."""
 SEARCHED = ("schedule", "oracle")
 """Baselines that are chosen on other hosts."""
-BASELINES = ("static", *SEARCHED)
+STATIC_NET = "static_net"
+"""Baseline with a seed that is active from initialisation, also chosen on other hosts."""
+BASELINES = ("static", *SEARCHED, STATIC_NET)
 """Baselines beside the agents that need no training."""
 FIGURES = ("png", "pdf", "svg")
 """File formats of figures."""
@@ -81,7 +84,9 @@ class CompareConfig:
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Controllers that also grow the held-out hosts of the first arm and are compared like arms: static, the topologies that its
     policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of
-    host; and agents that need no training. schedule and oracle are chosen on other hosts."""
+    host; static_net, the best network with one seed that is active from initialisation, without incubation; agents that need no
+    training; and searches that train every host several times, as in search_random_4 for the best of 4 random schedules, see
+    search_per_host of esper.evaluate. schedule, oracle and static_net are chosen on other hosts."""
     against: str | None = None
     """Arm that all others are compared with; null compares every pair. Fewer pairs detect smaller differences."""
     strata: list[str] = field(default_factory=lambda: list[str]())
@@ -102,7 +107,9 @@ class CompareConfig:
             raise ValueError(f"figures={self.figures} is not a file format: choose from {', '.join(FIGURES)}")
         known = [*BASELINES, *standalone_agents()]
         for name in self.baselines:
-            if name not in known:
+            if name.startswith(PREFIX):
+                check_search("baselines", name)
+            elif name not in known:
                 raise ValueError(f"baselines={name} is not known: choose from {', '.join(known)}{did_you_mean(name, known)}")
 
 

@@ -22,7 +22,8 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
-from esper.lab.runs import BASELINES, SEARCHED, Run, records_of
+from esper.lab.per_host import PREFIX, HostSearch
+from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
@@ -43,7 +44,7 @@ class Scoring:
     hosts: int
     """Number of held-out hosts per run."""
     baselines: Sequence[str]
-    """Other controllers that grow the hosts: members of `BASELINES`, or agents that need no training."""
+    """Other controllers that grow the hosts: members of `BASELINES`, agents that need no training, or searches per host."""
     arm: str
     """Arm whose hosts the baselines grow."""
     online: bool = False
@@ -132,18 +133,27 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     if not missing:
         return rows
     controllers = ["policy", REPLAY] if "static" in missing else []  # a replay needs the topologies of the policy
-    controllers += [name for name in missing if name not in BASELINES]
+    searches = [name for name in missing if name.startswith(PREFIX)]
+    controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
     outcomes = evaluation.run(controllers or ["wait"])
+    if searches:
+        hosts = HostSearch(evaluation)
+        outcomes |= {name: hosts.run(name) for name in searches}
     choice: dict[str, Any] = {}
     if set(missing) & set(SEARCHED):
         chosen = evaluation.choose()
-        choice = {"choice": asdict(chosen)}
+        choice |= asdict(chosen)
         outcomes |= dict(zip(SEARCHED, evaluation.grow_schedules(chosen), strict=True))
+    if STATIC_NET in missing:
+        chosen = evaluation.choose(static=True)
+        choice[STATIC_NET] = asdict(chosen)
+        outcomes[STATIC_NET] = evaluation.grow_static(chosen)
     evaluation.env.close()
     grown = {name: {"instance": outcome.instance, **outcome.lists()} for name, outcome in outcomes.items()}
     with writing_reports(run.folder):
-        scored: dict[str, Any] = {**_stored(run, path), **choice, "checkpoint": run.digest, "esper": code_version()}
+        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "esper": code_version()}
+        scored["choice"] = {**(scored["choice"] or {}), **choice} or None
         scored["rows"] |= {"static" if name == REPLAY else name: values for name, values in grown.items()}
         write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return scored["rows"]
@@ -155,7 +165,8 @@ def _stored(run: Run, path: Path) -> dict[str, Any]:
 
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
-    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of the searched baselines; `checkpoint`; `esper`.
+    """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
+    `esper`.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.

@@ -21,6 +21,7 @@ def play(
     greedy: bool = False,
     record: Callable[[Transition], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[EpisodeRecord], None] | None = None,
 ) -> EpisodeRecord:
     """Run one episode from the environment's current start to its end.
 
@@ -30,6 +31,7 @@ def play(
         greedy: if true, take the most probable actions instead of sampling.
         record: called with every transition.
         progress: called with the number of steps done and T, also before the first step.
+        watch: called with the record of the episode so far, after every step.
     """
     begun = time.perf_counter()
     num_hosts, num_steps = env.num_envs, env.num_steps
@@ -59,6 +61,8 @@ def play(
         episode.add(info, reward_N)
         if step + 1 == num_steps:
             episode.close(info)
+        if watch:
+            watch(episode)
         observation, state, is_init_N = as_observation(arrays), decision.state, terminated_N
     episode.seconds = time.perf_counter() - begun
     if progress:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.best_of_random import BestOfRandom, BestOfRandomConfig
+from esper.agent.best_of_random import BestOfRandom, BestOfRandomConfig, Times
 from esper.agent.scripted.schedule import ActionConfig, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.config import Config
 from esper.env.actions import HeadsConfig, Observation, Op
 from esper.lab.evaluation import Evaluation
+from esper.seeding import stream
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.play import play
@@ -106,6 +107,15 @@ def test_slots_blueprints_and_times_are_drawn_uniformly() -> None:
     assert slots.count(0) / len(slots) == pytest.approx(0.5, abs=0.05)
     assert kinds.count("blueprint0") / len(kinds) == pytest.approx(0.5, abs=0.05)
     np.testing.assert_allclose(np.bincount([action.at for action in planted]) / len(planted), [0.1] * 10, atol=0.035)
+
+
+def test_early_times_are_log_uniform() -> None:
+    search = BestOfRandomConfig(most=1, times=Times.early).build(SPEC, seed=0)
+    times = [schedule[0].at for schedule in drawn(search, 1500, newborn([0, 2]))[1:]]
+    epochs = np.arange(10)
+    share = np.log(1 + 1 / (1 + epochs)) / np.log(11)
+    np.testing.assert_allclose(np.bincount(times, minlength=10) / len(times), share, atol=0.035)
+    assert max(Times.early.draw(stream(0, "late"), 3, 5000)) == 3
 
 
 def test_seed_and_number_determine_a_schedule() -> None:

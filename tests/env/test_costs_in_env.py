@@ -78,10 +78,10 @@ def test_flops_of_an_episode_without_seeds(make_env, plan_actions):
     env.reset(seed=1)
     for _ in range(steps):
         *_, info = env.step(plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0)))
-    host, final = env.costs.flops.forward.host, info["final_info"]
-    assert final["training_flops"].tolist() == [steps * 96 * 3 * host] * 2
+    host = env.costs.flops.forward.host
+    assert info["training_flops"].tolist() == [steps * 96 * 3 * host] * 2
     assert (
-        final["measuring_flops"].tolist() == [(1 + steps) * 50 * host] * 2
+        info["measuring_flops"].tolist() == [(1 + steps) * 50 * host] * 2
     )  # the setting of fossils alone equals the committed one
     assert env.meter.training_N.tolist() == [0, 0], "counters start from 0 in the next episode"
     assert env.meter.measuring_N.tolist() == [50 * host] * 2

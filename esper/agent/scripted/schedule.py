@@ -147,7 +147,7 @@ class ScheduleConfig(AgentConfig):
         self.check_run(blueprints=spec.blueprint_names, steps=spec.num_steps, hosts=spec.num_hosts)
         self.check_hosts(slots=spec.slot_names, in_use=everywhere, cap=0, blueprints=spec.blueprint_names, hosts=spec.num_hosts)
         if self.actions:
-            return ActionList(self.actions, spec)
+            return ActionLists([self.actions], spec)
         return Schedule(self, spec)
 
 
@@ -169,41 +169,51 @@ class Schedule(Scripted):
         return compose(observation, self.spec, op_N, full_N * self.slot, blueprint=full_N * self.blueprint)
 
 
-class ActionList(Scripted):
-    """Plays a list of actions, each once, in every host; see `ScheduleConfig.actions`."""
+class ActionLists(Scripted):
+    """Plays a list of actions, each once; see `ScheduleConfig.actions`."""
 
-    def __init__(self, actions: Sequence[ActionConfig], spec: EnvSpec) -> None:
-        self.spec, self.advances = spec, all(action.op != "advance" for action in actions)
-        # An extra action that is never due, so that an empty list needs no special case.
-        self.at_A = np.array([*(action.at for action in actions), spec.num_steps])
-        rows = [_numbers(action, spec) for action in actions]
-        self.action_AH = np.array([*rows, [UNSET] * len(Head)], dtype=np.int64)
+    def __init__(self, lists: Sequence[Sequence[ActionConfig]], spec: EnvSpec) -> None:
+        """
+        Args:
+            lists: the list of each host, or a single one for all hosts.
+        """
+        self.spec = spec
+        self.advances_N1 = np.array([[all(action.op != "advance" for action in actions)] for actions in lists])
+        # Every list ends with actions that are never due, at least one, so that lists of any length need no special case.
+        shape = (len(lists), max(map(len, lists)) + 1)
+        self.at_NA = np.full(shape, spec.num_steps)
+        self.action_NAH = np.full((*shape, len(Head)), UNSET, dtype=np.int64)
+        for host, actions in enumerate(lists):
+            for index, action in enumerate(actions):
+                self.at_NA[host, index], self.action_NAH[host, index] = action.at, _numbers(action, spec)
 
     def start(self, num_hosts: int) -> State:
         """Return which actions are done `[N, A]`."""
-        return {"done": torch.zeros(num_hosts, len(self.at_A), dtype=torch.bool)}
+        return {"done": torch.zeros(num_hosts, self.at_NA.shape[1], dtype=torch.bool)}
 
     def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
         step_N = step_number(observation, self.spec)
+        row_N, list_N = np.arange(len(step_N)), np.arange(len(step_N)) % len(self.at_NA)
         done_NA = state["done"].numpy() & (step_N > 0)[:, None]  # a rolled-back host continues in the list
-        due_NA = np.greater_equal(step_N[:, None], self.at_A) & ~done_NA & self._legal(observation)
+        due_NA = np.greater_equal(step_N[:, None], self.at_NA[list_N]) & ~done_NA & self._legal(observation, list_N)
         first_N: IntArray = due_NA.argmax(axis=1)
         acts_N = np.asarray(due_NA.any(axis=1))
-        written_NH = np.where(acts_N[:, None], self.action_AH[first_N], UNSET)
-        nothing_NS = np.full((len(step_N), self.spec.num_slots), self.advances)
+        written_NH = np.where(acts_N[:, None], self.action_NAH[list_N, first_N], UNSET)
+        nothing_NS = np.repeat(self.advances_N1[list_N], self.spec.num_slots, axis=1)
         op_N, slot_N = most_urgent(observation, {Op.ADVANCE: (nothing_NS, np.zeros(nothing_NS.shape))})
         op_N, slot_N = (np.where(acts_N, written_NH[:, head], own) for head, own in ((Head.OP, op_N), (Head.SLOT, slot_N)))
         default_NH = compose(observation, self.spec, op_N, slot_N)
         action_NH = np.where(written_NH == UNSET, default_NH, written_NH)
-        done_NA |= due_NA & (np.arange(len(self.at_A)) == first_N[:, None])
+        done_NA[row_N, first_N] |= acts_N
         return action_NH, {"done": torch.from_numpy(done_NA)}
 
-    def _legal(self, observation: Observation) -> BoolArray:
+    def _legal(self, observation: Observation, list_N: IntArray) -> BoolArray:
         """Return which actions are legal now, with the given parameters `[N, A]`."""
-        legal_NA = observation.legal_slots[:, self.action_AH[:, Head.OP], self.action_AH[:, Head.SLOT]]
+        action_NAH, row_N1 = self.action_NAH[list_N], np.arange(len(list_N))[:, None]
+        legal_NA = observation.legal_slots[row_N1, action_NAH[..., Head.OP], action_NAH[..., Head.SLOT]]
         for head, place in segments(self.spec.head_sizes).items():
-            value_A = self.action_AH[:, head]
-            legal_NA = legal_NA & (observation.legal_values[:, place][:, value_A] | (value_A == UNSET))
+            value_NA = action_NAH[..., head]
+            legal_NA = legal_NA & (observation.legal_values[:, place][row_N1, value_NA] | (value_NA == UNSET))
         return legal_NA
 
 

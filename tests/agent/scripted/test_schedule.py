@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.scripted.schedule import OPS, ActionConfig, ActionList, ScheduleConfig
+from esper.agent.scripted.schedule import OPS, ActionConfig, ActionLists, ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
 from esper.env.actions import PARAMETER_HEADS, PINNED, STYLES, TEMPOS, Head, HeadsConfig, Op
@@ -101,7 +101,7 @@ def test_seeds_advance_when_no_action_is_due_unless_the_list_advances_them() -> 
 
 
 def test_an_empty_list_waits() -> None:
-    controller = ActionList([], SPEC)
+    controller = ActionLists([[]], SPEC)
     legal = see(3, legal={Op.GERMINATE: [0, 1], Op.PRUNE: [2]})
     decision = controller.act(legal, controller.start(4), is_init=np.ones(4, np.bool_), uniform=np.zeros((4, len(Head))))
     assert not decision.action.any()
@@ -155,7 +155,7 @@ def test_an_action_list_equals_its_reference_implementation(actions: list[Action
         observation.features[:, SPEC.feature_names.index("time_left")] = 1 - step / SPEC.num_steps
         observation.legal_values[:, :3] = rng.random((4, 3)) < 0.7
         observation.legal_values[:, 3:] = True
-    controller = ActionList(actions, SPEC)
+    controller = ActionLists([actions], SPEC)
     state, done = controller.start(4), []
     for observation in seen:
         decision = controller.act(observation, state, is_init=np.zeros(4, np.bool_), uniform=np.zeros((4, len(Head))))
