@@ -41,6 +41,8 @@ class TaskConfig:
     """Option of the group `reward` that the task comes with."""
     default_slots: ClassVar[str] = "one_seed"
     """Option of the group `slots` that the task comes with."""
+    default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "conv_light", "depthwise", "conv_heavy")
+    """Options of the group `blueprint` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
