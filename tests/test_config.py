@@ -113,7 +113,9 @@ BAD: list[tuple[str, str]] = [
     ("task.events.first=9 task.events.last=8", "task.events.last=8 is before task.events.first=9"),
     ("task.events.count=[3] task.events.ramp=[2] task.events.gap=5", "count=3 needs 14 host epochs"),
     ("task.events.kinds=[turn] task.events.count=[2]", "a second event of the same kind would change nothing"),
-    ("task=digits_drift steps=10", "task.events.last=16 must be below steps=10"),
+    ("task=digits_drift task.events.passing=[mirror]", "task.events.passing=[mirror] never happens"),
+    ("task=digits_drift task.events.lasts=[0]", "task.events.passing needs task.events.lasts of at least 1"),
+    ("task=digits_drift steps=10", "task.events.last=14 must be below steps=10"),
     ("task.data_share=[0.5] task.events.kinds=[leave]", "task.data_share cannot limit arriving and leaving classes"),
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
     ("task=tinystories task.stories=0", "task.stories"),
@@ -358,7 +360,7 @@ def test_a_task_comes_with_its_default_governor_and_takes_another(own_parts: Non
 
 def test_a_world_brings_its_objective_and_slots_unless_others_are_chosen() -> None:
     world, plain = check(["task=digits_drift"]), check([])
-    assert (world.choice("reward"), world.choice("slots"), world.host.frozen) == ("online", "in_service", True)
+    assert (world.choice("reward"), world.choice("slots"), world.host.frozen) == ("online", "one_permanent", True)
     assert (plain.choice("reward"), plain.choice("slots"), plain.host.frozen) == ("shaped", "one_seed", False)
     for chosen in (["reward_mode=sparse", "task=digits_drift"], ["task=digits_drift", "reward=sparse", "slots=one_seed"]):
         assert check(chosen).choice("reward") == "sparse"

@@ -6,7 +6,8 @@ baselines that show whether a task asks for more than one decision at the start,
 
 # N hosts, S slots, K blueprints, C choices = 1 + S * K, F features, n decisions, T steps
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,8 @@ from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
 from esper.ranges import check_ranges
 
+SWEEPS = 5
+"""Fits to the best later decisions."""
 UNDECIDED = -1
 """Choice of a host that the bandit has not looked at yet."""
 
@@ -46,20 +49,59 @@ class BanditConfig(AgentConfig):
 
 
 @dataclass(slots=True)
+class Memory:
+    """Decisions, the oldest first."""
+
+    seen: FloatArray
+    """Contexts `[n, F]`."""
+    choice: IntArray
+    """Choices `[n]`."""
+    reward: FloatArray
+    """Sum of rewards until the next decision on the same host, or to the end of the episode `[n]`."""
+    going: FloatArray
+    """Return from the decision on `[n]`."""
+    next_seen: FloatArray
+    """Contexts of the next decision on the same host `[n, F]`; NaN if none follows."""
+    next_legal: BoolArray
+    """Choices that were legal then `[n, C]`."""
+
+    @classmethod
+    def empty(cls, features: int, choices: int) -> "Memory":
+        """Return a memory of no decisions."""
+        none, seen = np.zeros(0, np.float32), np.zeros((0, features), np.float32)
+        return cls(seen, np.zeros(0, np.int64), none, none, seen, np.zeros((0, choices), np.bool_))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays by name."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    def then(self, new: "Memory", most: int) -> "Memory":
+        """Return these decisions and newer ones, at most the newest `most`."""
+        return Memory(**{name: np.concatenate([old, getattr(new, name)])[-most:] for name, old in self.arrays().items()})
+
+
+@dataclass(slots=True)
 class Decisions:
     """What happens in an update."""
 
-    decisions: list[tuple[int, IntArray, FloatArray, IntArray]] = field(default_factory=list)
-    """Step, hosts `[n]`, their contexts `[n, F]` and choices `[n]`."""
+    decisions: list[tuple[int, IntArray, FloatArray, BoolArray, IntArray]] = field(default_factory=list)
+    """Step, hosts `[n]`, their contexts `[n, F]`, legal choices `[n, C]` and choices `[n]`."""
     reward_TN: list[FloatArray] = field(default_factory=list)
 
-    def arrays(self) -> tuple[FloatArray, IntArray, FloatArray]:
-        """Return contexts `[n, F]`, choices `[n]` and returns from the decision on `[n]`, without non-finite returns."""
-        going_TN = np.cumsum(np.stack(self.reward_TN)[::-1], axis=0)[::-1]
-        returns = np.concatenate([going_TN[step, hosts] for step, hosts, _, _ in self.decisions])
-        kept = np.isfinite(returns)
-        contexts, choices = (np.concatenate([one[part] for one in self.decisions])[kept] for part in (2, 3))
-        return contexts, choices, returns[kept]
+    def memory(self) -> Memory:
+        """Return all decisions, without those with a non-finite return."""
+        going_TN = np.cumsum(np.stack([*self.reward_TN, np.zeros_like(self.reward_TN[0])])[::-1], axis=0)[::-1]
+        seen, legal, choice = (np.concatenate([one[part] for one in self.decisions]) for part in (2, 3, 4))
+        hosts = np.concatenate([one[1] for one in self.decisions])
+        steps = np.concatenate([np.full(len(one[1]), one[0]) for one in self.decisions])
+        order = np.lexsort((steps, hosts))
+        following = np.full(len(hosts), -1)
+        following[order[:-1]] = np.where(hosts[order[:-1]] == hosts[order[1:]], order[1:], -1)
+        going = going_TN[steps, hosts]
+        until = np.where(following < 0, len(self.reward_TN), steps[following])
+        next_seen = np.where(following[:, None] < 0, np.float32(np.nan), seen[following])
+        whole = Memory(seen, choice, going - going_TN[until, hosts], going, next_seen, legal[following])
+        return Memory(**{name: part[np.isfinite(going)] for name, part in whole.arrays().items()})
 
 
 class Bandit(Learner):
@@ -68,14 +110,20 @@ class Bandit(Learner):
     repeats: ClassVar[bool] = False
     """True if it decides again once a seed is kept, or none was chosen."""
 
-    def __init__(self, config: BanditConfig, spec: EnvSpec) -> None:
-        self.config, self.spec = config, spec
+    def __init__(self, config: BanditConfig, spec: EnvSpec, features: Sequence[int] | None = None) -> None:
+        """
+        Args:
+            config: exploration and memory.
+            spec: sizes and names of observations and actions.
+            features: columns of the host features from which it predicts; None for the whole observation.
+        """
+        self.config, self.spec, self._features = config, spec, features
         self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
         """Name of each choice."""
         self.models: list[Ridge | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
-        self._seen_nF = np.zeros((0, len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)), np.float32)
-        self._choice_n, self._return_n = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        whole = len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)
+        self._memory = Memory.empty(whole if features is None else len(features), len(self.names))
         self._record: Decisions | None = None
         """The update so far; None outside of an update."""
 
@@ -119,20 +167,32 @@ class Bandit(Learner):
         Args:
             due_N: hosts for which the choice counts.
         """
-        legal_NC, context_NF = self._legal(observation), _context(observation)
-        predicted_NC = np.full(legal_NC.shape, -np.inf)
-        for choice, model in enumerate(self.models):
-            if model is not None:
-                predicted_NC[:, choice] = model.predict(context_NF)
+        legal_NC, context_NF = self._legal(observation), self._context(observation)
+        predicted_NC = self._predict(context_NF)
         known_NC = np.isfinite(predicted_NC) & legal_NC
         best_N = np.where(known_NC, predicted_NC, -np.inf).argmax(axis=1) * known_NC.any(axis=1)
         if self._record is None:
             return best_N
         # A choice without a prediction is not worse than one with a bad prediction: all are random until each was tried.
         explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (known_NC != legal_NC).any(axis=1)
-        choice_N = np.where(explores_N, draw(legal_NC.astype(np.float64), uniform_NH[:, Head.SLOT]), best_N)
-        self._record.decisions.append((len(self._record.reward_TN), np.flatnonzero(due_N), context_NF[due_N], choice_N[due_N]))
+        weight_NC = legal_NC.astype(np.float64)
+        if self.repeats:  # else few hosts would be left for later decisions
+            weight_NC[:, 0] = np.maximum(weight_NC[:, 1:].sum(axis=1), 1)
+        choice_N = np.where(explores_N, draw(weight_NC, uniform_NH[:, Head.SLOT]), best_N)
+        seen = (np.flatnonzero(due_N), context_NF[due_N], legal_NC[due_N], choice_N[due_N])
+        self._record.decisions.append((len(self._record.reward_TN), *seen))
         return choice_N
+
+    def _predict(self, context_nF: FloatArray) -> npt.NDArray[np.float64]:
+        """Return the predicted return of each choice `[n, C]`, -inf where it was never tried."""
+        nothing_n = np.full(len(context_nF), -np.inf)
+        return np.stack([nothing_n if model is None else model.predict(context_nF) for model in self.models], axis=1)
+
+    def _context(self, observation: Observation) -> FloatArray:
+        """Return the features from which returns are predicted `[N, F]`."""
+        if self._features is not None:
+            return observation.features[:, self._features]
+        return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)
 
     def _legal(self, observation: Observation) -> BoolArray:
         """Return which choices are legal now `[N, C]`; planting nothing always is."""
@@ -165,29 +225,35 @@ class Bandit(Learner):
         assert self._record is not None, "call begin() first"
         record, self._record = self._record, None
         if record.decisions:
-            old = (self._seen_nF, self._choice_n, self._return_n)
-            self._seen_nF, self._choice_n, self._return_n = (
-                np.concatenate([kept, new])[-self.config.memory :] for kept, new in zip(old, record.arrays(), strict=True)
-            )
+            self._memory = self._memory.then(record.memory(), self.config.memory)
         return self._fit()
 
     def _fit(self) -> dict[str, float]:
-        """Fit one regression per choice, all with the penalty of the smallest leave-one-out error."""
-        tried = [np.flatnonzero(self._choice_n == choice) for choice in range(len(self.names))]
-        errors = [loo_error(self._seen_nF[rows], self._return_n[rows]) for rows in tried if len(rows) > 2]
+        """Fit one regression per choice, all with the penalty of the smallest leave-one-out error.
+
+        If decisions follow one another, the regressions are fitted to the return of the best later decisions instead of those
+        that were made (fitted Q iteration, Ernst et al. 2005).
+        """
+        memory, rows = self._memory, [np.flatnonzero(self._memory.choice == choice) for choice in range(len(self.names))]
+        enough = [one for one in rows if len(one) > 2]
+        errors = [loo_error(memory.seen[one], memory.going[one]) for one in enough]
         error_L: npt.NDArray[np.float64] = np.sum(errors, axis=0) if errors else np.zeros(len(PENALTIES))
         penalty = float(PENALTIES[error_L.argmin()]) if errors else float(PENALTIES[-1])
-        self.models = [fit(self._seen_nF[rows], self._return_n[rows], penalty) if len(rows) else None for rows in tried]
-        spread = sum(float(np.square(y - y.mean()).sum()) for rows in tried if len(rows) > 2 and len(y := self._return_n[rows]))
+        target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
+        for sweep in range(1 + SWEEPS * bool(followed_n.any())):
+            if sweep:
+                later_nC = np.where(memory.next_legal, self._predict(memory.next_seen), -np.inf)[followed_n]
+                target_n[followed_n] = memory.reward[followed_n] + later_nC.max(axis=1)
+            self.models = [fit(memory.seen[one], target_n[one], penalty) if len(one) else None for one in rows]
+        spread = sum(float(np.square(memory.going[one] - memory.going[one].mean()).sum()) for one in enough)
         explained = 1 - float(error_L.min()) / spread if spread else float("nan")
-        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/decisions": float(len(self._return_n))}
+        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/decisions": float(len(memory.choice))}
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decisions in memory, from which predictions are fitted."""
-        parts = (self._seen_nF, self._choice_n, self._return_n)
-        return dict(zip(("seen", "choice", "return"), map(torch.tensor, parts), strict=True))
+        return {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -195,25 +261,20 @@ class Bandit(Learner):
         Raises:
             ValueError: the observations have other features, or there are other choices.
         """
-        seen, choice, returns = (state[name].numpy() for name in ("seen", "choice", "return"))
-        if seen.shape[1] != self._seen_nF.shape[1] or (len(choice) and choice.max() >= len(self.names)):
+        memory = Memory(**{part.name: state[part.name].numpy() for part in fields(Memory)})
+        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or memory.next_legal.shape[1] != len(self.names):
             raise ValueError(
                 "agent=bandit learned on hosts with other slots or blueprints: evaluate it on hosts like those of its run"
             )
-        self._seen_nF, self._choice_n, self._return_n = seen, choice, returns
-        if len(returns):
+        self._memory = memory
+        if len(memory.choice):
             self._fit()
 
     def summary(self) -> list[tuple[str, str]]:
         """Return how often each seed was chosen without exploration for the decisions in memory."""
         if not any(self.models):
             return []
-        predicted = [np.full(len(self._seen_nF), -np.inf) if one is None else one.predict(self._seen_nF) for one in self.models]
-        counts = np.bincount(np.argmax(predicted, axis=0), minlength=len(self.names)) / max(1, len(self._seen_nF))
+        best = np.argmax(self._predict(self._memory.seen), axis=1)
+        counts = np.bincount(best, minlength=len(self.names)) / max(1, len(best))
         shown = [f"{self.names[i]} {100 * counts[i]:.0f} %" for i in np.argsort(-counts, kind="stable")[:3] if counts[i] > 0]
         return [("bandit plants", ", ".join(shown))]
-
-
-def _context(observation: Observation) -> FloatArray:
-    """Return the features from which returns are predicted `[N, F]`: all of the observation."""
-    return np.concatenate([observation.features, observation.slots.reshape(len(observation.slots), -1)], axis=1)

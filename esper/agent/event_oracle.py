@@ -2,7 +2,6 @@
 
 # N hosts, E kinds of events
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,8 +16,9 @@ from esper.env.actions import EnvSpec, Observation
 
 @dataclass(kw_only=True, slots=True)
 class EventOracleConfig(BanditConfig):
-    """A contextual bandit that knows the timetable of a host, looks at it whenever an event begins or ends, and plants the one
-    seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing the events is worth."""
+    """A contextual bandit that knows the timetable of a host and looks at nothing else. Whenever an event begins or ends, it
+    plants the one seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing events is
+    worth."""
 
     needs_timetable: ClassVar[bool] = True
 
@@ -32,19 +32,16 @@ class EventOracle(Bandit):
     repeats: ClassVar[bool] = True
 
     def __init__(self, config: EventOracleConfig, spec: EnvSpec) -> None:
-        Bandit.__init__(self, config, spec)
-        self._columns = strengths(spec.feature_names)
-        if not self._columns:
+        known = [rank for rank, name in enumerate(spec.feature_names) if name.startswith("event_")]
+        if not known:
             raise ValueError("agent=event_oracle must know the events: add env.timetable=true")
+        Bandit.__init__(self, config, spec, known)
+        self._now = [rank for rank in known if not spec.feature_names[rank].startswith("event_ahead_")]
+        """Columns of the strengths of events in the coming epoch, of `esper.env.foresight`."""
 
     def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
         """Return the hosts where other events are on than at the last decision; the level is their binary code."""
-        on_NE = observation.features[:, self._columns] > 0
-        now_N = (on_NE @ np.exp2(np.arange(len(self._columns)))).astype(np.float32)
-        due_N = undecided_N & (level_N != now_N) & ~underway(observation, self.spec).any(axis=1)
+        on_NE = observation.features[:, self._now] > 0
+        now_N = (on_NE @ np.exp2(np.arange(len(self._now)))).astype(np.float32)
+        due_N = undecided_N & (np.nan_to_num(level_N) != now_N) & ~underway(observation, self.spec).any(axis=1)
         return due_N, np.where(due_N, now_N, level_N)
-
-
-def strengths(names: Sequence[str]) -> list[int]:
-    """Return the columns of the strengths of events in the coming epoch, of `esper.env.foresight`."""
-    return [rank for rank, name in enumerate(names) if name.startswith("event_") and not name.startswith("event_ahead_")]

@@ -14,10 +14,12 @@ from esper.buffer.base import Buffer
 from esper.env.actions import EnvSpec, Observation, Op
 from esper.seeding import stream
 
-DROPS = (1.0, 2.0, 4.0, 8.0, 16.0)
+DROPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Falls of the accuracy to choose from [pp]."""
 RISES = (1.5, 2.0, 4.0, 8.0)
 """Factors of growth potential to choose from."""
+PATIENCE = (0, 1, 2, 3, 4)
+"""Steps for which a fall or rise must have lasted, to choose from."""
 ERRORS = (None, 0.0, 1.0, 2.0)
 """Standard errors of a contribution to choose from; None keeps every seed."""
 
@@ -49,19 +51,21 @@ class React(Search[ReactRule]):
         def one(values: Any) -> Any:
             return values[rng.integers(len(values))]
 
-        trigger = one(("start", "drop", "potential"))
-        drawn: dict[str, Callable[[], Any]] = {
-            "trigger": lambda: trigger,
-            "threshold": lambda: one(DROPS if trigger == "drop" else RISES),
-            "slot": lambda: one([None, *free]),
-            "blueprint": lambda: one([None, *kinds]),
-            "errors": lambda: one(ERRORS),
-        }
-        if self.best.trigger == "never" or rng.random() < 0.5:
-            return ReactRule(**{name: draw() for name, draw in drawn.items()})
-        part = one([name for name in drawn if name != "trigger" and (name != "threshold" or self.best.trigger != "start")])
-        trigger = self.best.trigger
-        return replace(self.best, **{part: drawn[part]()})
+        def when() -> dict[str, Any]:
+            trigger = one(("start", "drop", "potential"))
+            if trigger == "start":
+                return {"trigger": trigger, "threshold": 0.0, "patience": 0}
+            return {"trigger": trigger, "threshold": one(DROPS if trigger == "drop" else RISES), "patience": one(PATIENCE)}
+
+        parts: list[Callable[[], dict[str, Any]]] = [
+            when,
+            lambda: {"slot": one([None, *free])},
+            lambda: {"blueprint": one([None, *kinds])},
+            lambda: {"errors": one(ERRORS)},
+        ]
+        if self.best.trigger != "never" and rng.random() < 0.5:
+            return replace(self.best, **one(parts)())
+        return ReactRule(**{name: value for part in parts for name, value in part().items()})
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the best rule in words."""
@@ -73,6 +77,8 @@ class React(Search[ReactRule]):
             "drop": f"when the accuracy falls by {rule.threshold:g} pp",
             "potential": f"when the largest growth potential rises by a factor of {rule.threshold:g}",
         }[rule.trigger]
+        if rule.patience:
+            when += f" for more than {rule.patience} steps"
         which = "the best blueprint by potential" if rule.blueprint is None else self.spec.blueprint_names[rule.blueprint]
         where = "the best slot by potential" if rule.slot is None else self.spec.slot_names[rule.slot]
         keep = "always" if rule.errors is None else f"if its contribution exceeds {rule.errors:g} standard errors"

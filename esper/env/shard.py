@@ -81,7 +81,7 @@ class TrainReport:
     """The result of one epoch of training."""
 
     loss_M: npt.NDArray[np.float32]
-    """Mean training loss of each member [nats]."""
+    """Mean training loss of each member [nats]; of the last batch only for a frozen host in which no seed learns."""
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]; NaN for frozen hosts."""
     seed_norm_MS: npt.NDArray[np.float32]
@@ -193,7 +193,8 @@ class Shard:
         """Train every member on its own order of the training samples.
 
         Members are one program: a member with a non-finite loss is computed with the others, whose numbers do not depend on it
-        but for float rounding. The epoch is cut short once no member is finite.
+        but for float rounding. The epoch is cut short once no member is finite. Frozen hosts in which no seed learns are computed
+        on the last batch only.
 
         Args:
             order: samples of each member; only whole batches are used.
@@ -207,16 +208,19 @@ class Shard:
         losses = torch.zeros(self.members, device=self.device)
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = torch.from_numpy(~retired_M).to(self.device)
-        in_vain = bool(retired_M.all())
+        in_vain, taught_M = bool(retired_M.all()), network.taught()
+        taught = bool(taught_M.any())
         for step, batch in enumerate(batches):
             last = step == len(batches) - 1
-            if in_vain and not last:  # the hooks watch the last batch
+            if (in_vain or not taught) and not last:  # the hooks watch the last batch
                 continue
-            losses += network.backward(*self.views.batch(*batch), hooks if last else None)
+            data = self.views.batch(*batch)
+            losses += network.backward(*data, hooks) if last else network.teach(*data)
             network.step()
             if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
-        columns = [(losses / len(batches))[:, None], network.take_norms(), network.finite_buffers()[:, None]]
+        seen = torch.where(taught_M, len(batches), 1)
+        columns = [(losses / seen)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
         report[retired_M] = np.nan

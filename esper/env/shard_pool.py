@@ -162,7 +162,7 @@ class ShardPool:
         if self.meter is None:
             return
         batch = min(self.task.batch_size, max(trained, 1))
-        self.meter.train(self._roles, trained // batch * batch)
+        self.meter.train(self._roles, trained // batch * batch, batch)
         self.meter.measure(self._roles, alpha_VNS, len(self.task.data.valid_y))
 
     # ---- seeds and snapshots

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
-from esper.fusion.layout import by_member
+from esper.fusion.layout import by_member, take_members
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.variants import Tree, path_logits, tree
@@ -53,6 +53,18 @@ class Learners:
     """All of these members, bool `[M, 1]`; other rows do not change."""
     settings: RowSettings | None
     """Settings of each row, where they differ from the seeds' optimiser, before the members' factors on learning rates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pupils:
+    """The members of a frozen fleet in which a seed learns: only they need gradients."""
+
+    hosts_L: Tensor
+    """Members in the pass; a single one of several is computed twice, as in `SeedBank.delta` and for the same reason."""
+    members_L: Tensor
+    """The members, each once."""
+    plan: tuple[ActiveSeeds | None, ...]
+    """Their active seeds in each slot."""
 
 
 class GrowingNetwork:
@@ -94,6 +106,7 @@ class GrowingNetwork:
         self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
         self.closed_loop: ClosedLoopPass | None = None
         self._learners: list[Learners] = []
+        self._pupils: Pupils | None = None
         self._kept: dict[str, Tensor] = {}
 
     def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
@@ -151,8 +164,24 @@ class GrowingNetwork:
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
         self.plan = [live_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
         self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
+        self._pupils = (
+            self._pupils_of(roles, inside_MS, np.asarray(learns_MS.any(axis=1))) if self.frozen and not closed else None
+        )
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
         self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
+
+    def _pupils_of(self, roles: Roles, inside_MS: npt.NDArray[np.bool_], learns_M: npt.NDArray[np.bool_]) -> Pupils | None:
+        """Return the members with a learning seed; None if that is all of them."""
+        if learns_M.all():
+            return None
+        members = np.flatnonzero(learns_M)
+        place_M = np.cumsum(learns_M) - 1
+        plan = (
+            live_seeds(partial(self.bank, slot), roles, slot, inside_MS[:, slot] & learns_M, self.device, place_M)
+            for slot in range(len(self.slots))
+        )
+        hosts = np.repeat(members, 2) if len(members) == 1 else members
+        return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), plan=tuple(plan))
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
         """Return the banks and optimiser settings for the marked seeds of a slot."""
@@ -179,16 +208,28 @@ class GrowingNetwork:
             hooks: capture the features that leave each slot.
             starts: stores the features where the closed-loop pass starts.
         """
-        segments = self._segments(self.host.bind())
-        for slot, (segment, seeds) in enumerate(zip(segments, [*self.plan, None], strict=True)):
+        return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts)
+
+    def _through(
+        self,
+        module: nn.Module,
+        plan: Sequence[ActiveSeeds | None],
+        x: Tensor,
+        members: int,
+        hooks: GradientHooks | None = None,
+        starts: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Return the outputs of so many members `[L, B, K]` with these seeds."""
+        segments = self._segments(module)
+        for slot, (segment, seeds) in enumerate(zip(segments, [*plan, None], strict=True)):
             x = segment(x)
             if starts is not None and self.closed_loop is not None:
-                self.closed_loop.start(slot, x, self.members, starts)
+                self.closed_loop.start(slot, x, members, starts)
             if seeds is not None:
-                x = seeds.blended(x, self.members)
+                x = seeds.blended(x, members)
             if hooks is not None and segment is not segments[-1]:
                 hooks.watch(x)
-        return by_member(x, self.members)
+        return by_member(x, members)
 
     def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None) -> Tensor:
         """Compute the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
@@ -208,6 +249,30 @@ class GrowingNetwork:
         if self.closed_loop is not None:
             member_losses(self.closed_loop.logits(self.host, starts), y_MB[self.closed_loop.members_L]).sum().backward()
         return loss_M.detach()
+
+    def teach(self, x: Tensor, y_MB: Tensor) -> Tensor:
+        """Compute the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
+        at least one.
+
+        Returns:
+            Mean cross entropy of each member `[M]` [nats]; 0 for those left out.
+        """
+        pupils = self._pupils
+        if pupils is None:
+            return self.backward(x, y_MB)
+        host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
+        logits = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
+        loss_L = member_losses(logits[: len(pupils.members_L)], y_MB[pupils.members_L])
+        loss_L.sum().backward()
+        return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
+
+    def taught(self) -> Tensor:
+        """Return which members `teach` computes, bool `[M]`."""
+        taught_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
+        if self._pupils is not None:
+            taught_M[:] = False
+            taught_M[self._pupils.members_L] = True
+        return taught_M
 
     def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""

@@ -129,6 +129,16 @@ class InServiceConfig(SlotsConfig):
 
 
 @dataclass(kw_only=True, slots=True)
+class OnePermanentConfig(InServiceConfig):
+    """As in_service, with one seed per host that stays for good: a test of when to commit."""
+
+    max_seeds: int = 1
+    """Maximum number of seeds per host, live and fossilized together, at least 0; 0: no limit."""
+    auto_advance: list[str] = field(default_factory=lambda: list(GATES))
+    """Stages entered without an action as soon as their gate opens, out of training, blending, holding, fossilized."""
+
+
+@dataclass(kw_only=True, slots=True)
 class OneConfig(SlotsConfig):
     """The first slot of the middle block: a test of what and when to grow."""
 

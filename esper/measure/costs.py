@@ -203,9 +203,12 @@ class Meter:
         """Start new hosts at 0."""
         self.training_N, self.measuring_N = np.zeros(num_hosts), np.zeros(num_hosts)
 
-    def train(self, roles: Roles, samples: int) -> None:
-        """Count training of each host on this many samples."""
-        self.training_N += samples * self.flops.training(roles, self.incubation, frozen=self.frozen)
+    def train(self, roles: Roles, samples: int, batch: int) -> None:
+        """Count training of each host on this many samples; on one batch if it is frozen and no seed learns."""
+        idle_N = ~(roles.learns & (roles.blueprint >= 0)).any(axis=1)
+        skips = self.frozen and self.incubation is not Incubation.closed_loop
+        samples_N = np.where(idle_N & skips, min(batch, samples), samples)
+        self.training_N += samples_N * self.flops.training(roles, self.incubation, frozen=self.frozen)
 
     def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int) -> None:
         """Count measuring of each host on this many samples, under these settings of its alphas."""

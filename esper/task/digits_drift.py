@@ -13,18 +13,28 @@ from esper.task.instances import Instances
 
 @dataclass(kw_only=True, slots=True)
 class DigitsDriftConfig(DigitsConfig):
-    """Digits that drift suddenly and for good in three quarters of the hosts, each in its own way and at its own time. The hosts
-    are trained and frozen before; only seeds learn, and what counts is the accuracy in every epoch."""
+    """Digits whose images or classes drift up to three times during an episode, each time in another way. Some drifts pass by
+    themselves (inverted, rotated, blurred or noisy images), others stay (relabelled classes, shifted images). The hosts are
+    trained and frozen before. Each may take up one seed, which stays for good, and what counts is the accuracy in every epoch: a
+    seed spent on a drift that passes is lost for the one that stays."""
 
     default_host: ClassVar[str] = "cnn_deployed"
     default_governor: ClassVar[str] = "tolerant"
     default_reward: ClassVar[str] = "online"
-    default_slots: ClassVar[str] = "in_service"
+    default_slots: ClassVar[str] = "one_permanent"
 
     pretrain: int = 20
     """Host epochs of training before the first step, without seeds and events; 0 for newborn hosts."""
     instances: Instances = Instances.healthy
     events: EventsConfig = field(
-        default_factory=lambda: EventsConfig(kinds=["invert", "rotate", "mirror", "shift", "relabel"], count=[0, 1, 1, 1])
+        default_factory=lambda: EventsConfig(
+            kinds=["invert", "rotate", "blur", "noise", "relabel", "shift"],
+            passing=["invert", "rotate", "blur", "noise"],
+            count=[1, 2, 3, 3],
+            first=2,
+            last=14,
+            gap=2,
+            lasts=[3, 4],
+        )
     )
     """What happens to the data of a host while it trains."""

@@ -141,6 +141,9 @@ class EventsConfig:
     the samples has drifted, arrived or left."""
     lasts: list[int] = field(default_factory=lambda: [0])
     """Host epochs of full effect after which an event passes, each at least 0; 0 is forever."""
+    passing: list[str] = field(default_factory=lambda: list[str]())
+    """Kinds out of `kinds` that pass after `lasts`; any other stays, and no event follows it. Empty: all pass if `lasts` is above
+    0."""
     recurs: int = 0
     """Number of events of a host after which their kinds recur in the same order, at least 0: with 1 all are of one kind, with 2
     two kinds alternate; 0: after all kinds."""
@@ -161,6 +164,11 @@ class EventsConfig:
         if wrong:
             listed = ",".join(dict.fromkeys(wrong))
             raise ValueError(f"task.events.kinds must list kinds out of {', '.join(known)}, each at most once, got [{listed}]")
+        if self.kinds and (strange := [kind for kind in self.passing if kind not in self.kinds]):
+            listed = ",".join(strange)
+            raise ValueError(f"task.events.passing=[{listed}] never happens: list it in task.events.kinds too, or leave it out")
+        if self.passing and min(self.lasts) < 1:
+            raise ValueError("task.events.passing needs task.events.lasts of at least 1, after which these kinds pass")
         if self.last < self.first:
             raise ValueError(f"task.events.last={self.last} is before task.events.first={self.first}: raise it")
         most = max(self.count)
@@ -213,6 +221,10 @@ class EventsConfig:
             Event(kind=order[event % len(order)], start=start, ramp=ramp, end=start + ramp + last if last else None)
             for event, (start, ramp, last) in enumerate(zip(starts, ramps, lasts, strict=True))
         ]
+        if self.passing:
+            stays = [event.kind not in self.passing for event in events]
+            events = [replace(event, end=None) if stay else event for event, stay in zip(events, stays, strict=True)]
+            events = events[: stays.index(True) + 1 if True in stays else None]
         moved = what("instance_event_classes").permutation(classes).tolist()
         return tuple(
             replace(event, classes=tuple(sorted(moved.pop() for _ in range(self.group)))) if event.kind in CLASSES else event

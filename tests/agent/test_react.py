@@ -117,7 +117,7 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
         search.learn(0.0)
         return total
 
-    returns = [update() for _ in range(40)]
+    returns = [update() for _ in range(60)]
     assert returns[0] == 0
     assert search.best_return == pytest.approx(max(returns)) == pytest.approx(3.1)
     ((_, text),) = search.summary()
@@ -177,6 +177,6 @@ def test_an_oracle_decides_when_events_begin_or_end() -> None:
         decision = oracle.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
         planted.append(bool((decision.action[:, Head.OP] == Op.GERMINATE).all()))
         state = decision.state | {"choice": torch.full((4,), UNDECIDED)}  # as once the seed is kept
-    assert planted == [True, False, True, False, True, False, True]
+    assert planted == [False, False, True, False, True, False, True]
     with pytest.raises(ValueError, match=r"add env\.timetable=true"):
         EventOracleConfig().build(SPEC, seed=0)

@@ -16,6 +16,7 @@ from esper.env.pretrained import Pretrained
 from esper.env.shard import DeviceConfig
 from esper.env.shard_pool import ShardPool
 from esper.governor.watchdog import StrictWatchdogConfig
+from esper.growth.network import GrowingNetwork
 from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
@@ -80,6 +81,44 @@ def test_a_frozen_host_never_changes_while_its_seeds_learn(name, incubation, ran
         }
     assert len(seeds) > 3, "seeds learn"
     env.close()
+
+
+@pytest.mark.parametrize("name", list(HOSTS_OF))
+@pytest.mark.parametrize("incubation", [Incubation.none, Incubation.straight_through])
+def test_seeds_of_frozen_hosts_learn_the_same_whether_or_not_the_other_hosts_are_computed(
+    name, incubation, random_actions, monkeypatch
+):
+    task, host = HOSTS_OF[name]
+    slots = EveryBlockConfig(incubation=incubation, learning_epochs=2, auto_advance=["training", "blending"])
+    skipped = list[int]()
+
+    def grown(whole: bool) -> list[bytes]:
+        with monkeypatch.context() as patch:
+            if whole:
+                patch.setattr(GrowingNetwork, "_pupils_of", lambda *_: None)
+            parts = EnvParts(
+                task=task,
+                host=host,
+                slots=slots,
+                blueprints=BLUEPRINTS if name == "cnn" else DENSE,
+                reward=OnlineConfig(),
+                governor=StrictWatchdogConfig(),
+                devices={"cpu": DeviceConfig(members_per_shard=5)},
+                gamma=0.9,
+                num_hosts=5,
+                num_steps=7,
+            )
+            env = GrowthEnv(load_task(task, host), parts, GrowthConfig())
+            observation, _ = env.reset(seed=3)
+            for step in range(6):
+                observation, *_ = env.step(random_actions(observation, step))
+                network = env.pool.shards[0].network
+                skipped.append(0 if network._pupils is None else 5 - len(network._pupils.members_L))
+            env.close()
+            return [row.numpy().tobytes() for row in network.rows().values()]
+
+    assert grown(whole=False) == grown(whole=True)
+    assert {0, 5} < set(skipped) | {0, 5}, "sometimes only some hosts have something to learn"
 
 
 def test_the_governor_restores_a_frozen_host_and_removes_its_broken_seed(make_env, plan_actions):

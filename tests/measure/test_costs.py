@@ -275,10 +275,14 @@ def test_meter_adds_up_and_restarts():
     costs = count_costs(HOSTS["cnn"](), ALL, samples("cnn", 1))
     meter, roles = Meter(costs.flops, Incubation.straight_through), operations.roles(empty(2, 3), SlotsConfig())
     meter.start(2)
-    meter.train(roles, 10)
-    meter.train(roles, 10)
+    meter.train(roles, 10, 5)
+    meter.train(roles, 10, 5)
     meter.measure(roles, np.zeros((3, 2, 3), np.float32), 7)
     assert meter.training_N.tolist() == [60 * costs.flops.forward.host] * 2
     assert meter.measuring_N.tolist() == [7 * costs.flops.forward.host] * 2
     meter.start(1)
     assert meter.training_N.tolist() == meter.measuring_N.tolist() == [0.0]
+    idle = Meter(costs.flops, Incubation.none, frozen=True)
+    idle.start(2)
+    idle.train(roles, 10, 5)
+    assert idle.training_N.tolist() == [5 * costs.flops.forward.host] * 2, "a frozen host without seeds sees one batch"

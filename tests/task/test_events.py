@@ -38,6 +38,18 @@ configs = st.builds(
 )
 
 
+@settings(max_examples=50, deadline=None)
+@given(config=configs, lasts=st.integers(1, 5), seed=st.integers(0, 99))
+def test_chosen_kinds_pass_and_the_first_other_one_stays(config, lasts, seed):
+    config.passing, config.lasts = ["invert", "mirror"], [lasts]
+    config.check(tuple(IMAGE_DRIFTS))
+    events = config.draw(lambda purpose: name(0, seed).stream(purpose), range(10))
+    stays = [event for event in events if event.end is None]
+    assert {event.kind for event in stays} <= {"rotate"}
+    assert all(event.kind in config.passing for event in events[:-1]), "no event follows the one that stays"
+    assert all(event.end - event.start - event.ramp == lasts for event in events if event.kind in config.passing)
+
+
 def name(index, seed=0, split=Split.TRAINING):
     return Name(root=seed, split=split, episode=0, index=index)
 
@@ -102,13 +114,13 @@ def test_held_out_hosts_have_timetables_of_their_own():
     splits = [[task.instance(0, split, 0, index).timetable for index in range(8)] for split in Split]
     assert splits[0] != splits[1]
     assert task.instance(0, Split.TRAINING, -1, 0).timetable == ()
-    assert task.describe(0, Split.TRAINING, 0, 0) == f"ooo {splits[0][0][0].describe()}"
+    assert task.describe(0, Split.TRAINING, 0, 0) == " ".join(["ooo", *(event.describe() for event in splits[0][0])])
 
 
 def test_events_fit_into_the_episode():
-    with pytest.raises(ConfigError, match=r"^task\.events\.last=16 must be below steps=10, since no event can start after"):
+    with pytest.raises(ConfigError, match=r"^task\.events\.last=14 must be below steps=10, since no event can start after"):
         check(["task=digits_drift", "steps=10"])
-    assert check(["task=digits_drift", "steps=10", "task.events.last=9"]).task.events.last == 9
+    assert check(["task=digits_drift", "steps=10", "task.events.count=[1]", "task.events.last=9"]).task.events.last == 9
     assert check(["task=digits_drift", "steps=10", "task.events.kinds=[]"]).task.events.kinds == []
 
 

@@ -31,6 +31,8 @@ class ReactRule:
     threshold: float = 0.0
     """Fall of the accuracy from its highest value since the last planting [pp], or factor of the largest potential over its
     lowest value since then."""
+    patience: int = 0
+    """Steps for which a fall or rise must have lasted before it plants."""
     slot: int | None = None
     """Slot; None for the one with the largest potential. If it is taken, another one is chosen so."""
     blueprint: int | None = None
@@ -60,11 +62,13 @@ class Reaction(Scripted):
         self.rule, self.spec = rule, spec
 
     def start(self, num_hosts: int) -> State:
-        """Return the level `[N]` from which a fall or a rise counts; NaN before it is known."""
-        return {"level": torch.full((num_hosts,), torch.nan)}
+        """Return the level `[N]` from which a fall or a rise counts, NaN before it is known, and for how long it lasts `[N]`."""
+        return {"level": torch.full((num_hosts,), torch.nan), "lasted": torch.zeros(num_hosts)}
 
     def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
-        due_N, signal_N = self._due(observation, state["level"].numpy())
+        beyond_N, signal_N = self._beyond(observation, state["level"].numpy())
+        lasted_N = np.where(beyond_N, state["lasted"].numpy() + 1, 0).astype(np.float32)
+        due_N = lasted_N > (0 if self.rule.trigger == "start" else self.rule.patience)
         level_N = np.fmax(state["level"].numpy(), signal_N)
         ripe_NS, worthy_NS = observation.legal_slots[:, Op.FOSSILIZE], self._worthy(observation)
         score_NSK = self._scores(observation)
@@ -79,10 +83,13 @@ class Reaction(Scripted):
         op_N, slot_N = most_urgent(observation, wanted)
         blueprint_N = score_NSK[np.arange(len(slot_N)), slot_N].argmax(axis=1)
         level_N = np.where(op_N == Op.GERMINATE, signal_N, level_N).astype(np.float32)
-        return compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N), {"level": torch.from_numpy(level_N)}
+        return compose(observation, self.spec, op_N, slot_N, blueprint=blueprint_N), {
+            "level": torch.from_numpy(level_N),
+            "lasted": torch.from_numpy(lasted_N),
+        }
 
-    def _due(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
-        """Return the hosts to plant in `[N]`, and what must fall from its highest value `[N]`.
+    def _beyond(self, observation: Observation, level_N: FloatArray) -> tuple[BoolArray, FloatArray]:
+        """Return the hosts beyond the threshold `[N]`, and what must fall from its highest value `[N]`.
 
         Args:
             level_N: its highest value so far; NaN before the first step.
