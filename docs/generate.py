@@ -290,7 +290,9 @@ def groups() -> Iterator[str]:
             prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
             yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
             if group == "task":
-                brought = ", ".join(f"`{other}={getattr(node, f'default_{other}')}`" for other in BROUGHT)
+                options_of = {other: getattr(node, f"default_{other}") for other in BROUGHT}
+                shown = {other: f"[{','.join(one)}]" if other in MANY else one for other, one in options_of.items()}
+                brought = ", ".join(f"`{other}={one}`" for other, one in shown.items())
                 yield from (f"Comes with {brought}.", "")
 
 

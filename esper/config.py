@@ -268,8 +268,8 @@ class ConfigError(ValueError):
     """A command that cannot run. The message is one sentence for the user, with the remedy."""
 
 
-BROUGHT = ("host", "governor", "reward", "slots")
-"""Groups of which a task comes with a default option."""
+BROUGHT = ("host", "governor", "reward", "slots", "blueprint")
+"""Groups of which a task comes with default options."""
 
 
 def first_set(*values: str | None) -> str | None:
@@ -283,7 +283,8 @@ def store_option(group: str, name: str, kind: type) -> None:
     # A dict with one key lets Hydra merge the options of a list into dict[str, ...] of the root.
     node: Any = {name: kind} if group in MANY else kind
     if group == "task":
-        defaults = [{f"override /{other}": getattr(kind, f"default_{other}")} for other in BROUGHT]
+        brought = {other: getattr(kind, f"default_{other}") for other in BROUGHT}
+        defaults = [{f"override /{other}": list(option) if other in MANY else option} for other, option in brought.items()]
         node = {"defaults": defaults, "task": kind}
         store.store(group=group, name=name, node=node, package="_global_")
     else:

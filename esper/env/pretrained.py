@@ -110,6 +110,7 @@ class Pretrained:
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         facts = [FORMAT, torch.__version__, chip, members, task.config.pretrain, pool.root, str(pool.split)]
         facts += [task.batch_size, task.epoch_samples, task.augmentation, task.optimisers[0], task.data.num_classes]
+        facts += [view.timetable for view in views if view.timetable]
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         with suppress(OSError, TypeError):  # a class without a file
             digest.update(inspect.getsource(sys.modules[type(hosts[0]).__module__]).encode())

@@ -19,7 +19,7 @@ from esper.task.augment import Augmentation
 from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift, domains
-from esper.task.events import CLASSES, RATES, Event, EventsConfig, class_shares
+from esper.task.events import CLASSES, RATES, Event, EventsConfig, class_shares, unknown
 from esper.task.instances import DataView, Instance, Instances, Name, Split, data_view
 
 POOL = -1
@@ -41,6 +41,8 @@ class TaskConfig:
     """Option of the group `reward` that the task comes with."""
     default_slots: ClassVar[str] = "one_seed"
     """Option of the group `slots` that the task comes with."""
+    default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "conv_light", "depthwise", "conv_heavy")
+    """Options of the group `blueprint` that the task comes with."""
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {}
     """Kinds of lesion by the number of parts of the host, for `kinds` left empty."""
     drifts: ClassVar[Mapping[str, Drift]] = LABEL_DRIFTS
@@ -192,14 +194,14 @@ class Task:
             data_share=name.choose("instance_data_share", config.data_share),
             classes=classes,
             rate_factor=name.choose("instance_rate_factor", config.rate_factor),
-            timetable=self._timetable(Name(root=root, split=split, episode=episode, index=index), classes),
+            timetable=self._timetable(Name(root=root, split=split, episode=episode, index=index), name, classes),
         )
 
-    def _timetable(self, name: Name, classes: Sequence[int] | None) -> tuple[Event, ...]:
-        """Return what happens to a host in its episode; nothing to hosts outside an episode, such as pretrained ones."""
-        if name.episode < 0:
-            return ()
-        return self.config.events.draw(name.stream, range(self.data.num_classes) if classes is None else classes)
+    def _timetable(self, name: Name, origin: Name, classes: Sequence[int] | None) -> tuple[Event, ...]:
+        """Return what happens to a host in its episode. In that of pretraining, the classes that will arrive are absent."""
+        classes = range(self.data.num_classes) if classes is None else classes
+        timetable = self.config.events.draw(name.stream, classes, origin.stream)
+        return timetable if name.episode != POOL else unknown(timetable, self.config.pretrain)
 
     def view(self, root: int, split: Split, episode: int, index: int) -> DataView:
         """Return the view of the training data for the host of this name."""

@@ -28,6 +28,8 @@ RATES = {"slow": 0.1, "fast": 3.0}
 """Kind -> factor on all learning rates of a host and its seeds."""
 CLASSES = ("arrive", "leave")
 """Kinds that change the classes of a host."""
+Stream = Callable[[str], np.random.Generator]
+"""Returns a random stream for a purpose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,12 @@ class Event:
         classes = f"({','.join(map(str, self.classes))})" if self.classes else ""
         ramp, end = f"+{self.ramp}" if self.ramp else "", "" if self.end is None else f"-{self.end}"
         return f"{self.kind}{classes}@{self.start}{ramp}{end}"
+
+
+def unknown(timetable: Sequence[Event], epochs: int) -> tuple[Event, ...]:
+    """Return the timetable of a host that is trained for so many epochs before all events: what arrives is absent."""
+    arrivals = (event for event in timetable if event.kind == "arrive")
+    return tuple(replace(event, start=epochs, ramp=0, end=None) for event in arrivals)
 
 
 class Change(NamedTuple):
@@ -185,22 +193,25 @@ class EventsConfig:
                 "raise steps"
             )
 
-    def draw(self, stream: Callable[[str], np.random.Generator], classes: Sequence[int]) -> tuple[Event, ...]:
+    def draw(self, stream: Stream, classes: Sequence[int], origin: Stream | None = None) -> tuple[Event, ...]:
         """Return the timetable of a host.
 
         Args:
             stream: returns the host's random stream for a purpose.
             classes: classes of the host.
+            origin: the same for its pretrained host, if it has one. If classes can arrive, it determines what happens, but not
+                when, since a pretrained host must not know them; see `unknown`.
         """
         if not self.kinds:
             return ()
+        what = origin if origin and "arrive" in self.kinds else stream
 
-        def chosen(purpose: str, values: list[int], size: int) -> list[int]:
-            return [values[int(one)] for one in stream(f"instance_event_{purpose}").integers(len(values), size=size)]
+        def chosen(purpose: str, values: list[int], size: int, source: Stream = stream) -> list[int]:
+            return [values[int(one)] for one in source(f"instance_event_{purpose}").integers(len(values), size=size)]
 
-        (count,) = chosen("count", self.count, 1)
+        (count,) = chosen("count", self.count, 1, what)
         ramps, lasts = chosen("ramps", self.ramp, count), chosen("lasts", self.lasts, count)
-        order = [self.kinds[int(one)] for one in stream("instance_event_kinds").permutation(len(self.kinds))]
+        order = [self.kinds[int(one)] for one in what("instance_event_kinds").permutation(len(self.kinds))]
         order = order[: self.recurs or None]
         spans = [ramp + (last + ramp if last else 0) + self.gap for ramp, last in zip(ramps, lasts, strict=True)]
         spare = self.last - self.first - sum(spans[:-1])
@@ -214,7 +225,7 @@ class EventsConfig:
             stays = [event.kind not in self.passing for event in events]
             events = [replace(event, end=None) if stay else event for event, stay in zip(events, stays, strict=True)]
             events = events[: stays.index(True) + 1 if True in stays else None]
-        moved = stream("instance_event_classes").permutation(classes).tolist()
+        moved = what("instance_event_classes").permutation(classes).tolist()
         return tuple(
             replace(event, classes=tuple(sorted(moved.pop() for _ in range(self.group)))) if event.kind in CLASSES else event
             for event in events

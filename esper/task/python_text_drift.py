@@ -1,21 +1,37 @@
-"""Python source that gives way to other text while the hosts train.
+"""Python source that gives way to other text while the hosts are in service.
 
-The gate of this world is not measured yet.
+In a probe of 24 hosts growth paid after every event, most after relabel, but `lora` in r1c0 was within 0.1 of the best choice for
+each kind: what matters here is when to grow, hardly where. The gate of this world is not measured yet.
 """
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from esper.seeds.bank import SGDConfig
 from esper.task.events import EventsConfig
+from esper.task.instances import Instances
 from esper.task.python_text import PythonTextConfig
 
 
 @dataclass(kw_only=True, slots=True)
 class PythonTextDriftConfig(PythonTextConfig):
-    """Bytes of Python's standard library, which change to prose, or to another case, for good in three quarters of the hosts."""
+    """Bytes of Python's standard library, which change for good in three quarters of the hosts: to prose, to another case, or to
+    other targets. The hosts are trained on the library and frozen before; only seeds learn, and what counts is the accuracy in
+    every epoch."""
 
+    default_host: ClassVar[str] = "transformer_deployed"
     default_governor: ClassVar[str] = "tolerant"
+    default_reward: ClassVar[str] = "online"
+    default_slots: ClassVar[str] = "in_service"
     with_topics: ClassVar[bool] = False
 
-    events: EventsConfig = field(default_factory=lambda: EventsConfig(kinds=["prose", "swapcase"], count=[0, 1, 1, 1]))
+    pretrain: int = 80
+    """Host epochs of training before the first step, without seeds and events; 0 for newborn hosts."""
+    batch_size: int = 8
+    epoch_samples: int = 128
+    valid_samples: int = 48
+    instances: Instances = Instances.healthy
+    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.2))
+    """Optimiser of the seeds; their gradients are clipped separately from the host's."""
+    events: EventsConfig = field(default_factory=lambda: EventsConfig(kinds=["prose", "swapcase", "relabel"], count=[0, 1, 1, 1]))
     """What happens to the data of a host while it trains."""

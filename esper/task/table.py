@@ -3,7 +3,6 @@
 from esper.task.base import TaskConfig
 from esper.task.cifar10 import Cifar10Config
 from esper.task.digits import DigitsConfig
-from esper.task.digits_arrivals import DigitsArrivalsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.fashion_mnist import FashionMnistConfig
 from esper.task.mnist5k import Mnist5kConfig
@@ -14,7 +13,6 @@ from esper.task.tinystories import TinyStoriesConfig
 TASKS: dict[str, type[TaskConfig]] = {
     "digits": DigitsConfig,
     "digits_drift": DigitsDriftConfig,
-    "digits_arrivals": DigitsArrivalsConfig,
     "mnist5k": Mnist5kConfig,
     "fashion_mnist": FashionMnistConfig,
     "python_text": PythonTextConfig,

@@ -30,6 +30,7 @@ from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.task.base import POOL, TaskConfig
 from esper.task.data import TaskError
 from esper.task.digits import DigitsConfig
+from esper.task.events import EventsConfig
 from esper.task.instances import Instances, Split
 from esper.task.loading import load_task
 from esper.task.python_text import PythonTextConfig
@@ -270,11 +271,12 @@ def test_twins_are_copies_of_one_pretrained_host(deployed):
 
 def test_what_determines_a_pool_is_in_its_name_and_nothing_else(deployed, trainings):
     deployed(2)
-    for same in ({"frozen": False}, {"valid_samples": 100}, {"members": 3}):
+    for same in ({"frozen": False}, {"valid_samples": 100}, {"members": 3}, {"events": EventsConfig(kinds=["invert", "leave"])}):
         deployed(2, **same)
     assert len(trainings) == 1
     others = ({"pretrain": 1}, {"pretrain_pool": 3}, {"label_noise": [0.1]}, {"host_optimiser": SGDConfig(momentum=0.5)})
     others += ({"epoch_samples": 512}, {"split_seed": 1}, {"instances": Instances.healthy}, {"batch_size": 128})
+    others += ({"events": EventsConfig(kinds=["arrive"], last=16)},)
     for number, other in enumerate(others, 2):
         deployed(2, **other)
         assert len(trainings) == number, other

@@ -136,6 +136,33 @@ def test_classes_move_once_and_two_are_always_there():
     assert text == "arrive(0,7)@4"
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    kinds=st.sampled_from([["arrive"], ["leave"], ["arrive", "leave", "invert"]]),
+    count=st.lists(st.integers(0, 3), min_size=1, max_size=2),
+    ramp=st.sampled_from([[0], [0, 2]]),
+    lasts=st.sampled_from([[0], [0, 2]]),
+    classes=st.sampled_from([[0], [0, 9]]),
+    seed=st.integers(0, 99),
+)
+def test_a_pretrained_host_knows_only_the_classes_that_are_there_at_first(kinds, count, ramp, lasts, classes, seed):
+    events = EventsConfig(kinds=kinds, count=count, first=0, last=40, ramp=ramp, lasts=lasts, replay=0.3)
+    task = DigitsConfig(pretrain=3, pretrain_pool=2, events=events, classes=classes).build(CNNConfig())
+    for index in range(6):
+        host = seed, Split.TRAINING, 0, index
+        timetable, origin = task.instance(*host).timetable, task.origin(*host)
+        arriving = [one for event in timetable if event.kind == "arrive" for one in event.classes]
+        before = task.view(seed, Split.TRAINING, origin.episode, origin.index)
+        own = set(range(10)) if task.instance(*host).classes is None else set(task.instance(*host).classes)
+        for epoch in range(3):
+            pool = task.pool(before, epoch)
+            learnt = np.bincount(task.data.train_y if pool is None else task.data.train_y[pool], minlength=10)
+            whole = np.bincount(task.data.train_y, minlength=10)
+            assert learnt.tolist() == [number * (k in own - set(arriving)) for k, number in enumerate(whole)]
+    starts = [[event.start for event in task.instance(seed, Split.TRAINING, 0, index).timetable] for index in range(6)]
+    assert max(map(len, starts)) == 0 or len({str(start) for start in starts}) > 1, "when it happens is up to the episode"
+
+
 def test_shares_of_classes():
     events = (Event(kind="arrive", start=2, ramp=1, classes=(0,)), Event(kind="leave", start=5, end=7, classes=(1,)))
     shares = np.array([class_shares(events, epoch, 3) for epoch in range(9)])
@@ -243,13 +270,14 @@ def test_drifts_of_bytes(monkeypatch, tmp_path):
         (tmp_path / f"part{number}.py").write_text(f"def Function{number}(x):\n    return x + {number}\n" * 30)
     config = PythonTextDriftConfig(root=str(tmp_path), valid_samples=8)
     data = config.build(TransformerConfig(layers=1, width=8, heads=2, context=16)).data
-    assert data.domains.names == ("", "prose", "swapcase")
-    code, prose, swapped = (text_of(part) for part in data.domains.train_x)
+    assert data.domains.names == ("", "prose", "swapcase", "relabel")
+    code, prose, swapped, relabelled = (text_of(part) for part in data.domains.train_x)
+    assert relabelled == code
     assert "def Function" in code
     assert swapped == code.swapcase()
     assert code not in prose
     assert "def Function" not in prose
-    for x, y in zip(data.domains.train_x, data.domains.train_y, strict=True):
+    for x, y in zip(data.domains.train_x[:3], data.domains.train_y[:3], strict=True):
         assert x[:, 1:][y[:, 1:] != IGNORED].equal(y[:, :-1][y[:, 1:] != IGNORED])
     learnt, tested = (set(map(tuple, part[1].tolist())) for part in (data.domains.train_x, data.domains.test_x))
     assert len(learnt & tested) < 0.2 * len(tested)  # pages share rulers and blank lines
