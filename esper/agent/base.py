@@ -96,6 +96,8 @@ class AgentConfig:
     """True if the controller learns from a buffer."""
     one_episode: ClassVar[bool] = False
     """True if every update replays the same episode, so that returns of different updates can be compared."""
+    needs_hosts: ClassVar[bool] = False
+    """True if the controller reads measurements of hosts, which env=sandbox does not have."""
     needs_timetable: ClassVar[bool] = False
     """True if the controller acts on the events that env.timetable=true shows."""
     gamma: float = 1.0

@@ -32,6 +32,7 @@ class ReactConfig(AgentConfig):
     best."""
 
     one_episode: ClassVar[bool] = True
+    needs_hosts: ClassVar[bool] = True
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "React":
         return React(spec, seed=seed, nothing=ReactRule())

@@ -20,6 +20,7 @@ class ReactBanditConfig(BanditConfig):
     """A contextual bandit that looks at a host whenever its accuracy has fallen, and plants the one seed with the highest
     predicted return, or none."""
 
+    needs_hosts: ClassVar[bool] = True
     drop: float = 4.0
     """Fall of the accuracy from its highest value since the last decision at which it decides, > 0 [pp]. Higher: reacts later,
     and less often by mistake."""

@@ -209,6 +209,8 @@ class EnvConfig:
 
     ignores: ClassVar[tuple[str, ...]] = ()
     """Root keys without effect in this environment, refused on the command line."""
+    has_hosts: ClassVar[bool] = True
+    """False if no host trains and is measured."""
 
     def build(self, parts: EnvParts) -> Environment:
         """Return the environment."""

@@ -37,6 +37,7 @@ class SandboxConfig(EnvConfig):
     ignores: ClassVar[tuple[str, ...]] = (
         *("task", "host", "blueprint", "devices", "gates", "reward", "reward_mode", "governor", "counterfactuals"),
     )
+    has_hosts: ClassVar[bool] = False
     light_accuracy: float = 0.7
     """Probability that the light is at the slot that pays best, in [1/3, 1]. Higher: hosts are easier to tell apart."""
     keep_bonus: float = 4.0

@@ -173,6 +173,8 @@ class Evaluation:
         """
         agent, seed = self.config.agent, self.config.seed
         if name not in POLICIES:
+            if GROUPS["agent"][name].needs_hosts and not self.config.env.has_hosts:
+                raise ConfigError(f"controllers={name} reads measurements of hosts, and this run has none: leave it out")
             return GROUPS["agent"][name](gamma=agent.gamma).build(self.env.layout, seed=seed)
         if name == "policy_greedy" and not agent.greedy:
             raise ConfigError(
@@ -193,10 +195,11 @@ class Evaluation:
         return built
 
     def names(self, controllers: Sequence[str] = ()) -> list[str]:
-        """Return the controllers to evaluate: these, or all but replay by default, and always `wait`."""
+        """Return the controllers to evaluate: these, or by default all that fit except replay, and always `wait`."""
         policies = POLICIES if self.config.agent.greedy else POLICIES[:1]
         needed = ("policy", "wait") if REPLAY in controllers else ("wait",)
-        return list(dict.fromkeys([*(controllers or (*policies, *standalone_agents())), *needed]))
+        baselines = [name for name in standalone_agents() if self.config.env.has_hosts or not GROUPS["agent"][name].needs_hosts]
+        return list(dict.fromkeys([*(controllers or (*policies, *baselines)), *needed]))
 
     def run(self, controllers: Sequence[str] = ()) -> dict[str, HostOutcomes]:
         """Return the outcomes of the controllers, and of `wait`, by name; see `names`.

@@ -291,3 +291,13 @@ def test_hosts_that_do_not_train_cannot_be_searched(tmp_path: Path) -> None:
     Trainer(check(["env=sandbox", "agent=wait", "hosts=2", "steps=5", "updates=1", "telemetry=quiet"]), tmp_path).run()
     with pytest.raises(ConfigError, match="search_per_host needs hosts that train, and those of env=sandbox do not"):
         HostSearch(Evaluation.load(str(tmp_path), hosts=2))
+
+
+def test_an_environment_without_hosts_is_evaluated_with_the_baselines_that_fit(tmp_path: Path) -> None:
+    Trainer(check(["env=sandbox", "hosts=4", "updates=1", "telemetry=quiet"]), tmp_path).run()
+    evaluation = Evaluation.load(str(tmp_path), hosts=2)
+    assert set(evaluation.run()) == {"policy", "policy_greedy", "random", "periodic", "wait"}
+    with pytest.raises(ConfigError, match="controllers=heuristic reads measurements of hosts"):
+        evaluation.run(["heuristic"])
+    with pytest.raises(ConfigError, match="agent=react reads measurements of hosts, and env=sandbox has none"):
+        check(["env=sandbox", "agent=react"])

@@ -26,6 +26,7 @@ class GreedyPotentialConfig(AgentConfig):
     """A controller that plants the seed with the largest growth potential, and keeps it if its contribution exceeds its error."""
 
     standalone: ClassVar[bool] = True
+    needs_hosts: ClassVar[bool] = True
     at: int = 3
     """Earliest time to plant, at least 1 [host epochs]: before any training the last slot always has the largest potential.
     Higher: more reliable potentials, less time for the seed."""

@@ -29,6 +29,7 @@ class HeuristicConfig(AgentConfig):
     """A controller that takes the first action that applies: prune, fossilize, advance, germinate, wait."""
 
     standalone: ClassVar[bool] = True
+    needs_hosts: ClassVar[bool] = True
     patience: int = 2
     """Time after which seeds germinate even without a plateau, at least 0 [host epochs]. Higher: later growth."""
     plateau: float = 0.5
