@@ -181,6 +181,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=periodic agent.every=0", "agent.every"),
     ("agent=best_of_random agent.most=-1", "agent.most"),
     ("env.timetable=true", "env.timetable=true has no effect, since task.events.kinds is empty"),
+    ("agent=react env=sandbox", "agent=react reads measurements of hosts, and env=sandbox has none: choose another agent"),
     ("agent=event_oracle task=digits_drift", "agent=event_oracle must know the events: add env.timetable=true"),
     ("agent=event_oracle env=sandbox", "agent=event_oracle must know the events"),
     ("agent=react_bandit agent.drop=0", "agent.drop must be"),
@@ -552,7 +553,7 @@ def test_no_yaml_hides_a_dataclass() -> None:
     table = {Path(group, f"{name}.yaml") for group, options in C.GROUPS.items() for name in options}
     found = {path.relative_to(C.CONF) for path in C.CONF.rglob("*.yaml")}
     assert not found & table
-    assert {path.parts[0] for path in found if len(path.parts) > 1} == {"task", "host", "experiment", "sweep"}
+    assert {path.parts[0] for path in found if len(path.parts) > 1} == {"task", "host", "slots", "env", "experiment", "sweep"}
     assert not (C.CONF / "schema.yaml").exists()
 
 

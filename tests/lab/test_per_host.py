@@ -299,5 +299,3 @@ def test_an_environment_without_hosts_is_evaluated_with_the_baselines_that_fit(t
     assert set(evaluation.run()) == {"policy", "policy_greedy", "random", "periodic", "wait"}
     with pytest.raises(ConfigError, match="controllers=heuristic reads measurements of hosts"):
         evaluation.run(["heuristic"])
-    with pytest.raises(ConfigError, match="agent=react reads measurements of hosts, and env=sandbox has none"):
-        check(["env=sandbox", "agent=react"])
