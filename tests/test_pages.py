@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import check_sweep
+from esper.cli.overrides import check, check_sweep
 from esper.config import GROUPS
 from tests.forked import run_forked
 
@@ -61,6 +61,14 @@ def test_the_experiment_with_baselines_is_valid() -> None:
         r"```bash\npython -m esper.train -m (.*?)```", (ROOT / "docs" / "baselines.md").read_text(), re.DOTALL
     )
     assert len(check_sweep(spelled_out(shlex.split(command.replace("\\\n", " "))))) == 6, "five arms and the control"
+
+
+def test_the_commands_about_worlds_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "worlds.md").read_text()
+    single, sweep = re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)
+    assert check(shlex.split(single)).task.events.passing == ["invert"]
+    assert len(check_sweep(spelled_out(shlex.split(sweep.removeprefix("-m "))))) == 5
 
 
 @pytest.fixture(scope="module")

@@ -92,3 +92,23 @@ def test_sentence_on_rewards() -> None:
         assert_interval(f"{mean} ({low} to {high})", table[better] - table[worse])
     parameters = values("2026-11-22_rewards", "parameters").mean()
     assert round(parameters["simplified"] / parameters["shaped"]) == 4
+
+
+def test_the_gates_of_the_page_are_those_of_the_records():
+    page, preset = (ROOT / "docs" / "worlds.md").read_text(), (ROOT / "esper" / "task" / "digits_drift.py").read_text()
+    rows = re.findall(r"^\| \[`(\w+)`\]\(\.\./(experiments/[^/]+)/README.md\) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert rows
+    for world, folder, cells in rows:
+        *means, lead, verdict = cells.split(" | ")
+        runs = pd.read_csv(ROOT / folder / "comparison.csv")
+        arms = ("fixed", "bandit", "react", "react_bandit", "oracle")
+        assert [f"{runs[runs['arm'] == arm]['return'].mean():.1f}" for arm in arms] == means, world
+        assert (runs.groupby("arm").size() >= 12).all()
+        best = max(arms[:3], key=lambda arm: float(means[arms.index(arm)]))
+        differences = pd.read_csv(ROOT / folder / "differences.csv").query("outcome == 'return'")
+        (row,) = differences[(differences["first"] == "oracle") & (differences["second"] == best)].to_dict("records")
+        assert lead == f"{row['mean']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+        assert verdict == ("passed" if row["mean"] >= 3 and row["low"] > 2 else "failed")
+        if world == "digits_drift":
+            assert all(f"{name} {mean}" in preset for name, mean in zip(("schedule", "bandit", "rule"), means, strict=False))
+            assert f"the oracle leads by {lead}" in preset

@@ -2,8 +2,8 @@
 
     python experiments/2026-11-23_drift_gate/rules.py FOLDER      # FOLDER of the experiment; writes rules.csv
 
-`agent=react` finds its rule in 40 tries on 32 hosts. Here every rule of the grid grows 3 x 64 hosts, and the best one by mean return
-then grows the 64 held-out hosts of each of the 12 blocks.
+`agent=react` finds its rule in 40 tries on 32 hosts. Here every rule of the grid grows 3 x 64 hosts, and the best one by mean
+return then grows the 64 held-out hosts of each of the 12 blocks.
 """
 
 import sys
