@@ -81,7 +81,7 @@ def count(env: GrowthEnv) -> None:
     """Count the FLOPs of a step with leave-one-out in three slots."""
     now = roles(env.state, env.slots)
     alpha_VNS = env.state.alpha * (1 - np.eye(4, 3, k=-1, dtype=np.float32))[:, None]
-    env.meter.train(now, 1)
+    env.meter.train(now, 1, 1)
     env.meter.measure(now, alpha_VNS, 1)
 
 
