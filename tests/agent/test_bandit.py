@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.bandit import Bandit, BanditConfig
+from esper.agent.bandit import Bandit, BanditConfig, DecisionMemory, Decisions
 from esper.agent.scripted.schedule import ScheduleConfig
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
@@ -127,3 +127,30 @@ def test_hosts_with_other_slots_are_refused() -> None:
     update(bandit, rng)
     with pytest.raises(ValueError, match="other slots or blueprints"):
         BanditConfig().build(make_spec(slots=3, blueprints=2), seed=0).load_state_dict(bandit.state_dict())
+
+
+def test_decisions_on_a_host_are_linked_to_the_next_one_there():
+    legal = np.ones((2, 5), np.bool_)
+    first = (1, np.array([0, 1]), np.array([[1.0], [2.0]], np.float32), legal, np.array([0, 3]))
+    second = (3, np.array([0]), np.array([[3.0]], np.float32), legal[:1], np.array([1]))
+    rewards = [np.array([2.0**step, 1.0], np.float32) for step in range(5)]
+    memory = Decisions(decisions=[first, second], reward_TN=rewards).memory()
+    assert memory.going.tolist() == [30, 4, 24]
+    assert memory.reward.tolist() == [6, 4, 24]
+    assert memory.next_seen[0] == 3
+    assert np.isnan(memory.next_seen[1:]).all()
+
+
+def test_doing_nothing_is_worth_the_best_later_decision():
+    bandit, rng, count = BanditConfig().build(SPEC, seed=0), np.random.default_rng(0), 40
+    paid = np.repeat([0.0, 10.0, -10.0], count).astype(np.float32)  # nothing, the right seed, a wrong one
+    seen = rng.standard_normal((3 * count, bandit._memory.seen.shape[1])).astype(np.float32)
+    later = np.where(np.arange(3 * count)[:, None] < count, seen, np.float32(np.nan))
+    legal = np.ones((3 * count, len(bandit.names)), np.bool_)
+    choice = np.repeat([0, 1, 2], count)
+    bandit._memory = DecisionMemory(seen, choice, paid, paid, later, legal)
+    bandit._fit()
+    assert bandit._predict(seen)[:, 0] == pytest.approx(10, abs=0.5)
+    legal[:, 1] = False
+    bandit._fit()
+    assert bandit._predict(seen)[:, 0].max() < 5, "only legal decisions count"

@@ -76,6 +76,12 @@ def test_a_rule_plants_the_largest_potential_when_it_rises() -> None:
     assert play(Reaction(rule, SPEC), [at(50, potential=size) for size in sizes]) == [WAIT, WAIT, WAIT, planted, WAIT, planted]
 
 
+def test_a_patient_rule_waits_until_a_fall_has_lasted() -> None:
+    patient = Reaction(ReactRule(trigger="drop", threshold=5.0, patience=1), SPEC)
+    assert ops(play(patient, [at(50), at(40), at(40)])) == ["wait", "wait", "germinate"]
+    assert ops(play(patient, [at(50), at(40), at(50), at(40)])) == ["wait"] * 4
+
+
 def test_a_rule_has_one_seed_at_a_time_and_takes_back_what_does_not_help() -> None:
     busy = {"slot_stage_training": np.array([1, 0, 0])}
     seen = [at(50), at(10, **busy), at(10)]
