@@ -67,6 +67,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/entropy", "nat", "Entropy of the policy, mean over decisions that were not forced."),
     Metric("policy/explained_variance", "1", "1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 a constant one."),
     Metric("policy/value_loss", "1", "Loss of the critic, in the scale in which the critic learns."),
+    Metric(
+        "policy/divergence",
+        "nat",
+        "KL divergence from `agent.reference`, over decisions not forced; only if that is not uniform.",
+    ),
     Metric("policy/policy_loss", "1", "Clipped surrogate loss of the policy; its sign says little."),
     Metric("policy/kl", "nat", "Estimated divergence of the updated policy from the one that acted."),
     Metric("policy/clip_fraction", "fraction", "Decisions whose probability ratio left the clipping interval."),

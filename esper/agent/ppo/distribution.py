@@ -172,3 +172,25 @@ class ActionDistribution:
             expected_B = (self.slot_BOS[:, op].exp() * entropy_of(log_prob_BSW)).sum(dim=1)
             inner_BO = inner_BO + expected_B[:, None] * torch.nn.functional.one_hot(torch.tensor(int(op)), len(Op))
         return entropy_of(self.op_BO) + (self.op_BO.exp() * inner_BO).sum(dim=1)
+
+    def divergence(self, bias_O: Tensor) -> Tensor:
+        """Compute the KL divergence from a reference policy, of whole actions `[B]` [nats], by the chain rule as in `entropy`.
+
+        The reference draws legal operations from the softmax of a bias, then legal slots and parameters uniformly.
+
+        Args:
+            bias_O: logits of the reference's operations.
+        """
+        log_legal_BO = self._log_choices()
+        reference_BO = masked_log_softmax(bias_O.expand_as(self.op_BO), self.op_BO > MASKED / 2)
+        expected_B = (self.op_BO.exp() * (reference_BO - log_legal_BO)).sum(dim=1)
+        return -expected_B - self.entropy()
+
+    def _log_choices(self) -> Tensor:
+        """Return the log of the number of legal slots and parameters of each operation `[B, O]`."""
+        legal_BOS = self.slot_BOS > MASKED / 2
+        log_BO = legal_BOS.sum(dim=2).clamp(min=1).to(self.op_BO).log() * _RELEVANT_OH[:, Head.SLOT]
+        for op, head in self.parameters:
+            values_B = self.legal_values_BV[:, self.places[head]].sum(dim=1)
+            log_BO = log_BO + values_B.to(log_BO).log()[:, None] * torch.nn.functional.one_hot(torch.tensor(int(op)), len(Op))
+        return log_BO

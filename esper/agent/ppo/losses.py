@@ -17,6 +17,15 @@ RATIO_TOLERANCE = 1e-4
 """Largest |ln ratio| between a rollout and its replay before the first gradient step; rounding is a hundred times smaller."""
 
 
+class Reference(StrEnum):
+    """Policy that the entropy bonus draws towards."""
+
+    uniform = "uniform"
+    """All legal actions with equal probability: each operation in proportion to the number of its slots and parameters."""
+    initial = "initial"
+    """Operations as in the initial policy, which waits with the logit agent.wait_bias; slots and parameters uniformly."""
+
+
 class Surrogate(StrEnum):
     """Probability ratio that is clipped."""
 
@@ -125,9 +134,19 @@ def replay(network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: T
 
 
 def compute_losses(
-    network: PolicyNetwork, rollout: Rollout, targets: Targets, rows_M: Tensor, *, clip: float, surrogate: Surrogate
+    network: PolicyNetwork,
+    rollout: Rollout,
+    targets: Targets,
+    rows_M: Tensor,
+    *,
+    clip: float,
+    surrogate: Surrogate,
+    reference_O: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Replay some rows; return log-ratios to the policy before the update `[T, M]` and the terms of the objective by name."""
+    """Replay some rows; return log-ratios to the policy before the update `[T, M]` and the terms of the objective by name.
+
+    One of the terms is the divergence from the reference policy with these logits of operations, if there is one.
+    """
     outputs, action_BH = replay(network, rollout, targets, rows_M)
     shape = (rollout.num_steps, len(rows_M))
     log_ratio_TM = outputs.distribution.log_prob(action_BH).view(shape) - rollout.log_prob_TN[:, rows_M]
@@ -143,11 +162,14 @@ def compute_losses(
         policy_loss = per_head_surrogate(head_log_ratio_TMH, advantage_TM, relevant_TMH, unforced_TM, clip=clip)
     else:
         policy_loss = clipped_surrogate(log_ratio_TM, advantage_TM, unforced_TM, clip=clip)
-    return log_ratio_TM, {
+    terms = {
         "policy_loss": policy_loss,
         "value_loss": value_loss(outputs.value_B.view(shape), targets.value_TN[:, rows_M]),
         "entropy": masked_mean(outputs.distribution.entropy().view(shape), unforced_TM),
     }
+    if reference_O is not None:
+        terms["divergence"] = masked_mean(outputs.distribution.divergence(reference_O).view(shape), unforced_TM)
+    return log_ratio_TM, terms
 
 
 @torch.no_grad()

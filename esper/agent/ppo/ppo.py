@@ -20,6 +20,7 @@ from esper.agent.ppo.diagnostics import diagnose, evaluate_rollout, gradient_nor
 from esper.agent.ppo.distribution import free_parameters
 from esper.agent.ppo.losses import (
     RATIO_TOLERANCE,
+    Reference,
     Surrogate,
     check_replay,
     chunk_starts,
@@ -32,7 +33,7 @@ from esper.agent.ppo.popart import PopArt
 from esper.buffer.base import Buffer, BufferConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.buffer.transition import Decision, State, Transition
-from esper.env.actions import EnvSpec, Observation
+from esper.env.actions import EnvSpec, Observation, Op
 from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 
@@ -81,6 +82,9 @@ class PPOConfig(AgentConfig):
     entropy_final: float = 0.001
     """Weight of the entropy bonus at the end of the run, reached linearly [1 / nat], at least 0. Higher: a more random final
     policy."""
+    reference: Reference = Reference.uniform
+    """Policy that the entropy bonus draws towards: uniform (over legal actions), or initial (waits as agent.wait_bias says, then
+    uniform), for worlds where the right moment may come late: a uniform policy acts at once."""
     max_grad_norm: float = 0.5
     """Norm to which longer gradients are clipped, above 0. Lower: smaller and steadier steps."""
     twins: int = 2
@@ -205,6 +209,10 @@ class PPO(Learner):
         """Number of finished updates."""
         self.strikes = 0
         """Consecutive non-finite minibatches so far."""
+        self._reference_O: Tensor | None = None
+        if config.reference is Reference.initial:
+            self._reference_O = torch.zeros(len(Op))
+            self._reference_O[Op.WAIT] = config.wait_bias
 
     # ---- acting
 
@@ -405,11 +413,14 @@ class PPO(Learner):
         """See `compute_losses`. A window of M rollouts narrows the clip by (M + 1) / 2, which keeps the bound of GePPO."""
         window = rollout.num_hosts // (targets.num_current or rollout.num_hosts)
         clip = self.config.clip / ((window + 1) / 2)
-        return compute_losses(self.network, rollout, targets, rows_M, clip=clip, surrogate=self.config.surrogate)
+        surrogate, reference_O = self.config.surrogate, self._reference_O
+        return compute_losses(self.network, rollout, targets, rows_M, clip=clip, surrogate=surrogate, reference_O=reference_O)
 
     def _step(self, terms: dict[str, Tensor], entropy_coef: float) -> dict[str, float] | None:
         """Take one gradient step and return its metrics; None, without a step, if a loss or gradient is non-finite."""
-        loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * terms["entropy"]
+        # Up to a constant, entropy is minus the divergence from a uniform policy.
+        drawn = -terms["divergence"] if "divergence" in terms else terms["entropy"]
+        loss = terms["policy_loss"] + self.config.value_coef * terms["value_loss"] - entropy_coef * drawn
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()

@@ -14,12 +14,14 @@ import copy
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from esper.agent.ppo.advantages import Baseline, gae
+from esper.agent.ppo.losses import Reference
 from esper.agent.ppo.ppo import PPO, PPOConfig
-from esper.env.actions import Op
+from esper.env.actions import Head, Op
 from tests.agent.ppo.test_advantages import random_case
 from tests.agent.toy_envs import make_spec, random_rollout
 
@@ -27,7 +29,7 @@ SPEC = make_spec(hosts=8, steps=6)
 GAMMA, LAM = 0.95, 0.9
 
 
-def make(**config: float) -> PPO:
+def make(**config: float | Reference) -> PPO:
     return replace(PPOConfig(hidden=16, slot_width=16, twins=1, baseline=Baseline.critic), **config).build(SPEC, seed=0)
 
 
@@ -79,13 +81,15 @@ def test_every_pass_uses_each_host_once_in_minibatches_of_equal_size(monkeypatch
     assert passes[0] != passes[1], "each pass deals anew"
 
 
-def test_the_objective_is_the_sum_of_its_terms_with_their_weights() -> None:
-    """Policy loss + value_coef * value loss - entropy_coef * entropy: one global gradient for one Adam."""
-    agent = make(epochs=1, minibatches=1, value_coef=0.7, entropy_coef=0.3, max_grad_norm=1e9)
+@pytest.mark.parametrize("reference", Reference)
+def test_the_objective_is_the_sum_of_its_terms_with_their_weights(reference: Reference) -> None:
+    """Policy loss + value_coef * value loss - entropy_coef * entropy, or + entropy_coef * divergence: one gradient."""
+    agent = make(epochs=1, minibatches=1, value_coef=0.7, entropy_coef=0.3, max_grad_norm=1e9, reference=reference)
     rollout = random_rollout(agent, np.random.default_rng(0))
     other = copy.deepcopy(agent)
     _, terms = other._losses(rollout, other._targets(rollout), torch.arange(8))
-    loss = terms["policy_loss"] + 0.7 * terms["value_loss"] - 0.3 * terms["entropy"]
+    drawn = terms["entropy"] if reference is Reference.uniform else -terms["divergence"]
+    loss = terms["policy_loss"] + 0.7 * terms["value_loss"] - 0.3 * drawn
     parameters = dict(other.network.named_parameters())
     expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     agent.update(rollout, progress=0.0, generator=torch.Generator().manual_seed(0))
@@ -126,3 +130,20 @@ def test_gae_is_the_loop_over_the_done_flag_of_the_next_step() -> None:
         advantage[t] = last = delta + GAMMA * LAM * nonterminal * last
     ours = gae(*map(torch.from_numpy, (reward, value, terminated)), gamma=GAMMA, lam=LAM)
     np.testing.assert_allclose(ours.numpy(), advantage, atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", Reference)
+def test_the_entropy_bonus_draws_towards_its_reference(reference: Reference) -> None:
+    """A uniform reference acts more often than a policy that waits; the initial policy goes on waiting."""
+    agent = make(entropy_coef=10.0, entropy_final=10.0, learning_rate=1e-2, target_kl=1e9, wait_bias=3.0, reference=reference)
+    generator = torch.Generator().manual_seed(0)
+
+    def waits() -> float:
+        rollout = random_rollout(agent, np.random.default_rng(0))
+        agent.update(rollout, progress=0.0, generator=generator)
+        return float((rollout.action_TNH[..., Head.OP] == Op.WAIT)[~rollout.forced_TN].float().mean())
+
+    shares = [waits() for _ in range(8)]
+    assert shares[0] > 0.7
+    assert (shares[-1] < shares[0] / 2) == (reference is Reference.uniform), shares
+    assert shares[-1] > 0.7 or reference is Reference.uniform

@@ -48,6 +48,28 @@ def test_enumeration_sums_to_one_and_entropy_is_exact(seed: int, free: bool) -> 
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("seed", range(5))
+def test_the_divergence_is_that_from_the_reference_enumerated(seed: int, free: bool) -> None:
+    """The reference, written as a distribution: its operations by the bias, everything else uniform."""
+    distribution, seen = random_distribution(seed, free=free)
+    bias_O = torch.from_numpy(np.random.default_rng(seed).standard_normal(len(Op)))
+    zeros = Logits(
+        op_BO=bias_O.expand(4, -1),
+        slot_BOS=torch.zeros_like(distribution.slot_BOS),
+        parameters={key: torch.zeros_like(scores_BSW) for key, scores_BSW in distribution.parameters.items()},
+    )
+    reference = ActionDistribution(zeros, seen.legal_slots, seen.legal_values, SPEC.head_sizes)
+    divergence_B = distribution.divergence(bias_O)
+    for row in range(4):
+        _, log_prob_C = enumerated(distribution, row)
+        _, reference_C = enumerated(reference, row)
+        expected = (log_prob_C.exp() * (log_prob_C - reference_C)).sum().item()
+        assert divergence_B[row].item() == pytest.approx(expected, abs=1e-9)
+        assert expected > 0 or len(log_prob_C) == 1
+    assert reference.divergence(bias_O).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("seed", range(5))
 def test_each_head_equals_the_conditional_from_enumeration(seed: int, free: bool) -> None:
     """Given the operation, and for parameters the slot: log-probability, entropy and number of legal values of every head."""
     distribution, _ = random_distribution(seed, free=free)
