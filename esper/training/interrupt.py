@@ -11,13 +11,29 @@ class Stopped(Exception):
     """The run was asked to stop; everything up to the last update is saved."""
 
 
-@contextmanager
-def stop_signals() -> Generator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; a second SIGINT interrupts at once.
+class StopRequest(threading.Event):
+    """Set when the run is asked to stop."""
 
-    Python delivers signals to the main thread only: in another thread the event is never set.
+    at_once = False
+    """If true, a signal raises `Stopped` where it arrives."""
+
+    @contextmanager
+    def without_delay(self) -> Generator[None]:
+        """Let a signal end the run at once, in work that may take long and changes nothing that is saved."""
+        self.at_once = True
+        try:
+            yield
+        finally:
+            self.at_once = False
+
+
+@contextmanager
+def stop_signals() -> Generator[StopRequest]:
+    """Yield a request that the first SIGINT or SIGTERM sets; a second SIGINT interrupts at once.
+
+    Python delivers signals to the main thread only: in another thread the request is never set.
     """
-    asked = threading.Event()
+    asked = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -26,6 +42,8 @@ def stop_signals() -> Generator[threading.Event]:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
+        if asked.at_once:
+            raise Stopped("stopped between two updates")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,6 +1,5 @@
 """The trainer: composes environment, buffer, agent and governor from a config, and runs update after update."""
 
-import threading
 import time
 import warnings
 from contextlib import closing
@@ -22,7 +21,7 @@ from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.estimate import check_memory, estimate
-from esper.training.interrupt import Stopped, stop_signals
+from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
 from esper.training.provenance import Provenance
 from esper.training.resume import check_data
@@ -112,7 +111,8 @@ class Trainer:
         """
         config, (name, shared) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
-            self.restore()
+            with asked.without_delay():  # it may train hosts before the first episode
+                self.restore()
             about = RunInfo(
                 folder=self.folder,
                 resume_update=self.update,
@@ -138,7 +138,7 @@ class Trainer:
                     provenance.save(self.update)
                 telemetry.finish(self.rows())
 
-    def collect(self, telemetry: Telemetry, asked: threading.Event) -> EpisodeRecord:
+    def collect(self, telemetry: Telemetry, asked: StopRequest) -> EpisodeRecord:
         """Run one episode of all hosts under the current controller.
 
         Raises:
@@ -157,7 +157,8 @@ class Trainer:
 
         number = 0 if self.config.agent.one_episode else self.update
         if self.env.episode != number:
-            self.env.reset(options={"episode": number})
+            with asked.without_delay():
+                self.env.reset(options={"episode": number})
         self._log = DecisionLog(self.env.layout, self.update + 1)
         if self.learner:
             self.learner.begin(self.update)

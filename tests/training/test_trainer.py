@@ -266,6 +266,23 @@ def test_a_stop_within_a_rollout_loses_that_rollout_only(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.parametrize("at", ["prepare", "reset"])
+def test_a_stop_between_two_updates_does_not_wait(tmp_path, monkeypatch, at):
+    """Hosts may be trained before the first episode, and that may take minutes."""
+    Trainer(config("updates=1"), tmp_path).run()
+    trainer = Trainer(config("updates=3"), tmp_path)
+    trainer.env.episode = -1
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("the run went on")
+
+    monkeypatch.setattr(trainer.env, at, interrupted)
+    with pytest.raises(Stopped, match="between two updates"):
+        trainer.run()
+    assert newest(tmp_path)["update"] == 1
+
+
 def test_a_longer_run_continues_a_shorter_one(tmp_path):
     Trainer(config("updates=1"), tmp_path).run()
     Trainer(config("updates=2"), tmp_path).run()
