@@ -34,6 +34,7 @@ from esper.agent.ppo.diagnostics import (
     top_blueprint_share,
 )
 from esper.agent.ppo.distribution import ActionDistribution
+from esper.agent.ppo.losses import Reference
 from esper.agent.ppo.network import Outputs
 from esper.agent.ppo.ppo import PPO, PPOConfig, PPOMLPConfig
 from esper.buffer.rollout import Rollout
@@ -323,12 +324,14 @@ def test_the_joint_numbers_agree_with_the_update() -> None:
     assert stats["ratio_max"] > 1.001
 
 
-def test_an_update_measures_every_policy_metric_of_the_table() -> None:
-    agent, rng = make(), np.random.default_rng(0)
+@pytest.mark.parametrize("reference", Reference)
+def test_an_update_measures_every_policy_metric_of_the_table(reference: Reference) -> None:
+    agent, rng = make(reference=reference), np.random.default_rng(0)
     rollout = random_rollout(agent, rng, observe=lambda _: random_observation(SPEC, rng, free=True))
     found = agent.update(rollout, progress=0.0, generator=generator())
     tags = {tag for row in METRICS if row.tag.startswith("policy/") for tag in tags_of(row)}
-    assert {f"policy/{name}" for name in found} == tags - {"policy/return", "policy/anomalies"}
+    missing = {"policy/return", "policy/anomalies"} | ({"policy/divergence"} if reference is Reference.uniform else set())
+    assert {f"policy/{name}" for name in found} == tags - missing
 
 
 def test_calibration_is_of_monte_carlo_returns_by_the_values_given_while_acting() -> None:
