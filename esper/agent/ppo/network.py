@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from esper.agent.ppo.core import FeedForward, Recurrent
 from esper.agent.ppo.distribution import ActionDistribution, Logits, free_parameters
+from esper.agent.ppo.standardization import Standardization
 from esper.buffer.rollout import Seen
 from esper.buffer.transition import State
 from esper.env.actions import EnvSpec, Head, Op, segments
@@ -50,6 +51,7 @@ class PolicyNetwork(nn.Module):
         wait_bias: float,
         generator: torch.Generator,
         recurrent: bool = True,
+        standardize: bool = False,
     ) -> None:
         """Initialise all weights from `generator`; the global random stream does not advance.
 
@@ -63,6 +65,7 @@ class PolicyNetwork(nn.Module):
             wait_bias: initial bias of the logit of waiting.
             generator: source of the initial weights.
             recurrent: if true, the core is an LSTM; if false, it is feed-forward.
+            standardize: if true, features are standardized by what `watch` has seen.
         """
         super().__init__()
         self.spec = spec
@@ -85,6 +88,10 @@ class PolicyNetwork(nn.Module):
             self.parameter = nn.Linear(slot_width, num_values)
             self.value_in = nn.Linear(hidden, hidden)
             self.value = nn.Linear(hidden, 1)
+        self.scales = nn.ModuleList()
+        """Standardization of host features and slot features; empty if they are used as they are."""
+        if standardize:
+            self.scales.extend(Standardization(len(names)) for names in (spec.feature_names, spec.slot_feature_names))
         self._initialize(wait_bias, generator)
 
     @torch.no_grad()
@@ -144,8 +151,15 @@ class PolicyNetwork(nn.Module):
             return {}
         return self.core.unroll(self._mix(seen, self._encode(seen)), state, is_init_TN)[1]
 
+    def watch(self, seen: Seen) -> None:
+        """Add observations `[T, N]` to those by which features are standardized; without standardization, nothing changes."""
+        for scale, features in zip(self.scales, (seen.features, seen.slots), strict=False):
+            assert isinstance(scale, Standardization)
+            scale.watch(features)
+
     def _encode(self, seen: Seen) -> Tensor:
-        hidden = self.slot_in(torch.cat([seen.slots, self.blueprint(seen.blueprints)], dim=-1))
+        slots = self.scales[1](seen.slots) if self.scales else seen.slots
+        hidden = self.slot_in(torch.cat([slots, self.blueprint(seen.blueprints)], dim=-1))
         if self.identity is not None:
             hidden = hidden + self.identity
         if self.depth is not None:
@@ -155,7 +169,8 @@ class PolicyNetwork(nn.Module):
     def _mix(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
         """Compute the inputs of the core `[T, N, R]` from host features and slots, pooled regardless of number and order."""
         pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
-        return F.relu(self.norm(self.mix(torch.cat([seen.features, pooled_TNE], dim=-1))))
+        features = self.scales[0](seen.features) if self.scales else seen.features
+        return F.relu(self.norm(self.mix(torch.cat([features, pooled_TNE], dim=-1))))
 
     def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, free: Sequence[tuple[Op, Head]]) -> Logits:
         """Compute logits of operations, of slots for every operation, and of the free parameters for every slot."""

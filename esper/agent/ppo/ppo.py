@@ -108,6 +108,9 @@ class PPOConfig(AgentConfig):
     agent.slot_depth are false, the policy cannot tell slots with equal features apart."""
     slot_depth: bool = False
     """If true, the policy sees the depth of each slot, from 0 (first) to 1 (last), which transfers to other hosts."""
+    standardize: bool = False
+    """If true, the policy sees each feature minus its mean and divided by its standard deviation over all earlier rollouts, so
+    that small differences count as much as large ones."""
     wait_bias: float = 1.0
     """Initial bias of the logit of waiting. Higher: acts more rarely; against one other operation, 1 waits in 73 % of steps."""
 
@@ -198,6 +201,7 @@ class PPO(Learner):
             wait_bias=config.wait_bias,
             generator=torch_stream(seed, "policy_init"),
             recurrent=config.recurrent,
+            standardize=config.standardize,
         )
         self.popart = PopArt(step=config.popart_step)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -303,6 +307,7 @@ class PPO(Learner):
         after = evaluate_rollout(self.network, rollout)
         planned = config.epochs * config.minibatches * (1 + len(earlier))
         skipped = planned - len(steps) - dropped
+        self.network.watch(rollout.seen)  # after all replays, which need the statistics of the rollout
         # The policy treats returns that differ by less than the floor as equal.
         floor = config.advantage_floor**2
         found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=config.clip, floor=floor)
