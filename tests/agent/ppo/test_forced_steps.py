@@ -1,5 +1,7 @@
 """Forced steps, at which only waiting is legal: the critic learns from them and the policy does not."""
 
+# T steps, N hosts
+
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,7 @@
 """Non-finite minibatches: dropped and counted, and three in a row end the run."""
 
+# T steps, N hosts
+
 import numpy as np
 import pytest
 import torch

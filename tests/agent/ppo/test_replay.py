@@ -1,5 +1,7 @@
 """Replay of a rollout by the update: it reproduces the log probabilities, and any difference is an error."""
 
+# T steps, N hosts
+
 import numpy as np
 import pytest
 import torch

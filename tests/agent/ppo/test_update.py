@@ -1,5 +1,7 @@
 """The update: schedules, the KL target, gradient clipping, and its statistics."""
 
+# T steps, N hosts
+
 from typing import Any
 
 import numpy as np
