@@ -1,6 +1,5 @@
 """Small runs for tests: their overrides, what they wrote, and one rollout."""
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ import torch
 from esper.checkpoint import load
 from esper.cli.overrides import check
 from esper.telemetry.jsonl import read_records
+from esper.training.interrupt import StopRequest
 from esper.training.resume import find_checkpoint
 
 TINY = ["hosts=4", "steps=3", "updates=3", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8"]
@@ -46,6 +46,6 @@ def newest(folder):
 def collected(trainer):
     """Return a rollout and the record of its episode."""
     silent = SimpleNamespace(step=lambda step, steps: None)
-    episode = trainer.collect(silent, threading.Event())
+    episode = trainer.collect(silent, StopRequest())
     (rollout,) = trainer.buffer.rollouts()
     return rollout, episode
