@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from docs.tables.markdown import table
 from esper.cli.overrides import check
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
 from esper.evaluate import EvaluateConfig
@@ -59,7 +60,7 @@ def test_a_page_without_its_marks_is_refused(copies: Path) -> None:
 
 
 def test_bars_within_cells_are_escaped() -> None:
-    assert list(generate.table(("a", "b"), [(1, "x|y")])) == ["| a | b |", "|---|---|", "| 1 | x\\|y |"]
+    assert list(table(("a", "b"), [(1, "x|y")])) == ["| a | b |", "|---|---|", "| 1 | x\\|y |"]
 
 
 @pytest.mark.parametrize(

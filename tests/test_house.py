@@ -89,6 +89,12 @@ def test_no_file_and_no_function_is_too_long(path: Path) -> None:
     assert not long
 
 
+@pytest.mark.parametrize("folder", ["tests", "docs"])
+def test_no_test_and_no_script_of_the_docs_is_too_long(folder: str) -> None:
+    files = {str(path): len(path.read_text().splitlines()) for path in (ESPER.parent / folder).rglob("*.py")}
+    assert not {file: lines for file, lines in files.items() if lines > MAX_LINES}
+
+
 @pytest.mark.parametrize("file", ["env/shard_pool.py", "env/growth_env.py", "env/guard.py"])
 def test_a_shard_is_the_only_door_to_its_network(file: str) -> None:
     """So that a shard may live elsewhere: nobody else reaches through, and what is asked of it is plain data."""

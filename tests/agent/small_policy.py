@@ -34,3 +34,8 @@ def corridor(*, open_hosts: int = 0) -> Any:
     observation.features[:] = np.random.default_rng(0).standard_normal(observation.features.shape)
     observation.legal_slots[:open_hosts, Op.GERMINATE] = True
     return observation
+
+
+def weights(agent: PPO) -> dict[str, torch.Tensor]:
+    """Return copies of the weights that only gradient steps change: PopArt rescales the last layer of the critic too."""
+    return {name: tensor.clone() for name, tensor in agent.network.state_dict().items() if not name.startswith("value.")}

@@ -124,3 +124,10 @@ def test_collapsed_policies_are_named(record: dict[str, float], sentence: str, m
     assert sentence in fault
     monkeypatch.setattr("esper.lab.runs.records_of", lambda _: [dict.fromkeys(record, 0.5)])
     assert anomalies([Run(arm="a", block=0, folder=Path(), config={"hosts": 1})]) == []
+
+
+def test_runs_without_a_design_are_arms_by_their_differences(experiment: Path) -> None:
+    loose = find_runs([experiment / "shaped", experiment / "sparse"])
+    assert {run.block for run in loose} == set(design("reward: shaped,sparse", blocks=2, root=1).seeds)
+    whole = {run.arm for run in find_runs([experiment / "shaped"])}
+    assert whole == {"shaped"}  # only seeds differ: the folder names the arm

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from docs.generate import plan_cost
+from docs.tables.counterfactuals import plan_cost
 from esper.fusion.layout import Layout
 from esper.growth.variants import Fork
 from esper.hosts.base import Host

@@ -14,7 +14,7 @@ from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
-from tests.training.test_trainer import config, newest, same, untimed
+from tests.training.small_run import config, newest, same, untimed
 
 WAIT = ["hosts=2", "steps=3", "agent=wait", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=40"]
 TIMED = "reward.rent_unit=latency"

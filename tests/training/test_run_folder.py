@@ -15,7 +15,7 @@ from esper.training.provenance import Provenance, code_version, read
 from esper.training.resume import check_data
 from esper.training.run_folder import create, new_folder, only_writer, writing_reports
 from esper.training.trainer import Trainer
-from tests.training.test_trainer import config
+from tests.training.small_run import config
 
 HOLDER = """
 import sys, time

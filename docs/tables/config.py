@@ -1,0 +1,133 @@
+"""Tables of config.md: the keys of every config, their named values, and the presets."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
+
+from docs.tables.markdown import class_doc, member_docs, table, ticked
+from esper.checkpoint import CheckpointsConfig
+from esper.cli.help import as_typed, field_docs, yaml_names
+from esper.cli.transfer import TRANSFERABLE
+from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
+from esper.evaluate import EvaluateConfig
+from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.sweeps import SWEEPS
+
+
+def root_config() -> Iterator[str]:
+    """Yield the keys of the root config, of `checkpoints` and of `counterfactuals`."""
+    yield from section("## Root", Config)
+    yield from section("## checkpoints", CheckpointsConfig, "checkpoints.")
+    yield from section("## counterfactuals", CounterfactualsConfig, "counterfactuals.")
+
+
+def groups() -> Iterator[str]:
+    """Yield a section for each option of each group."""
+    for group, options in GROUPS.items():
+        yield from (f"## {group}", "")
+        if group in MANY:
+            yield from (f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`.", "")
+        for node in dict.fromkeys(options.values()):
+            names = [name for name, other in options.items() if other is node]
+            prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
+            yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
+            if group == "task":
+                options_of = {other: getattr(node, f"default_{other}") for other in BROUGHT}
+                shown = {other: f"[{','.join(one)}]" if other in MANY else one for other, one in options_of.items()}
+                brought = ", ".join(f"`{other}={one}`" for other, one in shown.items())
+                yield from (f"Comes with {brought}.", "")
+
+
+def sweeps() -> Iterator[str]:
+    """Yield a section for each sweep."""
+    for name, node in SWEEPS.items():
+        yield from section(f"### `sweep={name}`", node)
+
+
+def other_commands() -> Iterator[str]:
+    """Yield the keys of the evaluation and the comparison."""
+    yield from section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
+    yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
+    yield ""
+    yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
+    rows = (
+        (f"`{one.name}`", one.unit, one.description, f"{one.margin:g}", "higher" if one.higher_is_better else "lower")
+        for one in OUTCOMES.values()
+    )
+    yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)
+
+
+def choices() -> Iterator[str]:
+    """Yield the meaning of every named value."""
+    found: dict[type[StrEnum], dict[str, None]] = {}
+    for group, options in {"counterfactuals": {"": CounterfactualsConfig}, **GROUPS}.items():
+        for node in options.values():
+            for name, hint in get_type_hints(node).items():
+                kind = _element(hint)
+                if isinstance(kind, type) and issubclass(kind, StrEnum) and member_docs(kind):
+                    found.setdefault(kind, {})[f"{group}.{name}"] = None
+    rows = ((ticked(keys), f"`{kind[name]}`", doc) for kind, keys in found.items() for name, doc in member_docs(kind).items())
+    return table(("key", "value", "meaning"), rows)
+
+
+def presets() -> Iterator[str]:
+    """Yield the comment at the head of each YAML file, without the line for Hydra."""
+    for group in (*GROUPS, "experiment", "sweep"):
+        for name in yaml_names(group):
+            lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+            about = (line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)
+            yield f"* `{group}={name}`: {' '.join(about)}"
+
+
+def section(title: str, node: type, prefix: str = "") -> Iterator[str]:
+    """Yield a title, the docstring of a config, and its keys."""
+    yield from (title, "", class_doc(node), "")
+    if keys := list(_keys(node, prefix)):
+        yield from (*table(("key", "default", "meaning"), keys), "")
+
+
+def _keys(node: type, prefix: str, value: object = MISSING) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each key, and below a nested config the rows of its own keys.
+
+    Args:
+        node: the config.
+        prefix: what precedes the name of a key.
+        value: the instance whose values are the defaults; without one, the defaults of the class.
+    """
+    hints, docs = get_type_hints(node), field_docs(node)
+    for field in fields(node):
+        if field.name.startswith("_"):  # for Hydra
+            continue
+        key, default = f"{prefix}{field.name}", _default(field) if value is MISSING else getattr(value, field.name)
+        kind = _element(hints[field.name])
+        meaning = docs.get(field.name, "")
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            meaning += f" {'One' if kind is hints[field.name] else 'Any'} of {ticked(kind)}."
+        elsewhere = default == "???" or isinstance(default, CounterfactualsConfig)
+        nested = is_dataclass(kind) and not elsewhere
+        yield f"`{key}`", _shown(default, nested), meaning
+        if nested:
+            alone = kind is hints[field.name]
+            yield from _keys(kind, f"{key}." if alone else f"{key}[].", default if alone else MISSING)
+
+
+def _element(hint: Any) -> Any:
+    """Return the type of a field, or of the elements of a list."""
+    return get_args(hint)[0] if get_origin(hint) is list else hint
+
+
+def _default(field: "Field[Any]") -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _shown(value: Any, nested: bool) -> str:
+    """Return a default as it is typed on the command line, if it can be."""
+    if isinstance(value, CounterfactualsConfig) or (nested and is_dataclass(value)):
+        return "below"
+    if value is MISSING:
+        return "required"
+    if value == "":
+        return "empty"
+    return "by group" if value == "???" else f"`{as_typed(value)}`"

@@ -1,0 +1,100 @@
+"""Overrides: other names of keys, what overrides what, and one sentence per mistake."""
+
+import re
+
+import pytest
+
+from esper import config as C
+from esper.cli.overrides import check, check_over, check_sweep
+from tests.composed import refusal
+
+pytestmark = pytest.mark.usefixtures("composed_once")
+
+# Overrides that do not compose, and a pattern of the error.
+MALFORMED: list[tuple[str, str]] = [
+    ("+seed_root=1", "no key seed_root"),
+    ("+reward.coefficient=1", "no key reward.coefficient"),
+    ("reward.rnt=1", "no key reward.rnt: reward has .*; did you mean rent?"),
+    ("rent=1", "did you mean reward.rent?"),
+    ("sede=1", "no key sede: .*; did you mean seed?"),
+    ("rewrd=shaped", "no key rewrd: .*; did you mean reward?"),
+    ("++foo=1", "no key foo"),
+    ("~foo", "no key foo"),
+    ("seed.low=1", "seed is a single value"),
+    ("reward=spars", "no option spars in group reward: choose from shaped, simplified, .*; did you mean sparse?"),
+    ("reward=null", "no option null in group reward"),
+    ("reward=[shaped,sparse]", "reward takes one option"),
+    ("reward=shaped,sparse", "add -m"),
+    ("blueprint=norm,conv_light", "add -m .* or write 'blueprint=\\[norm,conv_light\\]'"),
+    ("blueprint=[norm,conv_lite]", "no option conv_lite .*; did you mean conv_light?"),
+    ("blueprint=[norm] blueprint.conv_light.kernel=5", "add 'blueprint=\\[norm,conv_light\\]'"),
+    ("experiment=healthi", "no option healthi in group experiment: .*; did you mean healthy?"),
+    ("sweep=nothing", "choose from ab, ab_reward"),
+    ("devices=[cuda:9]", "no option cuda:9 in group devices"),
+    ("devices=[]", "devices is not set: choose"),
+    ("reward_mode=nope", "no option nope in group reward_mode: choose from .*shaped"),
+    ("reward_mode=spars", "did you mean sparse?"),
+    ("reward=shaped reward_mode=sparse", "reward=shaped and reward_mode=sparse choose from the same group: leave one out"),
+    ("slots=[r0c0]", r"to name slots, write 'slots.where=\[r0c0\]'"),
+    ("slots=r0c1", r"write 'slots.where=\[r0c1\]'"),
+    ("slots=[pre,post]", "slots takes one option"),
+    ("telemetry.console=false", r"no key telemetry.console any more: write telemetry.writers"),
+    ("choices.reward=sparse", "no key choices"),
+    ("+choices.reward=sparse", "no key choices"),
+    ("telemetry.writers=5", "telemetry.writers must be a list, each any value, got 5"),
+    ("~reward", "reward is not set: choose one of shaped, simplified, basic, basic_plus, sparse, "),
+    ("seed=abc", "seed must be a whole number, got abc"),
+    ("updates=1.5", "updates must be a whole number, got 1.5"),
+    ("seed=null", "seed must be a whole number, got null"),
+    ("seed=1,2", "add -m"),
+    ("reward.rent=much", "reward.rent must be a number, got much"),
+    ("resume=[1]", "resume must be text or null"),
+    ("task.instances=wounded", "task.instances must be one of lesioned, healthy, got wounded"),
+    ("task.kinds=5", "task.kinds must be a list, each text"),
+    ("seed=[1", "cannot read 'seed=\\[1'"),
+    ("seed", "cannot read 'seed': write key=value"),
+    ("=3", "cannot read '=3'"),
+    ("seed=${nowhere}", "nowhere"),
+    ("hydra.run.folder=x", "hydra.run.folder"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "pattern"), MALFORMED)
+def test_a_malformed_command_is_one_sentence(overrides: str, pattern: str) -> None:
+    sentence = str(refusal(overrides))
+    assert re.search(pattern, sentence)
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
+        ("task=python_text task.host.width=8", "there is no key task.host.width any more: write host.width"),
+        ("+task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
+    ],
+)
+def test_a_former_key_is_refused_with_its_new_name(overrides: str, sentence: str) -> None:
+    assert str(refusal(overrides)) == sentence
+    if not overrides.startswith("+"):
+        with pytest.raises(C.ConfigError, match=sentence):
+            check_sweep([*overrides.split()[:-1], f"{overrides.split()[-1]},2"])
+        with pytest.raises(C.ConfigError, match=sentence):
+            check_over(check([]), overrides.split())
+
+
+@pytest.mark.parametrize("name", list(C.GROUPS["reward"]))
+def test_reward_mode_is_a_second_name_of_reward(name: str) -> None:
+    assert check([f"reward_mode={name}"]) == check([f"reward={name}"])
+
+
+def test_options_of_a_list_keep_their_own_fields() -> None:
+    config = check(["blueprint=[norm,conv_light]", "blueprint.conv_light.kernel=5", "devices=[cuda:1,cpu]"])
+    assert [type(node) for node in config.blueprint.values()] == [C.GROUPS["blueprint"][n] for n in ("norm", "conv_light")]
+    assert getattr(config.blueprint["conv_light"], "kernel", None) == 5
+    assert list(config.devices) == ["cuda:1", "cpu"]
+
+
+def test_the_command_line_overrides_an_experiment() -> None:
+    assert getattr(check(["experiment=healthy"]).task, "instances", None) == "healthy"
+    assert getattr(check(["experiment=healthy", "task.instances=lesioned"]).task, "instances", None) == "lesioned"

@@ -1,0 +1,195 @@
+"""The compare command: from the runs of an experiment to its report, and arguments that are refused."""
+
+import csv
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper import compare as C
+from esper.lab.evaluation import Evaluation
+from esper.lab.runs import OUTCOMES, find_runs
+from esper.lab.scoring import score, scored_file
+
+
+def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    C.main([str(experiment)])
+    shown = capsys.readouterr().out
+    assert "no verdict on shaped and sparse: the comparison is unfinished" in shown
+    assert "1 of 6 planned runs are not finished" in shown
+    assert "sparse, block 1: never started" in shown
+    numbers = json.loads((experiment / "comparison.json").read_text())
+    assert {run["status"] for run in numbers["runs"]} == {"finished", "never started"}
+    cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
+    assert cells["accuracy", "sparse", 1] is None
+    page = (experiment / "report.html").read_text()
+    assert page.count("data:image/png") == 3
+    assert "sparse, block 1: never started" in page
+    assert "<td>shaped</td>" in page
+    assert "<pre>Which &lt;reward&gt;?" in page
+    assert numbers["plan"]["sha256"] in page
+    assert "<td>shaped - aa_control</td>" in page
+    (look,) = [json.loads(line) for line in (experiment / "looks.jsonl").read_text().splitlines()]
+    assert look["finished_runs"] == 5
+    assert look["sentences"] == numbers["sentences"]
+    rows = list(csv.DictReader((experiment / "comparison.csv").open()))
+    assert len(rows) == 6
+    assert [row["status"] for row in rows].count("finished") == 5
+    measured = [name for name in OUTCOMES if name not in ("return", "online")]  # rewards differ between arms
+    finished = [row for row in rows if row["status"] == "finished"]
+    assert all((row[name] != "") == (name in measured) for row in finished for name in OUTCOMES)
+
+
+def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(experiment / "shaped")
+    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle,static_net,search_random_1]", "against=oracle"])
+    capsys.readouterr()
+    numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
+    reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
+    assert list(dict.fromkeys(arm for arm, _ in reached)) == [
+        "shaped",
+        "wait",
+        "static",
+        "oracle",
+        "static_net",
+        "search_random_1",
+    ]
+    pairs = {(pair["first"], pair["second"]) for pair in numbers["differences"] if pair["outcome"] == "return"}
+    assert pairs == {("oracle", other) for other in ("shaped", "wait", "static", "static_net", "search_random_1")}
+    runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
+    for run in runs:
+        kept = json.loads(scored_file(run, 4).read_text())["rows"]
+        assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
+        assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
+        assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
+        assert kept["search_random_1"] == kept["wait"], "a search begins with nothing"
+        assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
+    for run in runs:  # each run has its own choice
+        evaluation = Evaluation.load(str(run.folder), hosts=4)
+        choice = evaluation.choose()
+        _, oracle = evaluation.grow_schedules(choice)
+        evaluation.env.close()
+        kept = json.loads(scored_file(run, 4).read_text())["choice"]
+        static = kept.pop("static_net")
+        assert {*static} == {*kept}
+        assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}
+        assert reached["oracle", run.block] == pytest.approx(oracle.values["return"].mean())
+        (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("oracle", run.block)]
+        assert (cost["search"], cost["seconds"]) == (kept["flops"], kept["seconds"])
+        (cost,) = [one for one in numbers["costs"] if (one["arm"], one["block"]) == ("static_net", run.block)]
+        assert cost["search"] == static["flops"] != kept["flops"]
+    costs = {one["arm"]: one for one in numbers["costs"] if one["block"] == runs[0].block}
+    assert costs["wait"]["total"] == 0 < costs["static"]["search"] == costs["shaped"]["total"]
+
+
+def test_every_host_has_its_row(experiment: Path) -> None:
+    folder = experiment / "shaped"
+    C.main([str(folder), str(experiment / "sparse"), "hosts=2", "baselines=[wait]"])
+    rows = list(csv.DictReader((folder / "hosts.csv").open()))
+    assert len({(row["arm"], row["controller"], row["block"], row["host"]) for row in rows}) == len(rows) == 2 * (2 * 3 + 2)
+    runs = list(csv.DictReader((folder / "comparison.csv").open()))
+    assert len(runs) == 5
+    for run in runs:
+        own = [row for row in rows if all(row[key] == run[key] for key in ("arm", "controller", "block"))]
+        assert len(own) == 2
+        assert np.mean([float(row["accuracy"]) for row in own]) == pytest.approx(float(run["accuracy"]))
+
+
+def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shaped"
+    shutil.copytree(experiment / "shaped", folder)
+    (folder / "report.html").write_text("as trained")
+    C.main([str(folder), "hosts=3", "steps=3", "baselines=[wait]", "outcome=return"])
+    shown = capsys.readouterr().out
+    assert "all policies were evaluated with steps=3" in shown
+    assert (folder / "report.html").read_text() == "as trained"
+    assert "<title>shaped, wait: return steps=3</title>" in (folder / "report_steps=3.html").read_text()
+    numbers = json.loads((folder / "comparison_steps=3.json").read_text())
+    assert numbers["overrides"] == ["steps=3"]
+    values = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
+    for run in find_runs([folder]):
+        evaluation = Evaluation.load(str(run.folder), hosts=3, overrides=["steps=3"])
+        outcomes = evaluation.run(["policy"])
+        evaluation.env.close()
+        for arm, name in (("shaped", "policy"), ("wait", "wait")):
+            assert values["return", arm, run.block] == pytest.approx(outcomes[name].values["return"].mean())
+        assert values["learning", "shaped", run.block] is None  # measured in training only
+        assert score(run, 3) != score(run, 3, ["steps=3"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["outcome=return"], "cannot compare arms that are paid by different reward"),
+        (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
+        (["baselines=[shaped]"], "baselines=shaped is not known"),
+        (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),
+        (["against=again"], "against=again is not an arm"),
+        (["agent=random"], "agent=random cannot be changed in an evaluation, since a policy is evaluated as it was trained"),
+        (["task=mnist6k"], "did you mean mnist5k?"),
+        (["policy_seed=3"], "policy_seed=3 cannot be changed in an evaluation, since it has no effect"),
+        (["slots=all", "agent.hidden=3"], "agent.hidden=3 cannot be changed in an evaluation"),
+        (["steps=3", "outcome=learning"], "outcome=learning is measured in training, which steps=3 does not change"),
+        (["seed=3"], "seed=3 would score all runs on the same hosts"),
+    ],
+)
+def test_settings_that_do_not_fit_the_experiment_are_refused(
+    arguments: list[str], sentence: str, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        C.main([str(experiment), "hosts=2", *arguments])
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no folder is given"),
+        (["nowhere"], "nowhere is not a folder"),
+        (["."], "no finished run"),
+        ([".", "outcome=acuracy"], "did you mean accuracy"),
+        ([".", "margin=nan"], "margin must be finite and above 0, got nan: leave it out for the default"),
+        ([".", "hosts=1"], "hosts must be at least 2"),
+        ([".", "baselines=[search_hyperbnd_4]"], "did you mean hyperband"),
+        ([".", "baselines=[search_random]"], "baselines=search_random is not known: write search_random_4"),
+        ([".", "alpha=0.7"], "alpha must be in"),
+        ([".", "workers=0"], "workers must be at least 1"),
+        ([".", "figures=gif"], "choose from png, pdf, svg"),
+        ([".", "hostt=3"], "there is no key hostt"),
+        ([".", "rivals=[wait]"], "there is no key rivals any more: write baselines"),
+        ([".", "outcome=catastrophes"], "outcome catastrophes is now called rollbacks"),
+    ],
+)
+def test_invalid_arguments_are_refused(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        C.main(arguments)
+    assert sentence in capsys.readouterr().err
+
+
+def test_help_lists_keys_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    C.main(["--help"])
+    page = capsys.readouterr().out
+    assert all(name in page for name in (*OUTCOMES, *C.CompareConfig.__dataclass_fields__))
+
+
+def test_a_full_disk_is_one_sentence(
+    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in find_runs([experiment]):
+        if run.finished:
+            score(run, 2)  # cached scores are not written again
+    capsys.readouterr()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(SystemExit) as ended:
+        C.main([str(experiment), "hosts=2"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("esper: ")
+    assert "report.html" in shown
+    assert shown.count("\n") == 1

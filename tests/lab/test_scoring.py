@@ -1,0 +1,139 @@
+"""Scores of runs: cached, the same with several workers, and damaged caches or killed workers are one sentence."""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from esper import compare as C
+from esper.cli.overrides import check
+from esper.config import ConfigError
+from esper.lab.comparison import compare
+from esper.lab.runs import CompareConfig, Run, find_runs
+from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
+from esper.plugins import load_plugins
+from esper.training.trainer import Trainer
+from tests.lab.small_runs import TINY
+
+
+def test_scores_are_cached(experiment: Path) -> None:
+    run = next(run for run in find_runs([experiment]) if run.finished)
+    first = score(run, 2)
+    path = scored_file(run, 2)
+    kept = json.loads(path.read_text())
+    assert first["accuracy"] == pytest.approx(np.mean(kept["rows"]["policy"]["accuracy"]))
+    before = path.stat().st_mtime_ns
+    assert score(run, 2) == first
+    assert path.stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match=r"holds the scores of another checkpoint than the newest in .*: remove it"):
+        score(replace(run, digest="0"), 2)
+    kept["rows"]["policy"]["accuracy"] = [1.0, 3.0]
+    path.write_text(json.dumps(kept))
+    with pytest.raises(ConfigError, match="was edited after scoring: remove it, and the run is scored again"):
+        score(run, 2)
+    path.write_text(json.dumps(kept["rows"]))
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: remove it, and the run is scored again"):
+        score(run, 2)
+    path.unlink()
+    assert score(run, 2) == first
+
+
+def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path) -> None:
+    found = compare([experiment], CompareConfig(outcome="online", hosts=2, baselines=["wait"]))
+    values = found.values("online")
+    assert values["wait"].notna().all()
+    assert values["shaped"].notna().all()
+    assert found.hosts.loc[found.hosts["arm"] == "wait", "online"].between(0, 100).all()
+    assert "online" not in compare([experiment], CompareConfig(hosts=3)).hosts
+
+
+def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    run = next(run for run in find_runs([copy]) if run.finished)
+    score(run, 2)
+    scored_file(run, 2).write_text('{"policy": ')
+    with pytest.raises(ConfigError, match="is damaged: remove it, and the run is scored again"):
+        score(run, 2)
+    scored_file(run, 2).unlink()
+    (run.folder / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        score(run, 2)
+    (copy / "design.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged, or of an earlier version: restore it"):
+        find_runs([copy])
+
+
+PLUGIN = """
+from dataclasses import dataclass
+
+import esper
+from esper.reward.modes import SparseConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class FreeConfig(SparseConfig):
+    \"\"\"A reward from outside.\"\"\"
+
+
+esper.register("reward", "free", FreeConfig)
+"""
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workers import the plugin that the runs recorded."""
+    plugin = tmp_path / "free_reward.py"
+    plugin.write_text(PLUGIN)
+    load_plugins([str(plugin)])
+    first, second = tmp_path / "by_1", tmp_path / "by_2"
+    for seed in (1, 2):
+        Trainer(check([*TINY, "reward=free", f"plugins=[{plugin}]", f"seed={seed}"]), first / f"{seed}").run()
+    shutil.copytree(first, second)
+    tables: list[list[float]] = []
+    for workers, folder in enumerate((first, second), start=1):
+        C.main([str(folder), "hosts=2", "baselines=[wait,oracle]", f"workers={workers}"])
+        shown = capsys.readouterr().out
+        assert "scored 2 of 2" in shown
+        cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
+        tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
+    assert np.isfinite(tables[0]).any()
+    assert tables[0] == pytest.approx(tables[1], nan_ok=True)
+    for run in find_runs([second]):
+        scored_file(run, 2).write_text("[")
+    with pytest.raises(SystemExit) as ended:
+        C.main([str(second), "hosts=2", "baselines=[wait]", "workers=2"])
+    assert ended.value.code == 2
+    assert "is damaged: remove it, and the run is scored again" in capsys.readouterr().err
+
+
+class Deadly:
+    """A scoring that kills its process."""
+
+    baselines = ()
+
+    @staticmethod
+    def scores(_: Run) -> Scores:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def test_scoring_starts_no_more_processes_than_runs(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, started = [run for run in find_runs([experiment]) if run.finished], list[int]()
+    monkeypatch.setattr(
+        "esper.lab.scoring.Parallel", lambda n_jobs, **_: lambda jobs: started.append(n_jobs) or [{} for _ in jobs]
+    )
+    assert len(list(score_all(runs, cast(Scoring, Deadly()), workers=10**9))) == len(runs)
+    assert started == [len(runs)]
+
+
+def test_a_killed_worker_is_one_sentence(experiment: Path) -> None:
+    runs = [run for run in find_runs([experiment]) if run.finished]
+    with pytest.raises(ConfigError, match="killed, most likely out of memory: set workers below 2; runs scored so far are kept"):
+        list(score_all(runs, cast(Scoring, Deadly()), workers=2))

@@ -1,0 +1,44 @@
+"""Configs in checkpoints: their plain form, and which keys may change when a run is resumed."""
+
+import pytest
+
+from esper.config import ConfigError
+from esper.training.config_io import difference, from_plain, resumed, to_plain
+from tests.training.small_run import config
+
+
+def test_a_config_comes_back_from_its_plain_form():
+    asked = config("task.instances=healthy", "blueprint=[norm,conv_light]", "blueprint.conv_light.kernel=5", "reward=sparse")
+    back = from_plain(to_plain(asked))
+    assert back == asked
+    assert difference(back, asked) is None
+    assert difference(back, config()) is not None
+    assert difference(config(), config("updates=9")) is None
+
+
+def test_only_some_keys_may_change_when_a_run_is_resumed():
+    saved = config("seed=7")
+    continued = resumed(saved, config("updates=9", "resume=."), ["updates=9", "resume=."])
+    assert (continued.seed, continued.updates) == (7, 9)
+    for word in ("seed=3", "reward=sparse", "+task.x=1", "agent.clip=0.1"):
+        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+            resumed(saved, config(), [word])
+
+
+def test_a_plain_config_of_another_version_is_refused():
+    plain = to_plain(config())
+    plain["options"]["reward"] = "of_the_future"
+    with pytest.raises(ConfigError, match=r"reward=of_the_future is not an option here.*start a new run"):
+        from_plain(plain)
+    plain["values"]["gates"]["of_the_future"] = 1
+    plain["options"]["reward"] = "shaped"
+    with pytest.raises(ConfigError, match="another version"):
+        from_plain(plain)
+
+
+def test_interpolations_in_a_saved_config_are_not_resolved(monkeypatch):
+    monkeypatch.setenv("SECRET", "xyz")
+    plain = to_plain(config())
+    plain["values"]["task"]["split_seed"] = "${oc.env:SECRET}"
+    with pytest.raises(ConfigError, match=r"has task\.split_seed=\$\{oc\.env:SECRET\}, and this program saves no interpolations"):
+        from_plain(plain)

@@ -1,0 +1,117 @@
+"""Resuming: bit for bit after a kill, what is said about it, and which folders are refused."""
+
+import shutil
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from esper.checkpoint import Notice
+from esper.cli import command as cli
+from esper.config import CHECKPOINTS, ConfigError
+from esper.lab.evaluation import Evaluation
+from esper.train import main
+from esper.training import provenance
+from esper.training.resume import find_checkpoint
+from esper.training.trainer import Trainer
+from tests.forked import Forked
+from tests.training.small_run import command, config, newest, same, untimed
+
+
+def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "killed"
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    process = Forked(*command(folder), cwd=tmp_path)
+    first = folder / CHECKPOINTS / "checkpoint_000001.pt"
+    deadline = time.monotonic() + 60
+    while not first.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)  # somewhere in the second or third update
+    process.kill()
+    process.wait()
+    assert newest(folder)["update"] in (1, 2, 3)
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    written = (folder / ".hydra/config.yaml").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["esper.train", f"resume={folder}", f"hydra.run.dir={copied}"])
+    with pytest.raises(SystemExit):
+        cli.run(main)
+    monkeypatch.setattr(sys, "argv", ["esper.train", f"resume={folder}"])
+    cli.run(main)
+    assert (folder / ".hydra/config.yaml").read_text() == written
+    assert [record["status"] for record in provenance.read(folder / provenance.FILE)] == ["running", "finished"]
+    assert not (tmp_path / "multirun").exists()
+    Trainer(config(), copied).run()
+    for resumed_run in (folder, copied):
+        assert same(newest(resumed_run)["agent"], newest(whole)["agent"])
+        assert untimed(resumed_run) == untimed(whole)
+
+
+def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, capsys):
+    folder = shutil.copytree(whole, tmp_path / "copied")
+    damaged = folder / CHECKPOINTS / "checkpoint_000003.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-64] + b"0" * 64)
+    for updates, epochs, warning in (
+        (3, 12, f"{damaged} is damaged (its checksum differs); trying the previous checkpoint"),
+        (2, 0, "the run has finished update 3: set updates above it to go on"),
+    ):
+        with pytest.warns(Notice) as said:
+            Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
+        title, size, *_ = capsys.readouterr().out.splitlines()
+        assert ": 3 updates of 4 hosts x 3 epochs" in title
+        assert size.startswith("4 hosts of 496 parameters, ")
+        assert size.endswith(f"; {epochs} host epochs")
+        assert [str(one.message) for one in said if one.category is Notice] == [warning]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["agent=ppo_mlp"],
+        ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
+    ],
+    ids=["mlp", "options"],
+)
+def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path):
+    def run(folder, updates):
+        asked = config(f"updates={updates}", "telemetry.detail_every=1", *overrides)
+        Trainer(asked, tmp_path / folder).run()
+        state = newest(tmp_path / folder)
+        assert state["update"] == updates
+        return state["agent"]
+
+    run("parts", 1)
+    assert same(run("parts", 2), run("whole", 2))
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert all(record["policy/first_ratio_error"] < 1e-5 for record in untimed(tmp_path / "parts"))
+    evaluation = Evaluation.load(str(tmp_path / "parts"), hosts=2)
+    outcomes = evaluation.run(["policy", "policy_greedy"])
+    assert all(np.isfinite(outcome.values["return"]).all() for outcome in outcomes.values())
+    evaluation.env.close()
+
+
+def test_a_policy_learned_in_chunks_is_evaluated_over_any_horizon(tmp_path):
+    """A chunk divides the steps of training only."""
+    Trainer(config("agent.chunk=3", "updates=1"), tmp_path).run()
+    evaluation = Evaluation.load(str(tmp_path), hosts=2, overrides=["steps=4"])
+    assert evaluation.config.agent == config("agent.chunk=3").agent
+    assert evaluation.transfer.target == ("steps=4",)
+    assert evaluation.run(["policy"]).keys() == {"policy", "wait"}
+    evaluation.env.close()
+    with pytest.raises(ConfigError, match=r"agent\.chunk=3 does not divide steps=4"):
+        config("agent.chunk=3", "steps=4")
+
+
+def test_a_folder_of_another_config_is_refused(whole):
+    with pytest.raises(ConfigError, match=r"another reward\.rent"):
+        Trainer(config("reward.rent=0.75"), whole).run()
+    assert newest(whole)["update"] == 3
+
+
+def test_a_folder_without_checkpoints_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        find_checkpoint(str(tmp_path), "resume")
