@@ -1,11 +1,11 @@
 """Implementation details of PPO that no other test file covers, one test each.
 
 The list is from Huang et al. 2022 ("The 37 implementation details of proximal policy optimization"): core 1 to 13, five for
-LSTMs, one for multi-discrete actions. Covered elsewhere: Adam's epsilon, learning rate decay, gradient clipping, advantage
-normalisation and the replay of recurrent states (test_ppo); GAE and episode ends (test_advantages); the clipped surrogate and the
-critic's loss, which is not clipped (test_losses); whole rows in minibatches (buffer/test_rollout); resets (test_network); the
-product of heads (test_distribution). Two differ on purpose: advantages are normalised per rollout rather than per minibatch, and
-the bias of the forget gate starts at 1.
+LSTMs, one for multi-discrete actions. Covered elsewhere: Adam's epsilon, learning rate decay and gradient clipping
+(test_update); advantage normalisation (test_forced_steps); the replay of recurrent states (test_replay); GAE and episode ends
+(test_advantages); the clipped surrogate and the critic's loss, which is not clipped (test_losses); whole rows in minibatches
+(buffer/test_rollout); resets (test_network); the product of heads (test_distribution). Two differ on purpose: advantages are
+normalised per rollout rather than per minibatch, and the bias of the forget gate starts at 1.
 """
 
 # T steps, N hosts, R recurrent units
