@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from esper.cli.command import spelled_out
-from esper.cli.overrides import check_sweep
+from esper.cli.overrides import check, check_sweep
 from esper.config import GROUPS
+from esper.evaluate import parse
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +75,16 @@ def test_the_commands_about_worlds_are_valid(tmp_path: Path, monkeypatch: pytest
     assert len(check_sweep(spelled_out(shlex.split(sweep.removeprefix("-m "))))) == 5
 
 
+def test_the_commands_of_the_first_hour_are_valid() -> None:
+    page = (ROOT / "docs" / "first_hour.md").read_text()
+    rule, policy, sweep = (shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page))
+    assert check(rule).choice("agent") == "react"
+    assert check(policy).choice("task") == "digits_drift"
+    assert len(check_sweep(spelled_out(sweep[1:]))) == 3, "two arms and the control"
+    (evaluation,) = re.findall(r"```bash\npython -m esper.evaluate (.*?)\n```", page)
+    assert parse(shlex.split(evaluation)).hosts == 192
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder."""
@@ -90,6 +101,16 @@ def test_a_run_writes_what_the_page_says(folder: Path) -> None:
     assert sorted(listed) == sorted([*there, ONLY_AFTER_ANOMALIES])
     assert {path.name for path in (folder / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
     assert "checkpoint_000000.pt" in {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_germinations_are_read_as_the_first_hour_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "first_hour.md").read_text(), re.DOTALL)
+    named = "multirun/single/2026-11-22_12-00-00"
+    assert named in code
+    exec(compile(code.replace(named, str(folder)), "docs/first_hour.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"1/[01]/0 r\dc\d \w+ [\d.]+", line) for line in lines)
 
 
 def test_decisions_are_read_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
