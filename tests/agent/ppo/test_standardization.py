@@ -5,6 +5,7 @@
 import io
 
 import numpy as np
+import pytest
 import torch
 
 from esper.agent.ppo.standardization import LEAST_DEVIATION, LIMIT, Standardization
@@ -52,12 +53,14 @@ def test_a_checkpoint_restores_the_statistics() -> None:
 
 
 class FaintCue(ToyEnv):
-    """One step. Germinating is right where a feature is slightly above its mean."""
+    """One step. Germinating is right where a feature of the host, or of a slot, is slightly above its mean."""
+
+    of_slot = False
 
     def observe(self, t: int) -> Observation:
         seen = blank(self.spec)
         self.cue = self.rng.random(self.spec.num_hosts) < 0.5
-        seen.features[:, 1] = np.where(self.cue, 0.51, 0.49)
+        (seen.slots[:, 0] if self.of_slot else seen.features)[:, 1] = np.where(self.cue, 0.51, 0.49)
         seen.legal_slots[:, Op.GERMINATE, 0] = True
         return seen
 
@@ -66,7 +69,9 @@ class FaintCue(ToyEnv):
         return right.astype(np.float32), np.zeros(len(right), np.bool_)
 
 
-def test_faint_cues_are_learned() -> None:
+@pytest.mark.parametrize("of_slot", [False, True])
+def test_faint_cues_are_learned(of_slot: bool) -> None:
     env = FaintCue(make_spec(hosts=64, steps=1, slots=1, blueprints=1), np.random.default_rng(0))
+    env.of_slot = of_slot
     assert mean_return(learn(env, 15, standardize=True), env) > 0.95
     assert mean_return(learn(env, 15), env) < 0.9
