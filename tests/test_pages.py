@@ -103,21 +103,23 @@ def test_a_run_writes_what_the_page_says(folder: Path) -> None:
     assert "checkpoint_000000.pt" in {path.name for path in (folder / "checkpoints").iterdir()}
 
 
-def test_germinations_are_read_as_the_first_hour_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "first_hour.md").read_text(), re.DOTALL)
+def run_snippet(page: str, folder: Path) -> None:
+    """Run the Python code of a page on this folder of a run."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     named = "multirun/single/2026-11-22_12-00-00"
     assert named in code
-    exec(compile(code.replace(named, str(folder)), "docs/first_hour.md", "exec"), {})
+    exec(compile(code.replace(named, str(folder)), page, "exec"), {})
+
+
+def test_germinations_are_read_as_the_first_hour_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_snippet("first_hour.md", folder)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(re.fullmatch(r"1/[01]/0 r\dc\d \w+ [\d.]+", line) for line in lines)
 
 
 def test_decisions_are_read_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "diagnostics.md").read_text(), re.DOTALL)
-    named = "multirun/single/2026-11-22_12-00-00"
-    assert named in code
-    exec(compile(code.replace(named, str(folder)), "docs/diagnostics.md", "exec"), {})
+    run_snippet("diagnostics.md", folder)
     lines = capsys.readouterr().out.splitlines()
     decisions = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
     assert len(lines) == len({decision["seed"] for decision in decisions}) == 2
