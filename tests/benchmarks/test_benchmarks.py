@@ -16,6 +16,7 @@ import torch
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
+    "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
     "fused_training": r"one by one / fused, median \(range\): wall \d+\.\d+ .*\n.*fused (\d+\.\d+) %, one by one \1 %",
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
