@@ -117,7 +117,9 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "Variance of returns that the bandit explains, leaving out one decision at a time.",
     ),
-    Metric("bandit/penalty", "1", "Penalty of its ridge regressions, that of the smallest leave-one-out error."),
+    Metric(
+        "bandit/penalty", "1", "Penalty of its ridge regressions, that of the smallest leave-one-out error; missing for forests."
+    ),
     Metric("bandit/decisions", "count", "Decisions from which it predicts."),
     Metric("shapley/*", "pp", "Shapley value of a seed of the blueprint of this name in the last step, mean over these seeds."),
     Metric("reward/*", "reward", "Weighted sum of the reward term of this name over one episode, mean over hosts."),
