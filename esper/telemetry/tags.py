@@ -139,7 +139,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("governor/rollbacks_divergence", "count", "Hosts rolled back for a diverging loss."),
     Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host stayed at chance level."),
     Metric("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
-    Metric("governor/suspect", "count", "Host epochs after which the loss was above the usual range or at chance, without rollbacks."),
+    Metric("governor/suspect", "count", "Host epochs with a loss above the usual range or at chance, without rollbacks."),
     Metric("governor/vetoed", "count", "Steps of a host in which the governor vetoed an operation that was otherwise legal."),
     Metric("governor/retired", "count", "Hosts frozen at their last snapshot after too many rollbacks without recovery."),
     Metric("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
