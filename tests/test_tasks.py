@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+from PIL import Image
 
 from esper.agent.scripted.base import compose
 from esper.cli.help import groups
@@ -100,6 +101,22 @@ def test_svhn(tmp_path):
         images, classes = rng.integers(0, 256, (32, 32, 3, 80), dtype=np.uint8), rng.integers(1, 11, (80, 1), dtype=np.uint8)
         scipy.io.savemat(tmp_path / f"{name}_32x32.mat", {"X": images, "y": classes})
     train(tmp_path, "task=svhn", f"task.root={tmp_path}", *SMALL, "steps=2", "blueprint=[norm]")
+
+
+def test_image_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(80):
+        path = tmp_path / "images" / f"class{number % 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(path)
+    train(tmp_path, "task=image_folder", f"task.folder={tmp_path}/images", "task.size=16", *SMALL, "steps=2", "blueprint=[norm]")
+
+
+def test_text_folder(tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"There are {number} lions.\n" * 60)
+    host = ["host.context=16", "host.width=8", "task.valid_samples=4"]
+    train(tmp_path, "task=text_folder", f"task.folder={tmp_path}", *SMALL, *host, "steps=2", "blueprint=[lora]")
 
 
 def test_there_are_nine_presets_of_cifar10():

@@ -5,10 +5,12 @@ from esper.task.cifar import Cifar10Config, Cifar100Config
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.fashion_mnist import FashionMnistConfig
+from esper.task.image_folder import ImageFolderConfig
 from esper.task.mnist5k import Mnist5kConfig
 from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.svhn import SvhnConfig
+from esper.task.text_folder import TextFolderConfig
 from esper.task.tinystories import TinyStoriesConfig
 
 TASKS: dict[str, type[TaskConfig]] = {
@@ -21,6 +23,8 @@ TASKS: dict[str, type[TaskConfig]] = {
     "cifar10_baseline": Cifar10Config,
     "cifar100": Cifar100Config,
     "svhn": SvhnConfig,
+    "image_folder": ImageFolderConfig,
+    "text_folder": TextFolderConfig,
     "tinystories": TinyStoriesConfig,
 }
 """Option -> config. The presets in conf/task/ are based on these."""
