@@ -21,15 +21,18 @@ from esper.task.svhn import SvhnConfig
 EACH = 20
 
 
-def pickled(images, labels, key):
-    """Return a batch as Python 2 and NumPy 1 pickled it: a dict of a uint8 array, with its bytes as a string, and a list."""
+def pickled(images, **labels):
+    """Return a batch as Python 2 and NumPy 1 pickled it: a dict of a uint8 array, with its bytes as a string, and of lists."""
     raw, n = images.tobytes(), len(images)
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R("
     array += b"K\x01J" + struct.pack("<i", n) + b"J" + struct.pack("<i", len(raw) // n) + b"\x86"
     array += b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     array += b"\x89T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    return b"\x80\x02}(U\x04data" + array + b"U" + bytes([len(key)]) + key.encode() + listed + b"u."
+    lists = (
+        b"U" + bytes([len(key)]) + key.encode() + b"](" + b"".join(b"K" + bytes([label]) for label in part) + b"e"
+        for key, part in labels.items()
+    )
+    return b"\x80\x02}(" + b"".join(lists) + b"U\x04data" + array + b"u."
 
 
 def batches(count):
@@ -43,11 +46,12 @@ def batches(count):
 def write(folder, version, kind, monkeypatch):
     """Write the files of CIFAR-10 or CIFAR-100, 100 training images and 20 (100) test images, in one version."""
     images, coarse, fine = batches(120)
-    names = [*kind.versions[version].train, *kind.versions[version].test]
-    parts = np.split(np.arange(120), 6) if len(names) == 6 else [np.arange(100), np.arange(100, 120)]
-    for name, part in zip(names, parts, strict=True):
+    files = [*kind.versions[version].train, *kind.versions[version].test]
+    parts = np.split(np.arange(120), 6) if len(files) == 6 else [np.arange(100), np.arange(100, 120)]
+    for name, part in zip(files, parts, strict=True):
         if version == 0:
-            (folder / name).write_bytes(pickled(images[part], fine[part], kind.labels))
+            names = {"fine_labels": fine, "coarse_labels": coarse} if kind is Cifar100Config else {"labels": fine}
+            (folder / name).write_bytes(pickled(images[part], **{key: classes[part] for key, classes in names.items()}))
             continue
         monkeypatch.setitem(cifar.RECORDS, name, len(part))
         first = [coarse[part, None]] if kind is Cifar100Config else []
