@@ -34,6 +34,11 @@ def peak(config: Any, folder: Path) -> float:
     return 1024.0 * float(os.read(reader, 100))
 
 
+def estimate_of(overrides: list[str], device: torch.device) -> Sequence[Part]:
+    config = check_keys(overrides)
+    return estimate(config).places[device]
+
+
 def test_a_run_takes_what_was_estimated(tmp_path: Path) -> None:
     config = check(["hosts=64", *WORDS])
     assert 0.5 < (estimate(config).bytes - PROCESS) / peak(config, tmp_path) < 2
@@ -43,6 +48,20 @@ def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
     line = estimate(check(["hosts=64", "updates=50"])).line()
     assert line == "64 hosts of 496 parameters, about 750 MB of memory; 64,000 host epochs"
     assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 400 MB of memory; 32,000")
+
+
+def test_tinystories_as_shipped_fits_a_gpu_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the vocabulary of GPT-2, whose logits alone would take 13 GB in training."""
+    vocabulary, context = 50_257, 256
+    tokens = torch.randint(vocabulary, (2048, context))
+    parts = {f"{part}_{axis}": tokens for part in ("train", "valid", "test") for axis in "xy"}
+    monkeypatch.setattr(TinyStoriesConfig, "load", lambda self, context: Data(**parts, num_classes=vocabulary))
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    there = {part.name: part.bytes for part in estimate_of(["experiment=tinystories"], gpu)}
+    assert sum(there.values()) < 22e9, there
+    assert there["the loss"] == 3 * 4 * LOGITS
+    assert there["training on a batch"] > 1e9
 
 
 def test_numbers_are_short() -> None:
