@@ -45,7 +45,7 @@ CPU_FEATURES = 2_000_000
 """Maximum number of feature values per measurement on a CPU. Higher: features above 32 MB, which the C library maps and unmaps on
 every use, at twice the cost of computing with them."""
 GPU_FEATURES = 2**28
-"""Maximum number of feature values per measurement on a GPU, 1 GB; at least those of one sample. Higher: more memory for the logits
+"""Maximum number of feature values per measurement on a GPU, 1 GB; at least those of one sample. Higher: more memory for logits
 of a large vocabulary."""
 
 
