@@ -57,6 +57,7 @@ def test_tinystories_as_shipped_fits_a_gpu_of_24_gb(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TinyStoriesConfig, "load", lambda self, context: Data(**parts, num_classes=vocabulary))
     gpu = torch.device("cuda:0")
     monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: 24e9)
     there = {part.name: part.bytes for part in estimate(check(["experiment=tinystories"])).places[gpu]}
     assert sum(there.values()) < 24e9, there
     assert there["the loss"] == 3 * 4 * LOGITS
@@ -102,6 +103,7 @@ def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPa
 
     gpu = torch.device("cuda:0")
     monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: 24e9)
     monkeypatch.setattr(subject, "capacity", lambda device: 1e9 if device == gpu else 1e12)
     config = check(["hosts=512"])
     assert sum(part.bytes for part in estimate(config).places[gpu]) > 1e9
