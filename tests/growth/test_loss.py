@@ -119,3 +119,13 @@ def test_a_head_that_is_no_linear_map_is_computed_as_a_whole(monkeypatch):
     head = nn.Sequential(nn.Linear(2, 5), nn.Softplus())
     x, y = torch.randn(4, 3, 2), torch.randint(5, (1, 12))
     assert LastSegment(head, x, 1).losses(y).equal(member_losses(head(x).view(1, 12, 5), y))
+
+
+@pytest.mark.parametrize("chosen", [torch.tensor([2, 0]), slice(1, 3)])
+def test_only_chosen_members_count(monkeypatch, chosen):
+    head = nn.Sequential(nn.Linear(2, 5))
+    x, y = torch.randn(6, 3, 2), torch.randint(5, (2, 6))
+    whole = LastSegment(head, x, 3).losses(y, chosen)
+    monkeypatch.setattr(loss, "LOGITS", 1)
+    torch.testing.assert_close(LastSegment(head, x, 3).losses(y, chosen), whole)
+    torch.testing.assert_close(whole, member_losses(head(x).view(3, 6, 5)[chosen], y))
