@@ -176,14 +176,16 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
     # A copy, since its storage may be saved as a whole.
     x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
+    weights: set[int] = set()  # the backward pass also needs views of weights, which are counted elsewhere
 
     def keep(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter):
-            saved[tensor.untyped_storage().data_ptr()] = tensor
+        if (place := tensor.untyped_storage().data_ptr()) not in weights:
+            saved[place] = tensor
         return tensor
 
     try:
         host = task.host(config.seed, Split.TRAINING, 0, 0)
+        weights.update(parameter.untyped_storage().data_ptr() for parameter in host.parameters())
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             for segment in cast(nn.ModuleList, host.train().segments):
                 x = segment(x)
