@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
+from PIL import Image
 
 from esper.agent.scripted.base import compose
 from esper.cli.help import groups
 from esper.cli.overrides import check
 from esper.env.actions import Op
 from esper.env.base import as_observation
-from esper.task import cifar10, mnist5k, python_text
+from esper.task import cifar, mnist5k, python_text
+from esper.task.cifar import Cifar10Config, Cifar100Config
 from esper.task.fashion_mnist import FILES
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
@@ -79,16 +82,41 @@ def test_generated_fashion_mnist_with_augmentation(tmp_path):
     train(tmp_path, "task=fashion_mnist", f"task.root={tmp_path}", *SMALL, "task.valid_samples=6", *augmentation)
 
 
-@pytest.mark.parametrize("name", CIFAR)
-def test_cifar10_presets(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(cifar10, "RECORDS", 16)
-    rng = np.random.default_rng(0)
-    for file in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
-        records = rng.integers(0, 256, (16, cifar10.RECORD), dtype=np.uint8)
-        records[:, 0] %= 10
+@pytest.mark.parametrize("name", [*CIFAR, "cifar100"])
+def test_cifar_presets(tmp_path, monkeypatch, name):
+    kind = Cifar100Config if name == "cifar100" else Cifar10Config
+    rng, version = np.random.default_rng(0), kind.versions[1]
+    for file in (*version.train, *version.test):
+        monkeypatch.setitem(cifar.RECORDS, file, 80 // len(version.train))
+        records = rng.integers(0, 256, (80 // len(version.train), kind.leading + 3072), dtype=np.uint8)
+        records[:, : kind.leading] %= kind.num_classes
         records.tofile(tmp_path / file)
     overrides = ["hosts=2", "agent.twins=2", "steps=2", "updates=2", "blueprint=[norm,depthwise]"]
     train(tmp_path, f"task={name}", f"task.root={tmp_path}", *SMALL, *overrides)
+
+
+def test_svhn(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("train", "test"):
+        images, classes = rng.integers(0, 256, (32, 32, 3, 80), dtype=np.uint8), rng.integers(1, 11, (80, 1), dtype=np.uint8)
+        scipy.io.savemat(tmp_path / f"{name}_32x32.mat", {"X": images, "y": classes})
+    train(tmp_path, "task=svhn", f"task.root={tmp_path}", *SMALL, "steps=2", "blueprint=[norm]")
+
+
+def test_image_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(80):
+        path = tmp_path / "images" / f"class{number % 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(path)
+    train(tmp_path, "task=image_folder", f"task.folder={tmp_path}/images", "task.size=16", *SMALL, "steps=2", "blueprint=[norm]")
+
+
+def test_text_folder(tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"There are {number} lions.\n" * 60)
+    host = ["host.context=16", "host.width=8", "task.valid_samples=4"]
+    train(tmp_path, "task=text_folder", f"task.folder={tmp_path}", *SMALL, *host, "steps=2", "blueprint=[lora]")
 
 
 def test_there_are_nine_presets_of_cifar10():

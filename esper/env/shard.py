@@ -44,6 +44,9 @@ VALIDATION_BATCH = 512
 CPU_FEATURES = 2_000_000
 """Maximum number of feature values per measurement on a CPU. Higher: features above 32 MB, which the C library maps and unmaps on
 every use, at twice the cost of computing with them."""
+GPU_FEATURES = 2**28
+"""Maximum number of feature values per measurement on a GPU, 1 GB; at least those of one sample. Higher: more memory for logits
+of a large vocabulary."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -257,13 +260,11 @@ class Shard:
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
-        batch = VALIDATION_BATCH // self.data.positions
-        if self.device.type == "cpu":
-            if not self._widths:
-                x, _, _ = self.views.measured(slice(0, 1), test=False, members=self.members)
-                self._widths = self.network.widths(x)
-            batch = min(batch, CPU_FEATURES // max(np.multiply(self._widths, tree.paths)))
-        return max(1, batch)
+        if not self._widths:
+            x, _, _ = self.views.measured(slice(0, 1), test=False, members=self.members)
+            self._widths = self.network.widths(x)
+        most = CPU_FEATURES if self.device.type == "cpu" else GPU_FEATURES
+        return max(1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self._widths, tree.paths))))
 
 
 class Sums(NamedTuple):

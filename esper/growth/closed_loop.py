@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
-from esper.fusion.layout import by_member, join_members, take_members
+from esper.fusion.layout import join_members, take_members
 from esper.growth.active import ActiveSeeds, BoolArray, FindBank, live_seeds
+from esper.growth.loss import LastSegment
 from esper.lifecycle.roles import Roles
 
 
@@ -62,12 +63,13 @@ class ClosedLoopPass:
         if joins is not None:
             starts[slot] = take_members(x.detach(), joins, members)
 
-    def logits(self, host: Fleet, starts: dict[int, Tensor]) -> Tensor:
-        """Return the outputs of the hosts `[L, B, K]` in the closed-loop pass.
+    def losses(self, host: Fleet, starts: dict[int, Tensor], targets_MB: Tensor) -> Tensor:
+        """Return the mean cross entropy of the members that learn `[L]` in the closed-loop pass [nats].
 
         Args:
             host: the hosts; their mode is restored afterwards.
             starts: the features that `start` stored.
+            targets_MB: see `GrowingNetwork.backward`.
         """
         training, x, segments = host.module.training, None, list[nn.Module]()
         host.module.eval()
@@ -78,10 +80,13 @@ class ClosedLoopPass:
             assert x is not None
             if here.seeds is not None:
                 x = here.seeds.blended(x, len(here.hosts_L))
-            x = segments[slot + 1](x)
-        host.module.train(training)
+            if here is not self.slots[-1]:
+                x = segments[slot + 1](x)
         assert x is not None
-        return by_member(x, len(self.slots[-1].hosts_L)).index_select(0, self.places_L)
+        last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L))
+        loss_L = last.losses(targets_MB[self.members_L], self.places_L)
+        host.module.train(training)
+        return loss_L
 
 
 def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -> ClosedLoopPass | None:

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
-from esper.fusion.layout import by_member, take_members
+from esper.fusion.layout import take_members
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
+from esper.growth.loss import LastSegment
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -208,7 +208,7 @@ class GrowingNetwork:
             hooks: capture the features that leave each slot.
             starts: stores the features where the closed-loop pass starts.
         """
-        return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts)
+        return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).logits()
 
     def _through(
         self,
@@ -218,18 +218,18 @@ class GrowingNetwork:
         members: int,
         hooks: GradientHooks | None = None,
         starts: dict[int, Tensor] | None = None,
-    ) -> Tensor:
-        """Return the outputs of so many members `[L, B, K]` with these seeds."""
-        segments = self._segments(module)
-        for slot, (segment, seeds) in enumerate(zip(segments, [*plan, None], strict=True)):
+    ) -> LastSegment:
+        """Compute so many members with these seeds, up to their last segment."""
+        *segments, last = self._segments(module)
+        for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
             x = segment(x)
             if starts is not None and self.closed_loop is not None:
                 self.closed_loop.start(slot, x, members, starts)
             if seeds is not None:
                 x = seeds.blended(x, members)
-            if hooks is not None and segment is not segments[-1]:
+            if hooks is not None:
                 hooks.watch(x)
-        return by_member(x, members)
+        return LastSegment(last, x, members)
 
     def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None) -> Tensor:
         """Compute the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
@@ -243,11 +243,11 @@ class GrowingNetwork:
             Mean cross entropy of each member in the main pass `[M]` [nats].
         """
         starts: dict[int, Tensor] = {}
-        loss_M = member_losses(self.forward(x, hooks, starts), y_MB)
+        loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB)
         if loss_M.requires_grad:  # else nothing learns in this pass
             loss_M.sum().backward()
         if self.closed_loop is not None:
-            member_losses(self.closed_loop.logits(self.host, starts), y_MB[self.closed_loop.members_L]).sum().backward()
+            self.closed_loop.losses(self.host, starts, y_MB).sum().backward()
         return loss_M.detach()
 
     def teach(self, x: Tensor, y_MB: Tensor) -> Tensor:
@@ -261,8 +261,8 @@ class GrowingNetwork:
         if pupils is None:
             return self.backward(x, y_MB)
         host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
-        logits = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
-        loss_L = member_losses(logits[: len(pupils.members_L)], y_MB[pupils.members_L])
+        last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
+        loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)))
         loss_L.sum().backward()
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
@@ -278,7 +278,7 @@ class GrowingNetwork:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
-        member_losses(self.forward(x, hooks), y_MB).sum().backward()
+        self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB).sum().backward()
         for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
             fleet.flat.grad = None
         return hooks.gradients()
@@ -369,10 +369,3 @@ class GrowingNetwork:
 
     def _segments(self, module: nn.Module) -> list[nn.Module]:
         return list(module.get_submodule("segments").children())
-
-
-def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    """Return the mean cross entropy of each member `[M]` [nats]; for sequences `[M, B*T, K]`, targets are `[M, B*T]`."""
-    loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
-    # Negative targets (torch's ignore_index, such as padding) do not count.
-    return loss.view(len(targets_MB), -1).sum(1) / (targets_MB >= 0).view(len(targets_MB), -1).sum(1)

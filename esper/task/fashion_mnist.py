@@ -16,74 +16,69 @@ experiments/2026-11-21_tasks for the command.
 """
 
 import gzip
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.seeding import stream
-from esper.task.data import Data, reading
-from esper.task.images import AugmentedConfig, divide, normalised
+from esper.task.data import reading
 from esper.task.instances import Instances
+from esper.task.published import Bytes, PublishedConfig, Version
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = b"\x00\x00\x08"
 """Start of the magic number of an array of bytes; the number of its axes follows."""
-REMEDY = (
-    "install Debian's package dataset-fashion-mnist, or download the four files of github.com/zalandoresearch/fashion-mnist, "
-    "gzipped or plain, and set task.root to their folder (or use task=digits, which needs no download)"
-)
+
+
+def read_idx(path: Path) -> Bytes:
+    """Read the array of an IDX file of bytes, gzipped or plain.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if len(raw) < 4 or raw[:3] != BYTES:
+        raise ValueError("it is no IDX file of bytes")
+    shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()
 
 
 @dataclass(kw_only=True, slots=True)
-class FashionMnistConfig(AugmentedConfig):
+class FashionMnistConfig(PublishedConfig):
     """Fashion-MNIST, split 54,000 / 6,000 / 10,000. Standard kinds: [ooo,xoo,oxx] or [oo,xo,ox]."""
 
     default_host: ClassVar[str] = "cnn_pooled"
+    name: ClassVar[str] = "fashion_mnist"
+    dataset: ClassVar[str] = "FashionMNIST"
+    origin: ClassVar[str] = (
+        "the four files of github.com/zalandoresearch/fashion-mnist, gzipped or plain (Debian's package dataset-fashion-mnist "
+        "has them, and is found by itself)"
+    )
+    versions: ClassVar[tuple[Version, ...]] = tuple(
+        Version(folder=folder, train=FILES[:2], test=FILES[2:])
+        for folder in ("FashionMNIST/raw", "/usr/share/datasets/fashion-mnist")  # of torchvision, and of the Debian package
+    )
 
-    root: str = "/usr/share/datasets/fashion-mnist"
-    """Folder of the four IDX files, gzipped or plain. The default is the folder of Debian's package dataset-fashion-mnist."""
     instances: Instances = Instances.lesioned
     batch_size: int = 64
     epoch_samples: int = 512
     valid_samples: int = 250
 
-    def load(self, context: int) -> Data:
-        images, targets = self._read(*FILES[:2])
-        sizes = [len(targets) * 9 // 10, len(targets) - len(targets) * 9 // 10]
-        return normalised(divide(images, targets, sizes, stream(self.split_seed, "fashion_mnist_split"), self._read(*FILES[2:])))
-
-    def _read(self, images_file: str, labels_file: str) -> tuple[Tensor, Tensor]:
-        """Read byte images `[n, 1, 28, 28]` and classes `[n]`.
-
-        Raises:
-            TaskError: a file is missing or damaged, or the two do not match.
-        """
-        folder = Path(self.root)
-        images, labels = (_read_idx(folder / name) for name in (images_file, labels_file))
-        with reading(folder / images_file, REMEDY):
+    def read(self, folder: Path, names: Iterable[str]) -> tuple[Tensor, Tensor]:
+        packed = (folder / f"{name}.gz" for name in names)
+        paths = [path if path.is_file() else path.with_suffix("") for path in packed]
+        arrays: list[Bytes] = []
+        for path in paths:
+            with reading(path, self.remedy()):
+                arrays.append(read_idx(path))
+        images, labels = arrays
+        with reading(paths[0], self.remedy()):
             if labels.ndim != 1 or images.shape != (len(labels), 28, 28) or len(labels) < 10:
-                raise ValueError(f"its shape is {images.shape}, and {labels_file} has shape {labels.shape}")
-            if labels.max() > 9:
-                raise ValueError(f"{labels_file} has class {labels.max()}, and classes are 0 to 9")
+                raise ValueError(f"its shape is {images.shape}, and {paths[1].name} has shape {labels.shape}")
+        with reading(paths[1], self.remedy()):
+            self.check_classes(labels)
         return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long()
-
-
-def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read the array of an IDX file of bytes, gzipped or plain.
-
-    Raises:
-        TaskError: the file is missing or damaged.
-    """
-    packed = path.with_name(f"{path.name}.gz")
-    path = packed if packed.is_file() else path
-    with reading(path, REMEDY):
-        raw = gzip.decompress(path.read_bytes()) if path is packed else path.read_bytes()
-        if len(raw) < 4 or raw[:3] != BYTES:
-            raise ValueError("it is no IDX file of bytes")
-        shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
-        return np.frombuffer(raw, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()

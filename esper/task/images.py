@@ -84,19 +84,33 @@ class AugmentedConfig(ImagesConfig):
 
 
 def divide(
-    images: Tensor, targets: Tensor, sizes: list[int], shuffle: np.random.Generator, test: tuple[Tensor, Tensor] | None = None
+    images: Tensor,
+    targets: Tensor,
+    sizes: list[int],
+    shuffle: np.random.Generator,
+    test: tuple[Tensor, Tensor] | None = None,
+    num_classes: int = 10,
 ) -> Data:
-    """Return data of ten classes: shuffled images, divided into training, validation and test sets of these sizes.
+    """Return shuffled images, divided into training, validation and test sets of these sizes.
 
     Args:
         sizes: sizes of the three sets, or of the first two if `test` is given.
         shuffle: stream of the order.
         test: images and classes of a test set of its own.
+        num_classes: number of classes.
     """
     order = torch.from_numpy(shuffle.permutation(len(targets)))[: sum(sizes)].split(sizes)
     sets = [(images[part], targets[part]) for part in order]
     (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets if test is None else [*sets, test]
-    return Data(train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=10)
+    return Data(
+        train_x=train_x,
+        train_y=train_y,
+        valid_x=valid_x,
+        valid_y=valid_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=num_classes,
+    )
 
 
 def normalised(data: Data) -> Data:

@@ -21,16 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.seeding import stream
 from esper.seeds.bank import SGDConfig
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift
 from esper.task.instances import Instances
-from esper.task.text import TextConfig, blocks, text_data
+from esper.task.text import BYTES, TextConfig, byte_data, divided
 
-VOCABULARY = 256
-SHARE = 0.1
-"""Share of the bytes held out for validation, and again for testing."""
 LEAST = 100_000
 """Minimum size of the texts [bytes]."""
 
@@ -41,7 +37,7 @@ def prose(data: Data, rng: np.random.Generator) -> Data:
     if not topics:
         raise TaskError("task.events.kinds=[prose] needs the topics of help(), which this Python lacks: leave prose out")
     parts: dict[str, Tensor] = {}
-    for name, (x, y) in zip(("train", "valid", "test"), _divided(topics, rng, data.train_x.shape[1]), strict=True):
+    for name, (x, y) in zip(("train", "valid", "test"), divided(topics, rng, data.train_x.shape[1]), strict=True):
         chosen = np.resize(rng.permutation(len(x)), len(getattr(data, f"{name}_x")))
         parts |= {f"{name}_x": x[chosen], f"{name}_y": y[chosen]}
     return replace(data, **parts)
@@ -49,7 +45,7 @@ def prose(data: Data, rng: np.random.Generator) -> Data:
 
 def swapcase(data: Data, rng: np.random.Generator) -> Data:
     """Exchange upper and lower case."""
-    table = torch.tensor([ord(chr(byte).swapcase()) if byte < 128 else byte for byte in range(VOCABULARY)])
+    table = torch.tensor([ord(chr(byte).swapcase()) if byte < 128 else byte for byte in range(BYTES)])
     parts = {f"{part}_{axis}": getattr(data, f"{part}_{axis}") for part in ("train", "valid", "test") for axis in "xy"}
     return replace(data, **{name: torch.where(part == IGNORED, part, table[part.clamp(min=0)]) for name, part in parts.items()})
 
@@ -78,20 +74,7 @@ class PythonTextConfig(TextConfig):
 
     def load(self, context: int) -> Data:
         texts = _texts(Path(self.root) if self.root else None, topics=self.with_topics)
-        train, (valid_x, valid_y), test = _divided(texts, stream(self.split_seed, "python_text_split"), context)
-        shuffled = stream(self.split_seed, "python_text_valid").permutation(len(valid_x))
-        return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], VOCABULARY)
-
-
-def _divided(texts: dict[str, bytes], rng: np.random.Generator, context: int) -> list[tuple[Tensor, Tensor]]:
-    """Divide texts at random, and return the blocks of training, validation and test texts."""
-    names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
-    parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
-    for place in rng.permutation(len(names)):
-        part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
-        part.append(texts[names[place]])
-    valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
-    return [train, valid, test]
+        return byte_data(texts, self.split_seed, "python_text", context)
 
 
 def _texts(root: Path | None, *, topics: bool) -> dict[str, bytes]:

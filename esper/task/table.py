@@ -1,13 +1,16 @@
 """The table of tasks."""
 
 from esper.task.base import TaskConfig
-from esper.task.cifar10 import Cifar10Config
+from esper.task.cifar import Cifar10Config, Cifar100Config
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.fashion_mnist import FashionMnistConfig
+from esper.task.image_folder import ImageFolderConfig
 from esper.task.mnist5k import Mnist5kConfig
 from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
+from esper.task.svhn import SvhnConfig
+from esper.task.text_folder import TextFolderConfig
 from esper.task.tinystories import TinyStoriesConfig
 
 TASKS: dict[str, type[TaskConfig]] = {
@@ -18,6 +21,10 @@ TASKS: dict[str, type[TaskConfig]] = {
     "python_text": PythonTextConfig,
     "python_text_drift": PythonTextDriftConfig,
     "cifar10_baseline": Cifar10Config,
+    "cifar100": Cifar100Config,
+    "svhn": SvhnConfig,
+    "image_folder": ImageFolderConfig,
+    "text_folder": TextFolderConfig,
     "tinystories": TinyStoriesConfig,
 }
 """Option -> config. The presets in conf/task/ are based on these."""

@@ -13,8 +13,14 @@ from torch import Tensor
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
+from esper.seeding import stream
 from esper.task.base import TaskConfig
 from esper.task.data import IGNORED, Data, TaskError
+
+BYTES = 256
+"""Vocabulary of texts that are read byte by byte."""
+SHARE = 0.1
+"""Share of the bytes held out for validation, and again for testing."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,3 +73,21 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int) -> Data:
     return Data(
         train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=vocab
     )
+
+
+def divided(texts: Mapping[str, bytes], rng: np.random.Generator, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Divide texts at random, and return the blocks of training, validation and test texts."""
+    names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
+    parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
+    for place in rng.permutation(len(names)):
+        part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
+        part.append(texts[names[place]])
+    valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
+    return [train, valid, test]
+
+
+def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int) -> Data:
+    """Return the bytes of texts, split by text; `name` is that of the random streams."""
+    train, (valid_x, valid_y), test = divided(texts, stream(split_seed, f"{name}_split"), context)
+    shuffled = stream(split_seed, f"{name}_valid").permutation(len(valid_x))
+    return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
-from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, VALIDATION_BATCH, find_device
+from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, GPU_FEATURES, VALIDATION_BATCH, find_device
 from esper.env.shard_pool import available_cores
+from esper.growth.loss import LOGITS
 from esper.hosts.base import slot_specs
 from esper.measure.costs import count_parameters
 from esper.task.base import Task
@@ -40,6 +41,8 @@ SANDBOX_SLOTS = 3
 """Slots of such a host."""
 GRAPH = 2
 """Gradients and intermediates of a batch, as a factor on the features that the backward pass needs."""
+LOSS = 3
+"""Tensors of the size of the logits that a loss holds: logits, logarithms of probabilities, gradient."""
 SENSED, SENSED_EACH = 2.0, 1.5
 """Copies of the captured features of all hosts that the growth potential takes, and more for each blueprint."""
 REPLAYED = 3
@@ -173,14 +176,16 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     """Return the sizes with those of the features, after running a host on two samples; zeros for one that fails."""
     # A copy, since its storage may be saved as a whole.
     x, widths, saved = task.data.inputs(task.data.valid_x[:2].clone()), list[int](), dict[int, Tensor]()
+    weights: set[int] = set()  # the backward pass also needs views of weights, which are counted elsewhere
 
     def keep(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter):
-            saved[tensor.untyped_storage().data_ptr()] = tensor
+        if (place := tensor.untyped_storage().data_ptr()) not in weights:
+            saved[place] = tensor
         return tensor
 
     try:
         host = task.host(config.seed, Split.TRAINING, 0, 0)
+        weights.update(parameter.untyped_storage().data_ptr() for parameter in host.parameters())
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             for segment in cast(nn.ModuleList, host.train().segments):
                 x = segment(x)
@@ -219,8 +224,8 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     members = min(hosts, members or CPU_MEMBERS)
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
-    if on_cpu:
-        measured = min(measured, available_cores() * CPU_FEATURES)
+    measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))
+    logits = min(active * batch * positions * task.data.num_classes, (available_cores() if on_cpu else 1) * LOGITS)
     sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
     return [
@@ -228,6 +233,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
         Part("hosts", hosts * size.parameters * FLOAT * COPIES, ("hosts", _size_key(config))),
         Part("seeds", hosts * size.seeds * FLOAT * COPIES, ("hosts", _seed_key(config))),
         Part("training on a batch", GRAPH * active * batch * size.saved, both),
+        Part("the loss", LOSS * FLOAT * logits, both),
         Part("validation", 2 * COPIES * FLOAT * measured, both),
         Part("the growth potential", sensed * (SENSED + SENSED_EACH * len(config.blueprint)), ("hosts", "task.batch_size")),
     ]

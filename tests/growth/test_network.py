@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from esper.fusion.layout import Layout
-from esper.growth.network import member_losses
+from esper.growth.loss import member_losses
 from esper.lifecycle.roles import Blend, Incubation
 from tests.reference_host import variants
 

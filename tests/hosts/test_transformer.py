@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import Layout, by_member, side_by_side
-from esper.growth.network import member_losses
+from esper.growth.loss import member_losses
 from esper.hosts.base import slot_specs
 from esper.hosts.transformer import TransformerConfig
 

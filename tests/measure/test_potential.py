@@ -8,7 +8,8 @@ from torch import nn
 
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
-from esper.growth.network import GrowingNetwork, member_losses
+from esper.growth.loss import member_losses
+from esper.growth.network import GrowingNetwork
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.hosts.cnn import CNNConfig
-from esper.task import fashion_mnist, mnist5k
+from esper.task import mnist5k
 from esper.task.data import Data, TaskError
 from esper.task.fashion_mnist import FILES, FashionMnistConfig
 from esper.task.images import normalised
@@ -157,7 +157,7 @@ def test_fashion_mnist_equals_its_files_gzipped_or_plain(folder, zipped):
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
     (folder / name).unlink()
-    message = rf"{name}, which does not exist: install Debian's package dataset-fashion-mnist.* gzipped or plain.*task\.root"
+    message = rf"{name}, which does not exist: add task\.download=true, or download .* gzipped or plain.*Debian.*task\.root"
     with pytest.raises(TaskError, match=message) as caught:
         fashion(folder).build(CNNConfig())
     assert "\n" not in str(caught.value)
@@ -168,7 +168,7 @@ def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
 def test_a_truncated_file_of_fashion_mnist_is_named(folder, name, size):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:size])
-    with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): install Debian's package"):
+    with pytest.raises(TaskError, match=rf"{name} is damaged \(.*\): add task\.download=true, or download"):
         fashion(folder).build(CNNConfig())
     (folder / name).unlink()
     (folder / f"{name}.gz").write_bytes(gzip.compress(whole)[:-20])
@@ -183,14 +183,16 @@ def test_files_that_do_not_match_are_refused(folder):
     ):
         fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.full(100, 10, dtype=np.uint8)))
-    with pytest.raises(TaskError, match=rf"{FILES[1]} has class 10, and classes are 0 to 9"):
+    with pytest.raises(TaskError, match=rf"{FILES[1]} is damaged \(it has class 10, and classes are 0 to 9"):
         fashion(folder).build(CNNConfig())
     (folder / FILES[1]).write_bytes(idx(np.zeros((100, 2), dtype=np.uint8)))
     with pytest.raises(TaskError, match=rf"{FILES[1]} has shape \(100, 2\)"):
         fashion(folder).build(CNNConfig())
 
 
-@pytest.mark.skipif(not Path(fashion_mnist.FashionMnistConfig().root).is_dir(), reason="dataset-fashion-mnist is not installed")
+@pytest.mark.skipif(
+    not Path(FashionMnistConfig.versions[-1].folder).is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
+)
 def test_installed_fashion_mnist_holds_6000_of_each_class():
     data = FashionMnistConfig(valid_samples=0).build(CNNConfig()).data
     assert torch.bincount(torch.cat([data.train_y, data.valid_y])).tolist() == [6000] * 10

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import GROUPS
+from esper.growth.loss import LOGITS
+from esper.task.data import Data
+from esper.task.tinystories import TinyStoriesConfig
 from esper.training import estimate as subject
 from esper.training.estimate import PROCESS, estimate, in_bytes, short
 from esper.training.trainer import Trainer
@@ -43,6 +47,21 @@ def test_the_line_names_hosts_parameters_memory_and_host_epochs() -> None:
     line = estimate(check(["hosts=64", "updates=50"])).line()
     assert line == "64 hosts of 496 parameters, about 750 MB of memory; 64,000 host epochs"
     assert estimate(check(["env=sandbox"])).line().startswith("32 hosts, about 400 MB of memory; 32,000")
+
+
+def test_tinystories_as_shipped_fits_a_gpu_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the vocabulary of GPT-2, whose logits alone would take 13 GB in training."""
+    vocabulary, context = 50_257, 256
+    tokens = torch.randint(vocabulary, (2048, context))
+    parts = {f"{part}_{axis}": tokens for part in ("train", "valid", "test") for axis in "xy"}
+    monkeypatch.setattr(TinyStoriesConfig, "load", lambda self, context: Data(**parts, num_classes=vocabulary))
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: 24e9)
+    there = {part.name: part.bytes for part in estimate(check(["experiment=tinystories"])).places[gpu]}
+    assert sum(there.values()) < 24e9, there
+    assert there["the loss"] == 3 * 4 * LOGITS
+    assert there["training on a batch"] > 1e9
 
 
 def test_numbers_are_short() -> None:
@@ -84,6 +103,7 @@ def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPa
 
     gpu = torch.device("cuda:0")
     monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: 24e9)
     monkeypatch.setattr(subject, "capacity", lambda device: 1e9 if device == gpu else 1e12)
     config = check(["hosts=512"])
     assert sum(part.bytes for part in estimate(config).places[gpu]) > 1e9

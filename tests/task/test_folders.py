@@ -1,0 +1,175 @@
+"""Images and texts of the user's own: generated folders."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.task.data import IGNORED, TaskError
+from esper.task.image_folder import ImageFolderConfig
+from esper.task.text_folder import TextFolderConfig
+
+# ---- images
+
+
+def draw(path, colour, size=(12, 12), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+def paint(top, count, first=0):
+    """Draw images of two classes: red of strength 2 n for cats, green for dogs, where n is the number of the image."""
+    for number in range(first, first + count):
+        draw(top / "cat" / f"{number}.png", (2 * number, 0, 0))
+        draw(top / "dog" / "more" / f"{number}.PNG", (0, 2 * number, 0))
+
+
+def images(folder, **fields):
+    return ImageFolderConfig(folder=str(folder), size=8, batch_size=4, **fields).build(CNNConfig()).data
+
+
+def numbers(x, y):
+    """Return the classes and numbers of images."""
+    return {(int(kind), int(image[kind, 0, 0]) // 2) for image, kind in zip(x, y, strict=True)}
+
+
+def test_a_folder_of_classes_is_split_in_three(tmp_path):
+    paint(tmp_path, 25, first=1)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    data = images(tmp_path)
+    assert data.train_x.shape == (40, 3, 8, 8)
+    assert data.train_x.dtype == torch.uint8
+    assert data.num_classes == 2
+    sets = [numbers(getattr(data, f"{part}_x"), getattr(data, f"{part}_y")) for part in ("train", "valid", "test")]
+    assert [len(one) for one in sets] == [40, 5, 5]
+    assert set().union(*sets) == {(kind, number) for kind in (0, 1) for number in range(1, 26)}
+    assert images(tmp_path).fingerprint() == data.fingerprint()
+    assert images(tmp_path, split_seed=1).fingerprint() != data.fingerprint()
+
+
+@pytest.mark.parametrize("valid", ["val", "valid"])
+def test_folders_of_sets_are_kept_apart(tmp_path, valid):
+    paint(tmp_path / "train", 20, first=1)
+    paint(tmp_path / valid, 4, first=50)
+    data = images(tmp_path)
+    assert numbers(data.valid_x, data.valid_y) == {(kind, number) for kind in (0, 1) for number in range(50, 54)}
+    assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [36, 8, 4]
+    assert len(set(data.valid_y[:4].tolist())) == 2, "a task may cut the validation images: they are shuffled"
+    paint(tmp_path / "test", 3, first=60)
+    data = images(tmp_path)
+    assert numbers(data.test_x, data.test_y) == {(kind, number) for kind in (0, 1) for number in range(60, 63)}
+    assert len(data.train_y) == 40
+
+
+def test_a_class_may_be_named_train(tmp_path):
+    for name in ("bus", "train"):
+        for number in range(10):
+            draw(tmp_path / name / f"{number}.jpg", (number, 0, 0))
+    assert images(tmp_path).num_classes == 2
+
+
+def test_images_are_cropped_in_the_centre_and_resized(tmp_path):
+    paint(tmp_path, 8)
+    wide = np.zeros((20, 60, 3), dtype=np.uint8)
+    wide[:, 20:40] = (7, 8, 9)  # the square in the centre
+    Image.fromarray(wide).save(tmp_path / "cat" / "wide.png")
+    draw(tmp_path / "cat" / "grey.png", (80, 80, 80), mode="L")
+    draw(tmp_path / "cat" / "clear.png", (90, 91, 92), mode="RGBA")
+    data = images(tmp_path)
+    x = torch.cat([data.train_x, data.valid_x, data.test_x])
+    seen = {tuple(image[:, 4, 4].tolist()) for image in x}
+    assert not (x == 0).all(1).flatten(1).any(1)[(x[:, :, 4, 4] == torch.tensor([7, 8, 9])).all(1)], "the black sides are cut off"
+    assert {(7, 8, 9), (80, 80, 80), (90, 91, 92)} <= seen
+
+
+def break_image(top):
+    (top / "cat" / "3.png").write_bytes((top / "cat" / "3.png").read_bytes()[:45])
+
+
+def drop_class(top):
+    for path in (top / "dog" / "more").iterdir():
+        path.unlink()
+
+
+def one_class(top):
+    drop_class(top)
+    (top / "dog" / "more").rmdir()
+    (top / "dog").rmdir()
+
+
+def few(top):
+    for path in [*(top / "cat").iterdir(), *(top / "dog" / "more").iterdir()]:
+        if path.stem > "1":
+            path.unlink()
+
+
+def unknown(top):
+    draw(top / "train" / "cat" / "1.png", (1, 1, 1))
+    draw(top / "train" / "dog" / "1.png", (1, 1, 1))
+    draw(top / "val" / "owl" / "1.png", (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
+        (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),
+        (one_class, r"needs a subfolder of images for each of at least two classes, and .* has 1: put"),
+        (few, r"has too few images: a set has at least one, and training at least ten"),
+        (unknown, r"owl is a class without training images: remove it"),
+    ],
+)
+def test_an_unsuitable_folder_of_images_is_one_sentence(tmp_path, change, sentence):
+    paint(tmp_path, 12)
+    change(tmp_path)
+    with pytest.raises(TaskError, match=sentence) as caught:
+        images(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(TaskError, match=r"needs .*absent, which does not exist: set task\.folder to a folder with"):
+        images(tmp_path / "absent")
+    with pytest.raises(TaskError, match=r"task\.folder=.*absent is not a folder: set it to"):
+        text(tmp_path / "absent")
+
+
+# ---- texts
+
+
+def text(folder, **fields):
+    config = TextFolderConfig(folder=str(folder), epoch_samples=0, valid_samples=0, **fields)
+    return config.build(TransformerConfig()).data
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        path = tmp_path / f"part{number % 3}" / f"{number}.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes([97 + number]) * int(rng.integers(1000, 2000)))
+    (tmp_path / "a.txt").write_bytes(b"z" * 5000)
+    (tmp_path / "folder.md").mkdir()
+    return tmp_path
+
+
+def test_texts_are_split_by_file(texts):
+    data = text(texts, pattern="*.md")
+    letters = [set(part.flatten().tolist()) - {IGNORED} for part in (data.train_y, data.valid_y, data.test_y)]
+    assert sorted(letter for part in letters for letter in part) == list(range(97, 117))  # a file is in one part
+    assert [2 <= len(part) <= 4 for part in letters[1:]] == [True, True]
+    assert text(texts, pattern="*.md").fingerprint() == data.fingerprint()
+    assert text(texts, pattern="*.md", split_seed=1).fingerprint() != data.fingerprint()
+    assert 122 in text(texts, pattern="*").train_y.unique().tolist() + text(texts, pattern="*").valid_y.unique().tolist()
+
+
+def test_too_few_texts_are_refused(texts):
+    with pytest.raises(
+        TaskError,
+        match=r"needs at least 10000 bytes in three files, and task\.folder=.* has 5000 in 1 that match task\.pattern=\*\.txt:",
+    ):
+        text(texts)
