@@ -15,7 +15,7 @@ from typing import NoReturn
 import hydra._internal.utils as hydra_internals
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
-from esper.cli import flags
+from esper.cli import flags, rehearsal
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
@@ -24,6 +24,7 @@ from esper.memory import memory_shortage
 from esper.plugins import load_plugins, split_plugins
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
+from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
@@ -205,6 +206,9 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
+    if not show:
+        shown = not many and "console" in check_writers(configs[0].telemetry.writers)
+        rehearsal.end(configs[0].title() if shown else "")
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:

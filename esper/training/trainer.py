@@ -75,7 +75,14 @@ class Trainer:
     """One run in one folder."""
 
     def __init__(
-        self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False, plan: str | None = None
+        self,
+        config: Config,
+        folder: Path | str,
+        *,
+        name: str = "",
+        shared: bool = False,
+        plan: str | None = None,
+        announced: bool = False,
     ) -> None:
         """Build the parts.
 
@@ -83,9 +90,10 @@ class Trainer:
             name: name of the run among several, shown by the console.
             shared: true if other runs write to the same terminal.
             plan: digest of the experiment of which the run is a cell, if any.
+            announced: true if the console shows the title of the run already.
         """
         self._plan = plan
-        self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
+        self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
         self._plain = to_plain(config)  # takes as long as a short update
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
@@ -109,7 +117,7 @@ class Trainer:
             Stopped: SIGINT or SIGTERM arrived; the newest checkpoint is that of the last update.
             DiskError: writing failed; the newest checkpoint is intact.
         """
-        config, (name, shared) = self.config, self._shown_as
+        config, (name, shared, announced) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             with asked.without_delay():  # it may train hosts before the first episode
                 self.restore()
@@ -119,13 +127,14 @@ class Trainer:
                 total_updates=config.updates,
                 name=name,
                 shared=shared,
+                announced=announced,
                 size=estimate(config).line(done=self.update * config.hosts * config.steps),
             )
             with (
                 Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
             ):
-                telemetry.start(self.title(), self.hparams())
+                telemetry.start(config.title(self.update), self.hparams())
                 telemetry.costs(self.env.costs_table())
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
@@ -225,17 +234,6 @@ class Trainer:
             warnings.warn(f"the run has finished update {self.update}: set updates above it to go on", Notice, stacklevel=2)
 
     # ---- text for people
-
-    def title(self) -> str:
-        """Return a title of one line."""
-        config, choices = self.config, self._plain["choices"]
-        setting, reward = choices["env"], ""
-        if "task" not in config.env.ignores:
-            setting, reward = choices["task"], f"reward {choices['reward']}, "
-        count = max(config.updates, self.update)
-        updates = f"{count} update{'s' * (count != 1)}"
-        size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
-        return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the hyperparameters that identify this run."""
