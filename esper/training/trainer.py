@@ -13,6 +13,7 @@ from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
+from esper.phases import marked
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
@@ -136,15 +137,20 @@ class Trainer:
             ):
                 telemetry.start(config.title(self.update), self.hparams())
                 telemetry.costs(self.env.costs_table())
+                saving = 0.0
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
                     learned = self.learn(episode)
                     self._judge(float(episode.return_N.mean()))
                     self.update += 1
-                    # Before the checkpoint: a resumed run removes later records.
-                    telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
-                    self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
-                    provenance.save(self.update)
+                    metrics, begun = episode.metrics() | learned | {"time/save_seconds": saving}, time.perf_counter()
+                    with marked("save"):
+                        # Before the checkpoint: a resumed run removes later records.
+                        telemetry.update(self.update, metrics, self.findings, self._log.records)
+                        self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
+                        provenance.save(self.update)
+                    saving = time.perf_counter() - begun
+                    telemetry.saved()
                 telemetry.finish(self.rows())
 
     def collect(self, telemetry: Telemetry, asked: StopRequest) -> EpisodeRecord:
@@ -179,7 +185,8 @@ class Trainer:
         if not self.learner:
             return {}
         begun = time.perf_counter()
-        metrics = self.learner.learn(self.update / self.config.updates)
+        with marked("learn"):
+            metrics = self.learner.learn(self.update / self.config.updates)
         metrics["time/update_seconds"] = time.perf_counter() - begun
         if any(tag.startswith("policy/") for tag in metrics):
             self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
