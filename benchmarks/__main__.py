@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE))
 
 import paired_timing
 from roofs import copy_bandwidth, matmul_rate
@@ -68,17 +68,25 @@ def run(script: str, arguments: tuple[str, ...], *, quick: bool) -> list[paired_
 
 def page(about: dict[str, object], claims: list[dict[str, object]]) -> str:
     """Return the record as Markdown."""
-    head = [
-        f"# Benchmarks of {about['date']}",
-        "",
-        *(f"- {name}: {value}" for name, value in about.items() if name != "date"),
-        "",
-    ]
+    facts = [f"- {name}: {value}" for name, value in about.items() if name != "date"]
     rows = ["| benchmark | what | median | range | rounds |", "|---|---|---|---|---|"]
     for claim in claims:
         median, low, high = (f"{claim[name]:.3g}" for name in ("median", "low", "high"))
         rows.append(f"| {claim['benchmark']} | {claim['what']} | {median} | {low} to {high} | {claim['rounds']} |")
-    return "\n".join([*head, *rows, "", "Ratios of times of candidates that ran in turn, unless a unit is given."]) + "\n"
+    return (
+        "\n".join(
+            [
+                f"# Benchmarks of {about['date']}",
+                "",
+                *facts,
+                "",
+                *rows,
+                "",
+                "Ratios of times of candidates that ran in turn, unless a unit is given.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
-    "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap \1 %",
+    "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap \1",
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
 }
