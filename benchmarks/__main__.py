@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import paired_timing
 from roofs import copy_bandwidth, matmul_rate
 
 from esper.training.provenance import LIBRARIES, code_version, device_name, installed
 
+HERE = Path(__file__).parent
 RUNS = (
     ("fused_training", ()),
     ("env_overhead", ()),
@@ -73,20 +73,8 @@ def page(about: dict[str, object], claims: list[dict[str, object]]) -> str:
     for claim in claims:
         median, low, high = (f"{claim[name]:.3g}" for name in ("median", "low", "high"))
         rows.append(f"| {claim['benchmark']} | {claim['what']} | {median} | {low} to {high} | {claim['rounds']} |")
-    return (
-        "\n".join(
-            [
-                f"# Benchmarks of {about['date']}",
-                "",
-                *facts,
-                "",
-                *rows,
-                "",
-                "Ratios of times of candidates that ran in turn, unless a unit is given.",
-            ]
-        )
-        + "\n"
-    )
+    lines = [f"# Benchmarks of {about['date']}", "", *facts, "", *rows, "", "Ratios of times of candidates that ran in turn."]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -6,8 +6,8 @@
 
 One by one, hosts are plain modules trained by torch.optim.SGD with gradient clipping. Both ways train the same hosts on the same
 data in the same order. So does a program of torch.func.vmap and grad. All print the mean validation accuracy, which must agree up
-to rounding. The roof is as many FLOPs in large matrix products. Each way trains one epoch as warm-up; timings include neither that
-nor start-up. `--only` runs one way alone. Results: benchmarks/README.md.
+to rounding. The roof is as many FLOPs in large matrix products. Each way trains one epoch as warm-up; timings leave out that and
+start-up. `--only` runs one way alone. Results: benchmarks/README.md.
 """
 
 import argparse
