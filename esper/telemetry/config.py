@@ -157,9 +157,9 @@ class Telemetry:
     def finish(self, rows: Rows = ()) -> None:
         """Write the summary of a completed run: name and text of each line, and the shares of the phases in its time."""
         total = self._seconds.total()
-        shares = [f"{name} {self._seconds[tag] / total:.0%}" for tag, name in PHASES.items() if self._seconds[tag] >= total / 200]
+        shares = [f"{name} {self._seconds[tag] / total:.0%}" for tag, name in PHASES.items() if self._seconds[tag] > total / 200]
         for writer in self._writers:
-            writer.finish([*rows, ("time", ", ".join(shares))] if total else rows, self._latest)
+            writer.finish([*rows, ("time", ", ".join(shares))] if shares else rows, self._latest)
 
     def close(self) -> None:
         """Close all writers, the last one first; each is closed even if others fail."""
