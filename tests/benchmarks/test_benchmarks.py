@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
-    "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap \1",
+    "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap",
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
 }
@@ -57,6 +57,12 @@ def test_a_benchmark_runs(name: str, quick: tuple[Path, str]) -> None:
     parts = [part for part in quick[1].split("\n== ")[1:] if part.startswith(name)]
     assert parts
     assert re.search(PRINTS[name], parts[0]), parts[0]
+
+
+def test_the_program_of_vmap_trains_the_same_hosts(quick: tuple[Path, str]) -> None:
+    found = re.search(r"fused (\d+\.\d+) %, one by one .*, vmap (\d+\.\d+) %", quick[1])
+    assert found
+    assert float(found[2]) == pytest.approx(float(found[1]), abs=0.3)  # a few samples by rounding
 
 
 def test_the_record_holds_the_claims_of_every_benchmark_and_the_machine(quick: tuple[Path, str]) -> None:
