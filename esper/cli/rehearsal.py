@@ -25,18 +25,19 @@ GO_ON, ANNOUNCED = 75, 76
 
 announced = False
 """True if the rehearsal has printed the title of this process's run."""
-_rehearsing = False
+active = False
+"""True in the fork."""
 
 
 def rehearse(arguments: Sequence[str]) -> None:
     """Return in the fork with placeholders, and return in this process if the fork has no answer; else exit as the fork did."""
-    global announced, _rehearsing
+    global announced, active
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
     if at_once or "torch" in sys.modules or not hasattr(os, "fork") or entry_points(group="esper.parts"):
         return
     child = os.fork()
     if child == 0:
-        _rehearsing = True
+        active = True
         stand_in()
         sys.excepthook = _unexpected
         return
@@ -55,7 +56,7 @@ def stand_in() -> None:
 
 def end(title: str = "") -> None:
     """End a rehearsal where computing begins, after printing the title of the run if there is one; else do nothing."""
-    if _rehearsing:
+    if active:
         if title:
             print(title, flush=True)
         _drop(ANNOUNCED if title else GO_ON)
