@@ -34,8 +34,10 @@ RUNS = (
     ("counterfactuals", ()),
     ("policy_speed", ()),
     ("policy_speed", ("--hosts-apart",)),
+    ("deployed_hosts", ()),
+    ("gpu", ()),
 )
-"""Script and arguments of every benchmark."""
+"""Script and arguments of every benchmark. That of a GPU writes a record of its own, with --out, and is left out without one."""
 
 
 def machine(*, quick: bool) -> dict[str, object]:
@@ -85,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     about, claims = machine(quick=given.quick), list[dict[str, object]]()
     for script, arguments in RUNS:
-        if given.only in (None, script):
+        if given.only in (None, script) and (script != "gpu" or given.quick or torch.cuda.is_available()):
             name = " ".join([script, *arguments])
             claims += [{"benchmark": name, **asdict(claim)} for claim in run(script, arguments, quick=given.quick)]
     out = given.out or (None if given.quick else HERE / "results" / f"{about['date']}.md")

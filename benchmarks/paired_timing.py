@@ -79,8 +79,8 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(each)), float(each.min()), float(each.max()), len(each))
 
 
-def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str) -> None:
-    """Print a table of all rounds, and the ratio of every other candidate to the baseline."""
+def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str, case: str = "") -> None:
+    """Print a table of all rounds, and the ratio of every other candidate to the baseline; `case` tells claims apart."""
     print("| round | " + " | ".join(f"{name} [s]" for name in timings) + " |")
     print("|---" * (len(timings) + 1) + "|")
     for index in range(len(timings[baseline])):
@@ -92,6 +92,6 @@ def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str) -> 
             clocks = ("wall", "process")
             pairs = [[[getattr(one, clock) for one in timings[which]] for which in (name, baseline)] for clock in clocks]
             for clock, (above, below) in zip(clocks, pairs, strict=True):
-                claim(f"{name} / {baseline}, {clock}", np.array(above) / np.array(below))
+                claim(f"{name} / {baseline}, {clock}{f', {case}' if case else ''}", np.array(above) / np.array(below))
             wall, process = (ratio(above, below) for above, below in pairs)
             print(f"{name} / {baseline}, median (range): wall {wall}, process {process}")

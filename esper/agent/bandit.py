@@ -1,6 +1,6 @@
 """Contextual bandits: they look at a host once, when it is new or when it gets worse, and plant one seed or none.
 
-For every choice they predict the return from then on by ridge regression on the observation of that moment. They are the
+For every choice they predict the return from then on by a regression on the observation of that moment. They are the
 baselines that show whether a task asks for more than one decision at the start, and for more than a rule about when.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
-from esper.agent.ridge import PENALTIES, Ridge, fit, loo_error
+from esper.agent.regression import Model, Regression, choose
 from esper.agent.scripted.base import UniformArray, compose, draw, offered
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
@@ -31,12 +31,15 @@ UNDECIDED = -1
 @dataclass(kw_only=True, slots=True)
 class BanditConfig(AgentConfig):
     """A contextual bandit that looks at each new host once, and plants the one seed with the highest predicted return, or none.
-    The seed advances and is kept as soon as possible. Predictions are ridge regressions on the first observation, one for each
-    slot and blueprint."""
+    The seed advances and is kept as soon as possible. Predictions are regressions on the first observation, one for each slot and
+    blueprint."""
 
     exploration: float = 0.5
     """Share of training hosts for which the choice is random, in [0, 1]; none in an evaluation. Higher: predictions improve
     faster, returns in training are lower."""
+    model: Model = Model.ridge
+    """Regression: ridge (linear, fast), or forest (of regression trees, for returns that depend on combinations of features;
+    fitting takes seconds per update)."""
     memory: int = 8192
     """Decisions that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
 
@@ -120,7 +123,7 @@ class Bandit(Learner):
         self.config, self.spec, self._features = config, spec, features
         self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
         """Name of each choice."""
-        self.models: list[Ridge | None] = [None] * len(self.names)
+        self.models: list[Regression | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
         whole = len(spec.feature_names) + spec.num_slots * len(spec.slot_feature_names)
         self._memory = DecisionMemory.empty(whole if features is None else len(features), len(self.names))
@@ -229,25 +232,21 @@ class Bandit(Learner):
         return self._fit()
 
     def _fit(self) -> dict[str, float]:
-        """Fit one regression per choice, all with the penalty of the smallest leave-one-out error.
+        """Fit one regression per choice, all of the same stiffness.
 
         If decisions follow one another, the regressions are fitted to the return of the best later decisions instead of those
         that were made (fitted Q iteration, Ernst et al. 2005).
         """
         memory, rows = self._memory, [np.flatnonzero(self._memory.choice == choice) for choice in range(len(self.names))]
-        enough = [one for one in rows if len(one) > 2]
-        errors = [loo_error(memory.seen[one], memory.going[one]) for one in enough]
-        error_L: npt.NDArray[np.float64] = np.sum(errors, axis=0) if errors else np.zeros(len(PENALTIES))
-        penalty = float(PENALTIES[error_L.argmin()]) if errors else float(PENALTIES[-1])
+        fit, metrics = choose(self.config.model, [(memory.seen[one], memory.going[one]) for one in rows])
         target_n, followed_n = memory.going.astype(np.float64), ~np.isnan(memory.next_seen).any(axis=1)
         for sweep in range(1 + SWEEPS * bool(followed_n.any())):
             if sweep:
                 later_nC = np.where(memory.next_legal, self._predict(memory.next_seen), -np.inf)[followed_n]
                 target_n[followed_n] = memory.reward[followed_n] + later_nC.max(axis=1)
-            self.models = [fit(memory.seen[one], target_n[one], penalty) if len(one) else None for one in rows]
-        spread = sum(float(np.square(memory.going[one] - memory.going[one].mean()).sum()) for one in enough)
-        explained = 1 - float(error_L.min()) / spread if spread else float("nan")
-        return {"bandit/explained": explained, "bandit/penalty": penalty, "bandit/decisions": float(len(memory.choice))}
+            self.models = [fit(memory.seen[one], target_n[one]) if len(one) else None for one in rows]
+        metrics["decisions"] = float(len(memory.choice))
+        return {f"bandit/{name}": value for name, value in metrics.items()}
 
     # ---- state
 

@@ -172,15 +172,17 @@ class GrowthEnv(Environment):
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
-        self.signals = signals
-        reward_N, components = self.reward(signals)
-        components["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
-        info: dict[str, Any] = {"signals": signals, "components": components, "cause": verdict.cause_N}
-        info |= {"op": signals.op_N, "fossilized": (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)}
+        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N}
+        info["fossilized"] = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
+        if signals.last and verdict.rollback_N.any():
+            signals.worth.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
+        self.signals = info["signals"] = signals
+        reward_N, info["components"] = self.reward(signals)
+        info["components"]["governor"] = np.where(verdict.rollback_N, -verdict.penalty, 0.0).astype(np.float32)
         info |= {"training_flops": self.meter.training_N.copy(), "measuring_flops": self.meter.measuring_N.copy()}
         if self.test_online:  # a host that was rolled back serves as it is now
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
@@ -191,13 +193,12 @@ class GrowthEnv(Environment):
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances()}
             if self.test_at_end:
-                fossil = self.state.within(Stage.FOSSILIZED)
-                final["test_accuracy"] = self._test_accuracy(np.where(fossil, self.state.alpha, 0.0).astype(np.float32))
+                final["test_accuracy"] = self._test_accuracy(self._committed_alpha())
             if self.test_online:
                 final["online_accuracy"] = self.online_N.astype(np.float32)
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
-        return observation, reward_N + components["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+        return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
     # ---- what the trainer also needs
 
@@ -298,6 +299,15 @@ class GrowthEnv(Environment):
         self.accuracy_NH = np.roll(self.accuracy_NH, 1, axis=1)
         self.accuracy_NH[:, 0], self.loss_N = measured.accuracy_VM[0], measured.loss_VM[0]
         return report, seen
+
+    def _committed_accuracy(self) -> npt.NDArray[np.float32]:
+        """Return the validation accuracy of each host with its fossils only, as it is now `[N]` [pp]."""
+        self.pool.arrange(lifecycle.roles(self.state, self.slots))
+        return self.pool.validate(self._committed_alpha()[None]).accuracy_VM[0]
+
+    def _committed_alpha(self) -> npt.NDArray[np.float32]:
+        """Return the blend weights of the fossils, 0 for other seeds `[N, S]`."""
+        return np.where(self.state.within(Stage.FOSSILIZED), self.state.alpha, 0.0).astype(np.float32)
 
     # ---- views
 

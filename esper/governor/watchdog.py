@@ -1,4 +1,4 @@
-"""The watchdog: rollback of hosts whose loss is non-finite, divergent, back at chance, or persistently above its usual level."""
+"""The watchdog: rollback of hosts whose loss is non-finite or divergent, or stays at chance or above its usual level."""
 
 # N hosts, W window of losses
 
@@ -18,7 +18,8 @@ FEWEST = 3
 
 @dataclass(kw_only=True, slots=True)
 class WatchdogConfig(GovernorConfig):
-    """A governor that rolls back hosts whose loss is non-finite, divergent, back at chance, or suspect for too long.
+    """A governor that rolls back hosts whose loss is non-finite, divergent, or suspect for too long: back at chance, or far above
+    its usual level.
 
     The chance loss is the loss of a random guess, log(classes).
     """
@@ -39,7 +40,7 @@ class WatchdogConfig(GovernorConfig):
     good_share: float = 0.6
     """Share of the chance loss below which a host's best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.065
-    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
+    """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
     penalty: float = 10.0
     """Points deducted per rollback [pp], at least 0. Higher: a controller avoids actions that destabilise hosts."""
     recovery: int = 3
@@ -87,7 +88,7 @@ class StrictWatchdogConfig(WatchdogConfig):
     good_share: float = 0.75
     """Share of the chance loss below which a host's best loss counts as good, in (0, 1). Higher: earlier protection."""
     chance_share: float = 0.1
-    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
+    """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
     max_falls: int = 2
     """Rollbacks without recovery before a host retires, at least 1. A retired host stays at its last snapshot, without training,
     actions or penalties, until the episode ends. Higher: more attempts, and more penalties."""
@@ -106,7 +107,7 @@ class TolerantWatchdogConfig(WatchdogConfig):
     """Spreads above the median of the last healthy losses beyond which a loss is suspect, above 0. The spread is 1.48 median
     absolute deviations. A suspect host gets no snapshot and may not grow. Lower: more suspects; inf: none."""
     chance_share: float = 0.0
-    """Distance to the chance loss, as a share of it, within which a good host is rolled back, in [0, 1); 0: never."""
+    """Distance to the chance loss, as a share of it, within which a good host is suspect, in [0, 1); 0: never."""
 
 
 class Watchdog(Governor):
@@ -121,10 +122,12 @@ class Watchdog(Governor):
         guarded = ~health.retired_N
         finite = np.isfinite(train_loss_N) & np.isfinite(loss_N)
         limit = np.maximum(config.chance_multiple * chance, config.best_multiple * health.best_loss_N)
-        odd = finite & guarded & (loss_N > self._usual_limit(health))
+        # Patience for both: a host that bounces, even to chance level, mostly recovers within two epochs.
         forgot = (health.best_loss_N < config.good_share * chance) & (np.abs(loss_N - chance) < config.chance_share * chance)
+        odd = finite & guarded & (forgot | (loss_N > self._usual_limit(health)))
+        lasting = odd & (health.suspect_N + 1 >= config.patience)
         cause = np.select(
-            [~guarded, ~finite, loss_N > limit, forgot, odd & (health.suspect_N + 1 >= config.patience)],
+            [~guarded, ~finite, loss_N > limit, lasting & forgot, lasting],
             [Cause.HEALTHY, Cause.NONFINITE, Cause.DIVERGENCE, Cause.LOBOTOMY, Cause.DECLINE],
             default=Cause.HEALTHY,
         ).astype(np.int64)

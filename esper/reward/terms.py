@@ -119,10 +119,13 @@ def alpha_shock(signals: StepSignals) -> FloatArray:
 
 
 def terminal(signals: StepSignals) -> FloatArray:
-    """Return the committed accuracy on the last step [pp]: host and fossils, without seeds on trial; 0 before."""
+    """Return the committed accuracy on the last step [pp]: host and fossils, without seeds on trial; 0 before.
+
+    A host that is rolled back in the last step ends with its snapshot, and is paid for it.
+    """
     if not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
-    return np.where(signals.rolled_back_N, 0.0, signals.worth.committed_accuracy_N).astype(np.float32)
+    return signals.worth.committed_accuracy_N.astype(np.float32)
 
 
 def contributing(signals: StepSignals) -> FloatArray:
@@ -226,8 +229,7 @@ class Gain(Memory):
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         first_N = self.kept.setdefault("first", signals.accuracy_before_N.copy())
-        paid_N = terminal(signals) - (first_N if signals.last else 0.0)
-        return np.where(signals.rolled_back_N, 0.0, paid_N).astype(np.float32)
+        return (terminal(signals) - (first_N if signals.last else 0.0)).astype(np.float32)
 
 
 class LossFall(Memory):

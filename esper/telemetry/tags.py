@@ -117,7 +117,9 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "Variance of returns that the bandit explains, leaving out one decision at a time.",
     ),
-    Metric("bandit/penalty", "1", "Penalty of its ridge regressions, that of the smallest leave-one-out error."),
+    Metric(
+        "bandit/penalty", "1", "Penalty of its ridge regressions, that of the smallest leave-one-out error; missing for forests."
+    ),
     Metric("bandit/decisions", "count", "Decisions from which it predicts."),
     Metric("shapley/*", "pp", "Shapley value of a seed of the blueprint of this name in the last step, mean over these seeds."),
     Metric("reward/*", "reward", "Weighted sum of the reward term of this name over one episode, mean over hosts."),
@@ -135,9 +137,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("action/advance", "fraction", "Steps at which the controller moved a seed to the next stage."),
     Metric("governor/rollbacks_nonfinite", "count", "Hosts rolled back for a non-finite loss or parameter."),
     Metric("governor/rollbacks_divergence", "count", "Hosts rolled back for a diverging loss."),
-    Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host fell to chance level."),
+    Metric("governor/rollbacks_lobotomy", "count", "Hosts rolled back because a good host stayed at chance level."),
     Metric("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
-    Metric("governor/suspect", "count", "Host epochs after which the loss was above the host's usual range, without rollbacks."),
+    Metric("governor/suspect", "count", "Host epochs with a loss above the usual range or at chance, without rollbacks."),
     Metric("governor/vetoed", "count", "Steps of a host in which the governor vetoed an operation that was otherwise legal."),
     Metric("governor/retired", "count", "Hosts frozen at their last snapshot after too many rollbacks without recovery."),
     Metric("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),

@@ -163,11 +163,11 @@ def test_a_bandit_that_reacts_learns_what_to_plant_from_what_it_sees_then() -> N
     assert np.mean([episode() for _ in range(20)]) > 0.8
 
 
-@pytest.mark.parametrize("agent", ["react", "react_bandit"])
-def test_a_resumed_run_equals_a_whole_one(agent: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", [["agent=react"], ["agent=react_bandit"], ["agent=react_bandit", "agent.model=forest"]])
+def test_a_resumed_run_equals_a_whole_one(agent: list[str], tmp_path: Path) -> None:
     for place, runs in (("whole", ["updates=3"]), ("parts", ["updates=2", "updates=3"])):
         for more in runs:
-            Trainer(check([*TINY, f"agent={agent}", more]), tmp_path / place).run()
+            Trainer(check([*TINY, *agent, more]), tmp_path / place).run()
     whole, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "parts"))
     assert whole == parts
 

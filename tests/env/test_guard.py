@@ -71,7 +71,7 @@ def forget(env):
 @pytest.mark.parametrize("at", range(6))
 def test_a_collapse_to_chance_is_detected_after_learning(make_env, small_task, plan_actions, wait, monkeypatch, at):
     monkeypatch.setattr(small_task, "batch_size", 8)
-    governor = WatchdogConfig(good_share=0.98, chance_share=1e-3, penalty=7.0)
+    governor = WatchdogConfig(good_share=0.98, chance_share=1e-3, penalty=7.0, patience=1)
     env, calm = (make_env(HOSTS, 6, slots=FULL_AUTO, governor=governor) for _ in range(2))
     germinate = plan_actions(*[(Op.GERMINATE, 1, host % 2) for host in range(HOSTS)])
     best = np.inf

@@ -317,15 +317,23 @@ def test_a_rollback_restores_the_health_record(make_env, plan_actions):
 
 
 @pytest.mark.parametrize("reward", [None, SparseConfig()], ids=["shaped", "sparse"])
-def test_measurements_of_a_rolled_back_host_are_not_rewarded(make_env, plan_actions, reward):
-    env = make_env(HOSTS, 1, reward=reward)  # the fault is in the last step, which has the largest reward
+def test_a_host_rolled_back_in_the_last_step_is_paid_for_its_snapshot(make_env, plan_actions, reward):
+    env = make_env(HOSTS, 7, slots=FULL_AUTO, reward=reward)
     env.reset(seed=0)
-    before = env.accuracy_NH[FAULTY, 0]
+    to_holding(env, plan_actions)
+    env.step(plan_actions(*[(Op.FOSSILIZE, 0, 0)] * HOSTS))
+    env.step(plan_actions(*[(Op.GERMINATE, 2, 0)] * HOSTS))
+    fossil, before = env.state.within(Stage.FOSSILIZED), env.accuracy_NH[FAULTY, 0]
+    snapshot = env.pool.validate(np.where(fossil, env.state.alpha, 0.0)[None].astype(np.float32)).accuracy_VM[0, FAULTY]
     poison_host(env)
     _, paid, _, _, info = env.step(plan_actions(*[(Op.WAIT, 0, 0)] * HOSTS))
-    expected = -10.0 - (before if reward is None else 0.0)  # shaping deducts the potential of the state
-    assert paid[FAULTY] == pytest.approx(expected, abs=1e-4)
-    assert info["components"]["terminal"][FAULTY] == 0.0
+    parts = {name: values[FAULTY] for name, values in info["components"].items()}
+    assert parts["terminal"] == info["signals"].worth.committed_accuracy_N[FAULTY] == pytest.approx(snapshot, abs=1e-4)
+    assert parts["governor"] == -10.0
+    assert parts.get("attribution", 0.0) == 0.0, "what was measured in this step is void"
+    if reward is None:
+        assert parts["shaping"] == pytest.approx(-before - 0.2 * (6.0 + 2.0), abs=0.01), "a fossil and a seed in training"
+    assert paid[FAULTY] == pytest.approx(sum(parts.values()), abs=1e-4)
 
 
 def test_a_rollback_leaves_the_signals_unchanged(make_env, plan_actions):

@@ -52,14 +52,15 @@ class Slow:
             cause = Cause.NONFINITE
         elif self.above(loss, c.chance_multiple * CHANCE) and self.above(loss, c.best_multiple * self.best):
             cause = Cause.DIVERGENCE
-        elif self.above(c.good_share * CHANCE, self.best) and self.above(c.chance_share * CHANCE, abs(loss - CHANCE)):
-            cause = Cause.LOBOTOMY
-        elif len(recent) >= 3:
-            middle = statistics.median(recent)
-            spread = 1 / statistics.NormalDist().inv_cdf(0.75) * statistics.median(abs(one - middle) for one in recent)
-            odd = self.above(loss, middle + c.deviations * max(spread, c.least_spread * CHANCE))
+        else:
+            forgot = self.above(c.good_share * CHANCE, self.best) and self.above(c.chance_share * CHANCE, abs(loss - CHANCE))
+            if len(recent) >= 3:
+                middle = statistics.median(recent)
+                spread = 1 / statistics.NormalDist().inv_cdf(0.75) * statistics.median(abs(one - middle) for one in recent)
+                odd = self.above(loss, middle + c.deviations * max(spread, c.least_spread * CHANCE))
+            odd = odd or forgot
             if odd and self.odd + 1 >= c.patience:
-                cause, odd = Cause.DECLINE, False
+                cause, odd = Cause.LOBOTOMY if forgot else Cause.DECLINE, False
         self.odd = self.odd + 1 if odd else 0
         if cause:
             self.falls, self.well = self.falls + 1, 0
@@ -124,8 +125,8 @@ def test_the_spread_is_a_robust_standard_deviation():
     assert pytest.approx(1 / statistics.NormalDist().inv_cdf(0.75), abs=1e-4) == SPREAD
 
 
-def test_a_good_host_back_at_chance_is_a_lobotomy():
-    governor = WatchdogConfig().build(num_classes=10)
+def test_a_good_host_that_stays_at_chance_is_a_lobotomy():
+    governor = WatchdogConfig(patience=2).build(num_classes=10)
     for best, loss, cause in [
         (1.0, CHANCE, Cause.LOBOTOMY),
         (1.0, 1.06 * CHANCE, Cause.LOBOTOMY),
@@ -133,8 +134,14 @@ def test_a_good_host_back_at_chance_is_a_lobotomy():
         (1.0, 1.07 * CHANCE, Cause.HEALTHY),
         (1.4, CHANCE, Cause.HEALTHY),  # its best loss was never good
     ]:
-        verdict, _ = step(governor, governor.start(np.array([best], np.float32)), 1.0, [loss])
-        assert verdict.cause_N[0] == cause, (best, loss)
+        bounced, health = step(governor, governor.start(np.array([best], np.float32)), 1.0, [loss])
+        assert bounced.suspect_N[0] == (cause == Cause.LOBOTOMY), (best, loss)
+        assert bounced.cause_N[0] == Cause.HEALTHY, "one epoch at chance is no reason"
+        stayed, _ = step(governor, health, 1.0, [loss])
+        assert stayed.cause_N[0] == cause, (best, loss)
+        recovered, _ = step(governor, health, 1.0, [best])
+        assert recovered.cause_N[0] == Cause.HEALTHY
+        assert not recovered.suspect_N[0]
 
 
 def test_a_suspect_host_recovers_or_declines():

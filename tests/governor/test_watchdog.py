@@ -44,7 +44,8 @@ def test_the_limits_follow_the_config():
 
 def test_the_tolerant_watchdog_takes_a_drift_for_healthy():
     for config, suspect, causes in (
-        (WatchdogConfig(), True, [Cause.HEALTHY, Cause.LOBOTOMY, Cause.DIVERGENCE, Cause.DIVERGENCE, Cause.NONFINITE]),
+        (WatchdogConfig(patience=1), False, [Cause.DECLINE, Cause.LOBOTOMY, Cause.DIVERGENCE, Cause.DIVERGENCE, Cause.NONFINITE]),
+        (WatchdogConfig(), True, [Cause.HEALTHY, Cause.HEALTHY, Cause.DIVERGENCE, Cause.DIVERGENCE, Cause.NONFINITE]),
         (TolerantWatchdogConfig(), False, [Cause.HEALTHY] * 3 + [Cause.DIVERGENCE, Cause.NONFINITE]),
     ):
         governor = config.build(num_classes=10)
@@ -55,7 +56,7 @@ def test_the_tolerant_watchdog_takes_a_drift_for_healthy():
         after_N = np.array([2.0, math.log(10), 9.0, 30.0, NAN], dtype=np.float32)
         verdict = governor.judge(health, loss_N, after_N)
         assert verdict.cause_N.tolist() == causes
-        assert bool(verdict.suspect_N[0]) is suspect
+        assert verdict.suspect_N[:2].tolist() == [suspect] * 2
 
 
 def test_a_high_training_loss_alone_is_no_divergence():

@@ -107,7 +107,7 @@ def random_path(rng, steps, *, hosts=4, slots=3, sick=0.2):
             accuracy_N=np.where(rolled, NAN, shown),
             loss_before_N=loss,
             loss_N=np.where(rolled, NAN, fell),
-            committed_accuracy_N=np.where(rolled, NAN, shown) if step == steps - 1 else np.full(hosts, NAN),
+            committed_accuracy_N=shown if step == steps - 1 else np.full(hosts, NAN),  # of the snapshot after a rollback
             interaction_NSS=noise + noise.transpose(0, 2, 1),
             params_before_NS=rng.integers(50, size=(hosts, slots)),
             params_NS=rng.integers(50, size=(hosts, slots)),

@@ -67,14 +67,14 @@ def test_a_rolled_back_host_is_paid_for_no_measurement(signals):
         rolled_back_N=np.array([True, False]),
         accuracy_N=floats(NAN, 48.0),
         last=True,
-        committed_accuracy_N=floats(NAN, 41),
+        committed_accuracy_N=floats(37, 41),
     )
     void.after.contribution[0] = np.nan
     paid, parts = ONES.build(gamma=GAMMA)(void)
     close(parts["attribution"], 0, 41)
     close(parts["rent"], -0.55, -0.3)  # as it stood before the lost step
     close(parts["shaping"], -(40 + 2 + 5.5 + 6), -(50 + 5.5))
-    close(parts["terminal"], 0, 41)
+    close(parts["terminal"], 37, 41)  # of the snapshot, with which the host ends
     assert np.isfinite(paid).all()
     assert void.ended_N.tolist() == [True, True]
     assert dataclasses.replace(void, last=False).ended_N.tolist() == [True, False]

@@ -1,0 +1,239 @@
+"""Everything worth knowing about a GPU, in one call of at most eight minutes: tests, roofs, throughput, shards and memory.
+
+    python benchmarks/gpu.py --out FOLDER
+    python benchmarks/gpu.py --out FOLDER --only roofs digits
+    python benchmarks/gpu.py --quick                          # checks the script, on the CPU where there is no GPU
+
+Hosts train in their environment, with a seed in every second host; a row is one warm-up episode and one timed episode. What does
+not fit into the minutes is reported as left out. FOLDER gets gpu.json and gpu.md. Results: benchmarks/README.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.agent.scripted.schedule import ActionConfig, ActionLists
+from esper.cli.overrides import check
+from esper.env.base import Environment
+from esper.task.instances import Split
+from esper.training.play import play
+from esper.training.trainer import build_env
+
+Row = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+STEPS = 9
+"""Host epochs of an episode."""
+WORLDS = {
+    "digits": (["task=digits"], "conv_light", 1, (1, 8, 64, 512)),
+    "cifar": (["task=cifar10_baseline", "task.epoch_samples=2560", "task.valid_samples=1000"], "conv_light", 1, (1, 8, 64)),
+    "text": (["task=python_text", "task.epoch_samples=512", "task.valid_samples=64"], "lora", 1, (1, 8, 32)),
+}
+"""Overrides, blueprint and slot of the seeds, and numbers of hosts, by the name of the section."""
+
+
+class Clock:
+    """The device's clock, and what is left of the minutes."""
+
+    def __init__(self, device: torch.device, minutes: float) -> None:
+        self.device, self._end = device, time.perf_counter() + 60 * minutes
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self._end - time.perf_counter()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Run once, and return the wall time until the device is done [s]."""
+        self.wait()
+        begun = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - begun
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def hardware(device: torch.device) -> Row:
+    """Return what the figures depend on."""
+    found = {"date": str(date.today()), "torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    if device.type != "cuda":
+        return found | {"device": platform.machine(), "cuda": None}
+    seen = torch.cuda.get_device_properties(device)
+    return found | {"device": seen.name, "memory_gib": round(seen.total_memory / 2**30, 1), "cuda": torch.version.cuda}
+
+
+def run_tests(clock: Clock, quick: bool) -> Iterator[Row]:
+    """Run tests/gpu in a process of its own."""
+    if quick:
+        yield {"tests": "left out: --quick"}
+        return
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-n", "0", "-p", "no:cacheprovider", "-rs"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(10, clock.left()), check=False)
+    yield {"tests": done.stdout.strip().splitlines()[-1], "exit": done.returncode, "output": done.stdout[-4000:]}
+
+
+def measure_roofs(clock: Clock, quick: bool) -> Iterator[Row]:
+    """Measure the bandwidth of a copy, and matrix products in each precision."""
+    side, count = (256, 2) if quick else (8192, 20)
+    source = torch.rand(side * side * 4, device=clock.device)
+    target = torch.empty_like(source)
+    repeat = partial(_repeat, lambda: target.copy_(source), count)
+    clock.seconds(repeat)
+    moved = 2 * source.numel() * source.element_size() * count
+    yield {"roof": "copy [GB/s]", "value": round(moved / clock.seconds(repeat) / 1e9, 1)}
+    for name, dtype, reduced in (
+        ("fp32", torch.float32, False),
+        ("tf32", torch.float32, True),
+        ("bf16", torch.bfloat16, True),
+        ("fp16", torch.float16, True),
+    ):
+        if clock.device.type != "cuda" and name in ("tf32", "fp16"):
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = reduced
+        a, b = (torch.randn(side, side, device=clock.device, dtype=dtype) for _ in range(2))
+        repeat = partial(_repeat, partial(torch.matmul, a, b), count)
+        clock.seconds(repeat)
+        yield {"roof": f"matmul {name} [TFLOP/s]", "value": round(2 * side**3 * count / clock.seconds(repeat) / 1e12, 2)}
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def _repeat(work: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        work()
+
+
+def measure_hosts(world: str, clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Measure how many samples a second the hosts of a world train on, by their number and by the size of shards."""
+    for hosts in WORLDS[world][3] if not quick else (2,):
+        for members in sorted({hosts, max(1, hosts // 8), 1 if hosts <= 8 else hosts}, reverse=True):
+            if clock.left() < (0 if quick else 30):
+                yield {"hosts": hosts, "members_per_shard": members, "samples_per_second": "left out: no time"}
+                continue
+            yield _throughput(world, hosts, members, clock, quick, folder)
+
+
+def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path) -> Row:
+    """Return the figures of one population."""
+    env = _env(world, hosts, members, clock.device, quick, folder)
+    samples, grow = env.sampler.samples_per_epoch, partial(_episode, env, world)
+    grow()  # warm-up
+    if clock.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(clock.device)
+    spent = clock.seconds(grow)
+    peak = torch.cuda.max_memory_allocated(clock.device) / 2**20 if clock.device.type == "cuda" else float("nan")
+    env.close()
+    epochs = hosts * env.num_steps / spent
+    return {
+        "hosts": hosts,
+        "members_per_shard": members,
+        "host_epochs_per_second": round(epochs, 2),
+        "samples_per_second": round(epochs * samples),
+        "peak_mib": round(peak, 1),
+    }
+
+
+def _env(world: str, hosts: int, members: int, device: torch.device, quick: bool, folder: Path) -> Environment:
+    overrides, *_ = WORLDS[world]
+    name = "cpu" if device.type == "cpu" else "cuda:0"
+    small = ["task.epoch_samples=128", "task.valid_samples=16"] if quick else []
+    data = [f"task.root={images(folder)}"] if world == "cifar" else []
+    chosen = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"steps={6 if quick else STEPS}"]
+    config = check(
+        [*overrides, *small, *data, *chosen, f"hosts={hosts}", "agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
+    )
+    return build_env(config, split=Split.TRAINING, hosts=hosts)
+
+
+def _episode(env: Environment, world: str) -> None:
+    """Run an episode in which every second host germinates a seed at the start."""
+    _, blueprint, slot, _ = WORLDS[world]
+    env.reset(options={"episode": 0})
+    germinate = ActionConfig(slot=slot, blueprint=blueprint)
+    play(env, ActionLists([[germinate] if host % 2 == 0 else [] for host in range(env.num_envs)], env.layout))
+
+
+def images(folder: Path) -> Path:
+    """Return a folder with random images in the format of CIFAR-10."""
+    rng, records = np.random.default_rng(0), 10_000
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        if not (folder / name).exists():
+            classes, pixels = rng.integers(0, 10, (records, 1), np.uint8), rng.integers(0, 256, (records, 3072), np.uint8)
+            np.concatenate([classes, pixels], axis=1).tofile(folder / name)
+    return folder
+
+
+def measure_memory(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Measure whether the memory of the device grows over episodes."""
+    env = _env("digits", 2 if quick else 64, 0, clock.device, quick, folder)
+    for episode in range(2 if quick else 12):
+        _episode(env, "digits")
+        if clock.device.type == "cuda":
+            held, reserved = (
+                round(get(clock.device) / 2**20, 1) for get in (torch.cuda.memory_allocated, torch.cuda.memory_reserved)
+            )
+            yield {"episode": episode, "allocated_mib": held, "reserved_mib": reserved}
+        else:
+            yield {"episode": episode, "allocated_mib": "no GPU"}
+        if clock.left() < 10:
+            break
+    env.close()
+
+
+def as_markdown(title: str, rows: list[Row]) -> str:
+    """Return rows as a table; long text is left to the JSON file."""
+    columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name != "output"]
+    lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(str(row.get(name, "")) for name in columns) + " |" for row in rows), ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md")
+    parser.add_argument("--minutes", type=float, default=7.5, help="what does not fit is left out")
+    parser.add_argument("--only", nargs="+", help="names of sections")
+    parser.add_argument("--quick", action="store_true", help="a few hosts, on the CPU where there is no GPU: measures nothing")
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and not given.quick:
+        parser.error("there is no CUDA device: run this on a machine with one, or add --quick")
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    clock, record = Clock(device, given.minutes), {"hardware": [hardware(device)]}
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        sections: Mapping[str, Callable[[], Iterator[Row]]] = {
+            "roofs": partial(measure_roofs, clock, given.quick),
+            **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
+            "memory": partial(measure_memory, clock, given.quick, folder),
+            "tests": partial(run_tests, clock, given.quick),
+        }
+        if unknown := set(given.only or ()) - set(sections):
+            parser.error(f"--only knows {', '.join(sections)}, not {', '.join(sorted(unknown))}")
+        for section, measure in sections.items():
+            if given.only and section not in given.only:
+                continue
+            rows = record[section] = list[Row]()
+            for row in measure():
+                rows.append(row)
+                print(section, json.dumps({key: value for key, value in row.items() if key != "output"}), flush=True)
+                if given.out:  # after every row: a cut-off run keeps what it has
+                    given.out.mkdir(parents=True, exist_ok=True)
+                    (given.out / "gpu.json").write_text(json.dumps(record, indent=1))
+                    (given.out / "gpu.md").write_text("\n".join(as_markdown(*entry) for entry in record.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Regressions of returns on observations: linear, or forests of regression trees."""
+
+# n samples, F features
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent import ridge
+from esper.agent.base import FloatArray
+
+Array = npt.NDArray[np.float64]
+Samples = tuple[FloatArray, FloatArray]
+"""Features `[n, F]` and values `[n]`."""
+TREES = 60
+"""Trees of a forest. More: smoother predictions, longer fits."""
+LEAF = 3
+"""Minimum number of samples in a leaf. Higher: smoother predictions."""
+
+
+class Model(StrEnum):
+    """Kind of regression."""
+
+    ridge = "ridge"
+    forest = "forest"
+
+
+class Regression(Protocol):
+    """A fitted prediction of one value."""
+
+    def predict(self, x_nF: npt.ArrayLike) -> Array:
+        """Return predictions `[n]` of features `[n, F]`."""
+        ...
+
+
+Fit = Callable[[npt.ArrayLike, npt.ArrayLike], Regression]
+"""Function that fits a regression to features `[n, F]` and values `[n]`, n at least 1."""
+
+
+def choose(model: Model, samples: Sequence[Samples]) -> tuple[Fit, dict[str, float]]:
+    """Return a function that fits regressions of this kind, and metrics of how well they predict samples that were left out.
+
+    All ridge regressions get the penalty of the smallest sum of leave-one-out errors. Forests (Breiman 2001) are judged by the
+    trees that did not see a sample, and have nothing to choose.
+    """
+    enough = [one for one in samples if len(one[1]) > 2]
+    spread = sum(float(np.square(y - y.mean()).sum()) for _, y in enough)
+    if model is Model.forest:
+        error = sum(_left_out_error(*one) for one in enough)
+        return _fit_forest, {"explained": 1 - error / spread if spread else float("nan")}
+    penalty, error = float(ridge.PENALTIES[-1]), 0.0
+    if enough:
+        error_L = np.sum([ridge.loo_error(*one) for one in enough], axis=0)
+        penalty, error = float(ridge.PENALTIES[error_L.argmin()]), float(error_L.min())
+    explained = 1 - error / spread if spread else float("nan")
+    return partial(ridge.fit, penalty=penalty), {"explained": explained, "penalty": penalty}
+
+
+def _fit_forest(x_nF: npt.ArrayLike, y_n: npt.ArrayLike, *, judged: bool = False) -> Any:
+    """Return a forest, the same for the same samples; if `judged`, with predictions by the trees that did not see a sample."""
+    from sklearn.ensemble import RandomForestRegressor  # takes a second to import
+
+    return RandomForestRegressor(TREES, min_samples_leaf=LEAF, max_features=1 / 3, random_state=0, oob_score=judged).fit(
+        x_nF, y_n
+    )
+
+
+def _left_out_error(x_nF: FloatArray, y_n: FloatArray) -> float:
+    """Return the sum of squared errors of the trees that did not see a sample."""
+    guess_n: Array = _fit_forest(x_nF, y_n, judged=True).oob_prediction_
+    return float(np.square(guess_n - y_n).sum())
