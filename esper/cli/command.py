@@ -83,12 +83,8 @@ def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generat
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         in_a_run = any(frame.f_code is getattr(main, "__wrapped__", main).__code__ for frame in frames)
         in_a_worker = type(error.__cause__).__name__ == "_RemoteTraceback"
-        if (
-            rehearsal.active
-            or in_a_run
-            or in_a_worker
-            or Path(frames[-1].f_code.co_filename).is_relative_to(Path(__file__).parents[1])
-        ):
+        ours = Path(frames[-1].f_code.co_filename).is_relative_to(Path(__file__).parents[1])
+        if rehearsal.active or in_a_run or in_a_worker or ours:
             raise
         raise ConfigError(f"Hydra cannot run this command ({type(error).__name__}: {error}); see --hydra-help") from error
 
