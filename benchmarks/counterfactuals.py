@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from paired_timing import in_turn, ratio
+from paired_timing import claim, in_turn, ratio
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.env.shard import Shard
@@ -89,6 +89,7 @@ def main() -> None:
     print(f"{given.hosts} hosts, {held} seeds of {given.blueprint}, {given.samples} samples, {given.rounds} rounds")
     print("  smallest process time, ratio to plain; median ratio (range); ratio of FLOPs")
     for name, seconds in process.items():
+        claim(f"{name} / plain, process", np.array(seconds) / np.array(process["plain"]))
         smallest, work = min(seconds) / min(process["plain"]), counted[name] / counted["plain"]
         print(f"  {name:<14}{1000 * min(seconds):8.1f} ms  {smallest:5.2f}   {ratio(seconds, process['plain'])}   {work:5.2f}")
 

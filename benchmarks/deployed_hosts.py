@@ -51,7 +51,7 @@ def main() -> None:
             for run in runs.values():
                 run()  # pretrains the hosts, and warms up
             print(f"\n{hosts} hosts, {seeds} seeds, episodes of {frozen.steps} epochs")
-            print_comparison(in_turn(runs, rounds), "frozen")
+            print_comparison(in_turn(runs, rounds), "frozen", f"{seeds} seeds")
         for env in envs.values():
             env.close()
 

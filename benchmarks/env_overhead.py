@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from paired_timing import in_turn, ratio, timed
+from paired_timing import claim, in_turn, ratio, timed
 
 from esper.env.actions import Head
 from esper.env.base import EnvParts
@@ -85,6 +85,7 @@ def compare(way: str, env: GrowthEnv, epochs: int) -> None:
     for clock in ("wall", "process"):
         above, below = ([getattr(one, clock) for one in timings[name]] for name in (way, "bare"))
         low, high = np.quantile(np.array(above) / np.array(below), (0.25, 0.75))
+        claim(f"{way} / bare, {clock}", np.array(above) / np.array(below))
         median = ratio(above, below).median
         total = sum(above) / sum(below)
         print(f"{way} / bare, {clock} time: median {median:.3f}, quartiles {low:.3f} to {high:.3f}, ratio of sums {total:.3f}")

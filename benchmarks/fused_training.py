@@ -5,8 +5,9 @@
     python benchmarks/fused_training.py --only fused
 
 One by one, hosts are plain modules trained by torch.optim.SGD with gradient clipping. Both ways train the same hosts on the same
-data in the same order, and both print the mean validation accuracy, which must agree up to rounding. Each way trains one epoch as
-warm-up; timings include neither that nor start-up. `--only` runs one way alone. Results: benchmarks/README.md.
+data in the same order. So does a program of torch.func.vmap and grad. All print the mean validation accuracy, which must agree up
+to rounding. The roof is as many FLOPs in large matrix products. Each way trains one epoch as warm-up; timings leave out that and
+start-up. `--only` runs one way alone. Results: benchmarks/README.md.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from paired_timing import in_turn, print_comparison
+from roofs import Roof
 from torch import nn
+from vmapped import Vmapped
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.shard import Shard
@@ -84,7 +87,23 @@ class OneByOne:
         return 100 * float(torch.stack(right).mean())
 
 
-WAYS = {"fused": Fused, "one by one": OneByOne}
+class ByVmap(Vmapped):
+    """All hosts as one program of torch.func."""
+
+    epoch = 0
+
+    def train(self, epochs: int) -> None:
+        """Train every host for some epochs."""
+        data, batch = self.task.data, self.task.batch_size
+        steps, hosts = len(data.train_y) // batch, len(next(iter(self.params.values())))
+        for epoch in range(self.epoch, self.epoch + epochs):
+            orders = np.stack([order_of(host, epoch, len(data.train_y))[: steps * batch] for host in range(hosts)])
+            for index_MB in torch.from_numpy(orders).view(hosts, steps, batch).unbind(1):
+                self.step(data.train_x[index_MB], data.train_y[index_MB])
+        self.epoch += epochs
+
+
+WAYS = {"fused": Fused, "one by one": OneByOne, "vmap": ByVmap}
 
 
 def main() -> None:
@@ -103,12 +122,16 @@ def main() -> None:
     task = DigitsConfig().build(CNNConfig())
     names = [given.only] if given.only else list(WAYS)
     ways = {name: WAYS[name](task, [task.host(0, Split.TRAINING, 0, host) for host in range(given.hosts)]) for name in names}
+    trained = dict(ways)
+    if not given.only:
+        some = task.data.train_x[: task.batch_size]
+        ways["roof"] = Roof(task.host(0, Split.TRAINING, 0, 0), some, given.hosts * len(task.data.train_y))
     for way in ways.values():
         way.train(1)  # warm-up
     print(f"{given.hosts} hosts, {given.epochs} epochs per round, {torch.get_num_threads()} intra-op threads")
     timings = in_turn({name: lambda way=way: way.train(given.epochs) for name, way in ways.items()}, given.rounds)
     print_comparison(timings, baseline=names[0])
-    accuracies = ", ".join(f"{name} {way.accuracy():.2f} %" for name, way in ways.items())
+    accuracies = ", ".join(f"{name} {way.accuracy():.2f} %" for name, way in trained.items())
     print(f"Validation accuracy after {1 + given.rounds * given.epochs} epochs: {accuracies}")
 
 

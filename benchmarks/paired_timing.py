@@ -51,14 +51,36 @@ def in_turn(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict
     return timings
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure that a benchmark stands for."""
+
+    what: str
+    """Candidates and clock, as in `one by one / fused, process`, or a quantity with its unit in brackets."""
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+CLAIMS: list[Claim] = []
+"""Every figure that this process has measured, for the record of `python -m benchmarks`."""
+
+
+def claim(what: str, values: Sequence[float]) -> None:
+    """Record the median and the range of a figure over all rounds."""
+    each = np.array(values)
+    CLAIMS.append(Claim(what, float(np.median(each)), float(each.min()), float(each.max()), len(each)))
+
+
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """Return the median and the range of the ratios of all rounds."""
     each = np.array(above) / np.array(below)
     return Ratio(float(np.median(each)), float(each.min()), float(each.max()), len(each))
 
 
-def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str) -> None:
-    """Print a table of all rounds, and the ratio of every other candidate to the baseline."""
+def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str, case: str = "") -> None:
+    """Print a table of all rounds, and the ratio of every other candidate to the baseline; `case` tells claims apart."""
     print("| round | " + " | ".join(f"{name} [s]" for name in timings) + " |")
     print("|---" * (len(timings) + 1) + "|")
     for index in range(len(timings[baseline])):
@@ -67,8 +89,9 @@ def print_comparison(timings: Mapping[str, Sequence[Timing]], baseline: str) -> 
     print("Seconds of wall time; process time in brackets.")
     for name in timings:
         if name != baseline:
-            wall, process = (
-                ratio([getattr(one, clock) for one in timings[name]], [getattr(one, clock) for one in timings[baseline]])
-                for clock in ("wall", "process")
-            )
+            clocks = ("wall", "process")
+            pairs = [[[getattr(one, clock) for one in timings[which]] for which in (name, baseline)] for clock in clocks]
+            for clock, (above, below) in zip(clocks, pairs, strict=True):
+                claim(f"{name} / {baseline}, {clock}{f', {case}' if case else ''}", np.array(above) / np.array(below))
+            wall, process = (ratio(above, below) for above, below in pairs)
             print(f"{name} / {baseline}, median (range): wall {wall}, process {process}")

@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 from env_overhead import BLUEPRINTS
+from paired_timing import claim
 
 from esper.config import GROUPS
 from esper.env.base import EnvParts
@@ -124,6 +125,7 @@ def main() -> None:
         }
         milliseconds(run, 20)  # warm-up
         spent = {part: milliseconds(work, given.repetitions) for part, work in parts.items()}
+        claim(f"reward={name}, together [ms of processor time]", spent["together"])
         shown = ", ".join(f"{part} {np.median(ms):.3f} (min {ms.min():.3f})" for part, ms in spent.items())
         print(f"reward={name}, {given.hosts} hosts x {env.layout.num_slots} slots, median ms of processor time: {shown}")
         if given.profile:

@@ -13,6 +13,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from esper.cli import rehearsal
+
+if __name__ == "__main__":
+    rehearsal.rehearse(sys.argv[1:])
+
 from rich.console import Console
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
@@ -67,6 +72,7 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         folders, config, overrides = parse(load_parts(arguments))
+        rehearsal.end()
         try:
             from esper.lab.comparison import compare
             from esper.lab.report import show, write  # late, to keep --help and error messages fast

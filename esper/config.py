@@ -133,6 +133,15 @@ class Config(Chosen):
         # If a part was replaced after the choice by one of another class, use the name of that class.
         return name if name is not None and GROUPS[group].get(name, kind) is kind else table_name(group, kind)
 
+    def title(self, done: int = 0) -> str:
+        """Return the title of the run, one line, after `done` updates."""
+        setting, reward = self.choice("env"), ""
+        if "task" not in self.env.ignores:
+            setting, reward = self.choice("task"), f"reward {self.choice('reward')}, "
+        count = max(self.updates, done)
+        size = f"{count} update{'s' * (count != 1)} of {self.hosts} hosts x {self.steps} epochs"
+        return f"{self.choice('agent')} on {setting}: {size}, {reward}seed {self.seed}"
+
     def __post_init__(self) -> None:
         self.choices = {}
         self.plugins = [str(Path(name).absolute()) if name.endswith(".py") else name for name in self.plugins]

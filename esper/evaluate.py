@@ -12,7 +12,13 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from esper.cli import rehearsal
+
+if __name__ == "__main__":
+    rehearsal.rehearse(sys.argv[1:])
 
 from rich.console import Console
 from rich.markup import escape
@@ -147,6 +153,8 @@ def main(arguments: list[str]) -> None:
     with in_one_sentence():
         arguments = load_parts(arguments)
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
+        if Path(asked.checkpoint).exists():
+            rehearsal.end()
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         overrides = [argument for argument in arguments if is_run_override(argument)]
         evaluation = Evaluation.load(

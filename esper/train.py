@@ -4,6 +4,11 @@ import sys
 import traceback
 from pathlib import Path
 
+from esper.cli import rehearsal
+
+if __name__ == "__main__":
+    rehearsal.rehearse(sys.argv[1:])
+
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -15,13 +20,13 @@ from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
 from esper.plugins import load_plugins
+from esper.sweeps import TUNE_SWEEPER
 from esper.training.resume import continued
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Train a controller that watches host networks train, and grows them."""
-    from esper.lab.tuning import score_tuned
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
     from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
@@ -41,8 +46,12 @@ def main(cfg: DictConfig) -> None:
         if context.shared:  # nobody has checked this machine
             ready(config)
         try:
-            Trainer(config, folder, name=context.name, shared=context.shared, plan=context.plan).run()
-            score_tuned(HydraConfig.get().sweeper, folder)
+            shown, named = rehearsal.announced, context.name
+            Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown).run()
+            if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
+                from esper.lab.tuning import score_tuned  # late: it imports the statistics
+
+                score_tuned(sweeper, folder)
         except Stopped as stopped:
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
             sys.exit(130)

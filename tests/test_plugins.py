@@ -204,7 +204,7 @@ def test_an_option_in_yaml_goes_by_its_name(tmp_path: Path, dear: list[str]) -> 
     tiny = ["hosts=2", "steps=2", "updates=1", "agent=wait", "telemetry=quiet", "devices=[cpu]"]
     config = check([*dear, *tiny])
     trainer = Trainer(config, tmp_path / "run")
-    assert "reward dear" in trainer.title()
+    assert "reward dear" in trainer.config.title()
     assert trainer.hparams()["reward"] == "dear"
     trainer.env.close()
     plain = to_plain(config)

@@ -15,7 +15,7 @@ from typing import NoReturn
 import hydra._internal.utils as hydra_internals
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
-from esper.cli import flags
+from esper.cli import flags, rehearsal
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
@@ -24,6 +24,7 @@ from esper.memory import memory_shortage
 from esper.plugins import load_plugins, split_plugins
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
+from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
@@ -82,7 +83,8 @@ def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generat
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         in_a_run = any(frame.f_code is getattr(main, "__wrapped__", main).__code__ for frame in frames)
         in_a_worker = type(error.__cause__).__name__ == "_RemoteTraceback"
-        if in_a_run or in_a_worker or Path(frames[-1].f_code.co_filename).is_relative_to(Path(__file__).parents[1]):
+        ours = Path(frames[-1].f_code.co_filename).is_relative_to(Path(__file__).parents[1])
+        if rehearsal.active or in_a_run or in_a_worker or ours:
             raise
         raise ConfigError(f"Hydra cannot run this command ({type(error).__name__}: {error}); see --hydra-help") from error
 
@@ -205,6 +207,9 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
+    if not show:
+        shown = not many and "console" in check_writers(configs[0].telemetry.writers)
+        rehearsal.end(configs[0].title() if shown else "")
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:

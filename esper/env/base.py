@@ -48,6 +48,8 @@ class EpisodeRecord:
     """Time that the controller took [s]."""
     seconds: float = 0.0
     """Time of the whole episode [s]."""
+    phases: dict[str, float] = field(default_factory=dict[str, float])
+    """Time that the environment spent in each of its phases [s], such as `train`; known at the end."""
 
     def add(self, info: Mapping[str, Any], reward_N: npt.NDArray[np.float32]) -> None:
         """Add one step; `info` holds the operation carried out and the number of seeds fossilized, for each host."""
@@ -61,14 +63,20 @@ class EpisodeRecord:
     def metrics(self) -> dict[str, float]:
         """Return metrics by tag."""
         hosts, host_steps = len(self.return_N), int(self.ops.sum())
-        return {
-            "policy/return": float(self.return_N.mean()),
-            "host/seeds_germinated": float(self.ops[Op.GERMINATE] / hosts),
-            "host/seeds_fossilized": self.fossilized / hosts,
-            "time/rollout_seconds": self.seconds,
-            "time/act_seconds": self.act_seconds,
-            "time/host_epochs_per_second": host_steps / self.seconds,
-        } | {f"action/{op.name.lower()}": float(self.ops[op] / host_steps) for op in Op}
+        phases = {f"time/{phase}_seconds": seconds for phase, seconds in self.phases.items()}
+        return (
+            phases
+            | {
+                "policy/return": float(self.return_N.mean()),
+                "host/seeds_germinated": float(self.ops[Op.GERMINATE] / hosts),
+                "host/seeds_fossilized": self.fossilized / hosts,
+                "time/rollout_seconds": self.seconds,
+                "time/act_seconds": self.act_seconds,
+                "time/environment_seconds": self.seconds - self.act_seconds - sum(self.phases.values()),
+                "time/host_epochs_per_second": host_steps / self.seconds,
+            }
+            | {f"action/{op.name.lower()}": float(self.ops[op] / host_steps) for op in Op}
+        )
 
     def summary(self) -> list[tuple[str, str]]:
         """Return rows of name and text for the summary at the end of a run."""

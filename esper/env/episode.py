@@ -14,6 +14,7 @@ from esper.env.base import EpisodeRecord
 from esper.governor.base import Cause
 from esper.lifecycle.stages import EMPTY, LIVE, Stage
 from esper.measure.costs import Costs
+from esper.phases import PhaseTimes
 from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
@@ -41,6 +42,8 @@ class Episode(EpisodeRecord):
     """Names of the blueprints."""
     costs: Costs | None = None
     """Costs of hosts and seeds."""
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    """Times of the environment's phases."""
     auditor: Auditor = field(default_factory=Auditor)
     audit: dict[str, float] = field(default_factory=dict[str, float])
     """Reward-hacking checks as metrics by tag; empty before the end."""
@@ -85,7 +88,7 @@ class Episode(EpisodeRecord):
     def close(self, info: Mapping[str, Any]) -> None:
         """Add the info of the last step, after `add`."""
         assert self.costs is not None
-        final = info["final_info"]
+        final, self.phases = info["final_info"], self.times.take()
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
         self.online_N = final.get("online_accuracy")

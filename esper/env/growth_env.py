@@ -204,7 +204,9 @@ class GrowthEnv(Environment):
 
     def record(self) -> Episode:
         """Return an empty record of the episode that starts now."""
+        self.pool.times.take()
         return Episode(
+            times=self.pool.times,
             return_N=np.zeros(self.num_envs, np.float32),
             first_accuracy_N=self.accuracy_NH[:, 0].copy(),
             blueprints=self.layout.blueprint_names,

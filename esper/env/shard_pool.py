@@ -23,6 +23,7 @@ from esper.lifecycle.stages import empty
 from esper.measure.costs import Meter
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import PotentialSensor
+from esper.phases import PhaseTimes
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import SlotGradients
 from esper.task.base import Task
@@ -62,7 +63,7 @@ class ShardPool:
             frozen: if true, only seeds learn.
             meter: counts the FLOPs of training and measuring, if given.
         """
-        self.meter = meter
+        self.meter, self.times = meter, PhaseTimes()
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
@@ -115,28 +116,32 @@ class ShardPool:
             retired_N: hosts that stay at their snapshot.
         """
         retired_N = np.zeros(len(order.samples_NI), np.bool_) if retired_N is None else retired_N
-        trained = self._submit(lambda shard, rows: shard.train_epoch(order.of(rows), probe=probe, retired_M=retired_N[rows]))
-        measured = self._submit(lambda shard, rows: shard.validate(alpha_VNS[:, rows]), after=trained)
-        report = _joined([one.result() for one in trained], 0)
-        self._count(alpha_VNS, trained=order.samples_NI.shape[1])
-        potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
-        if probe:  # while the shards validate
-            potential_NSK = self._potential()
-        return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
+        with self.times.waiting():
+            trained = self._submit(
+                "train", lambda shard, rows: shard.train_epoch(order.of(rows), probe=probe, retired_M=retired_N[rows])
+            )
+            measured = self._submit("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows]), after=trained)
+            report = _joined([one.result() for one in trained], 0)
+            self._count(alpha_VNS, trained=order.samples_NI.shape[1])
+            potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
+            if probe:  # while the shards validate
+                potential_NSK = self._potential()
+            return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
 
     def train(self, order: EpochOrder) -> npt.NDArray[np.bool_]:
         """Train every host for an epoch, without validation, and return which are finite `[N]`."""
-        report = _joined(self._each(lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
+        report = _joined(self._each("train", lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
         return np.isfinite(report.loss_M) & report.finite_M
 
     def host_states(self) -> list[dict[str, Tensor]]:
         """Return the parameters and buffers of every host by name, on the CPU."""
-        return [state for states in self._each(lambda shard, _: shard.host_states()) for state in states]
+        return [state for states in self._each("copy", lambda shard, _: shard.host_states()) for state in states]
 
     def potential(self, order: EpochOrder) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
         self.capture(order)
-        return self._potential()
+        with self.times.waiting():
+            return self._potential()
 
     def _potential(self) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` from the slot gradients that each shard captured.
@@ -145,9 +150,10 @@ class ShardPool:
         """
 
         def measure(device: torch.device) -> npt.NDArray[np.float32]:
-            parts = [shard.take_gradients() for shard in self.shards if shard.device == device]
-            whole = [SlotGradients.joined(slot) for slot in zip(*parts, strict=True)]
-            return self._sensors[device].measure(whole).cpu().numpy()
+            with self.times.working("potential"):
+                parts = [shard.take_gradients() for shard in self.shards if shard.device == device]
+                whole = [SlotGradients.joined(slot) for slot in zip(*parts, strict=True)]
+                return self._sensors[device].measure(whole).cpu().numpy()
 
         return np.concatenate(list(self._sensing.map(measure, self._sensors)))
 
@@ -155,7 +161,7 @@ class ShardPool:
         """See `Shard.validate`."""
         if not test:  # scores are no part of growing a host
             self._count(alpha_VNS)
-        return _joined(self._each(lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
+        return _joined(self._each("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
     def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
         """Count training on this many samples per host, and one measurement."""
@@ -169,7 +175,7 @@ class ShardPool:
 
     def capture(self, order: EpochOrder) -> None:
         """Capture slot gradients in every shard, for informed seeds; see `Shard.capture`."""
-        self._each(lambda shard, rows: shard.capture(order.of(rows)))
+        self._each("potential", lambda shard, rows: shard.capture(order.of(rows)))
 
     def arrange(self, roles: Roles) -> None:
         """Set the roles of all seeds; see `Shard.arrange`."""
@@ -194,7 +200,7 @@ class ShardPool:
 
     def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """Restore the marked hosts from their snapshots."""
-        self._each(lambda shard, rows: shard.restore(failed_N[rows]))
+        self._each("copy", lambda shard, rows: shard.restore(failed_N[rows]))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -208,17 +214,21 @@ class ShardPool:
                 return shard, host - rows.start
         raise IndexError(f"there is no host {host}")
 
-    def _each(self, work: Callable[[Shard, slice], Result]) -> list[Result]:
+    def _each(self, phase: str, work: Callable[[Shard, slice], Result]) -> list[Result]:
         """Call `work` for every shard with its rows of the hosts, in parallel."""
-        return [one.result() for one in self._submit(work)]
+        with self.times.waiting():
+            return [one.result() for one in self._submit(phase, work)]
 
-    def _submit(self, work: Callable[[Shard, slice], Result], after: Sequence[Future[Any]] = ()) -> list[Future[Result]]:
+    def _submit(
+        self, phase: str, work: Callable[[Shard, slice], Result], after: Sequence[Future[Any]] = ()
+    ) -> list[Future[Result]]:
         """Start `work` for every shard with its rows of the hosts, in parallel, once its future in `after` is done."""
 
         def run(index: int) -> Result:
             if after:
                 after[index].result()
-            return work(self.shards[index], self.places[index][1])
+            with self.times.working(phase):
+                return work(self.shards[index], self.places[index][1])
 
         return [self._pool.submit(run, index) for index in range(len(self.shards))]
 

@@ -3,6 +3,8 @@
 Hydra finds them through `hydra_plugins/esper_sweeps`. Its own sweepers do not fit: the basic one has no blocks, and
 hydra-optuna-sweeper, whose grammar `sweep=tune` shares, maximises the return value of one run instead of a paired difference over
 several seeds, and requires Optuna below 3.
+
+Hydra imports this file at every start of esper.train, so whatever imports the statistics, which takes seconds, is imported late.
 """
 
 import warnings
@@ -14,10 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from esper.cli.command import in_one_sentence
 from esper.config import ConfigError, typed
 from esper.lab.launch import CellSweeper
-from esper.lab.plan import announce, experiment
-from esper.lab.power import expected_power
 from esper.lab.search_space import search_space
-from esper.lab.tuning import FILE, Tuning
 from esper.sweeps import TuneConfig
 
 
@@ -27,9 +26,14 @@ class BlockSweeper(CellSweeper):
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
         """Return the overrides of one run of every arm, so that plan and arms are checked before the first run starts."""
+        from esper.lab.plan import experiment
+
         return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]
 
     def sweep(self, arguments: list[str]) -> Any:
+        from esper.lab.plan import announce, experiment
+        from esper.lab.power import expected_power
+
         with in_one_sentence():
             assert self.config is not None
             design = experiment(self.config.hydra, arguments)
@@ -52,6 +56,8 @@ class TuneSweeper(CellSweeper):
         return search_space(TuneConfig(**asked), common).previews()
 
     def sweep(self, arguments: list[str]) -> Any:
+        from esper.lab.tuning import FILE, Tuning
+
         with in_one_sentence():
             space = search_space(TuneConfig(**self.arguments), arguments)
             tuning = Tuning(space, self.folder)

@@ -25,7 +25,6 @@ from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
-from esper.sweeps import TUNE_SWEEPER
 
 FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""
@@ -202,12 +201,11 @@ def score_tuned(sweeper: Any, folder: Path) -> None:
     """Score a finished run of a tuning in the process that trained it, so that the tuning only reads the scores.
 
     Args:
-        sweeper: config of the sweeper of the run; nothing is done for any but a tuning's.
+        sweeper: config of the sweeper of the tuning.
         folder: folder of the run.
     """
-    if str(sweeper.get("_target_")) == TUNE_SWEEPER:
-        (run,) = find_runs([folder])
-        score(run, sweeper.score_hosts, online=sweeper.outcome == ONLINE)
+    (run,) = find_runs([folder])
+    score(run, sweeper.score_hosts, online=sweeper.outcome == ONLINE)
 
 
 def _rounded(value: Any, distribution: Any) -> Any:

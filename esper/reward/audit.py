@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from esper.lifecycle.stages import TAKES_PART
 from esper.reward.signals import StepSignals
@@ -42,6 +41,8 @@ def suspects(signals: StepSignals, gain_NS: FloatArray) -> tuple[BoolArray, Bool
 
 def rank_correlation(paid_N: FloatArray, outcome_N: FloatArray, groups: Mapping[str, slice]) -> float:
     """Return Spearman's rank correlation within each group of hosts, mean over hosts; NaN where no group varies in both."""
+    from scipy import stats  # late: it takes a second to import
+
     found: list[tuple[float, int]] = []
     for rows in groups.values() or [slice(None)]:
         known = np.isfinite(outcome_N[rows]) & np.isfinite(paid_N[rows])

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from sklearn.datasets import load_digits
 
 from esper.seeding import stream
 from esper.task.data import Data
@@ -44,6 +43,8 @@ class DigitsConfig(ImagesConfig):
     instances: Instances = Instances.lesioned
 
     def load(self, context: int) -> Data:
+        from sklearn.datasets import load_digits  # late: it takes a second to import
+
         bunch: Any = load_digits()
         images, targets = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16.0, torch.from_numpy(bunch.target).long()
         sizes = [NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID]

@@ -27,6 +27,8 @@ class RunInfo:
     """Name of the run among several, empty if it is alone."""
     shared: bool = False
     """If true, other runs write to the same terminal at the same time."""
+    announced: bool = False
+    """If true, the console shows the title of the run already."""
     size: str = ""
     """Size of the run in one line: hosts, parameters, memory, host epochs."""
     file: TextIO | None = None

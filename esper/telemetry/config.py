@@ -1,6 +1,7 @@
 """Telemetry: which records a run writes and how often, and the object that hands them to the writers."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any
 from esper.ranges import check_ranges
 from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
-from esper.telemetry.tags import Value, measured, metric
+from esper.telemetry.profile import EPOCHS, UpdateProfile
+from esper.telemetry.tags import PHASES, Value, measured, metric
 from esper.telemetry.writers import check_writers
 
 
@@ -27,6 +29,9 @@ class TelemetryConfig:
     For telemetry.anomalies.hold updates after an anomaly, every update is written with all details."""
     decisions: bool = True
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
+    profile: bool = False
+    """If true, profile the second update, or an only one: its last two host epochs, learning and saving. `profile/` then holds a
+    trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten dearest operations of each phase."""
     anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
     """Thresholds of anomalies in learning, as in telemetry.anomalies.entropy_share=0.05."""
 
@@ -65,7 +70,10 @@ class Telemetry:
     def __init__(self, config: TelemetryConfig, run: RunInfo) -> None:
         """See `TelemetryConfig.build`."""
         self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
-        self._total = run.total_updates
+        self._update, self._total = run.resume_update, run.total_updates
+        self._seconds = Counter[str]()
+        self._profile = UpdateProfile(run.folder / "profile") if config.profile else None
+        self._profiled = min(self._update + 2, self._total)
         self._latest: dict[str, float] = {}
         self._writers: list[Writer] = []
         with ExitStack() as closing:  # closes the open writers if opening the next one fails
@@ -95,8 +103,21 @@ class Telemetry:
 
     def step(self, t: int, steps: int) -> None:
         """Report that `t` of `steps` host epochs of the current rollout are done."""
+        if self._profile and self._update + 1 == self._profiled and t == max(0, steps - EPOCHS):
+            self._profile.start()
+            self._closing.callback(self._profile.stop)
         for writer in self._writers:
             writer.step(t, steps)
+
+    def saved(self) -> None:
+        """Write the profile if this was its update: everything about the last update has been recorded and saved.
+
+        Raises:
+            DiskError: writing failed.
+        """
+        if self._profile and self._update == self._profiled:
+            self._profile.write(self._update)
+            self._profile = None
 
     def update(
         self,
@@ -117,8 +138,9 @@ class Telemetry:
             UnknownTagError: a tag is not in the table, whichever writers there are.
             DiskError: writing failed.
         """
-        values = measured(metrics)
+        values, self._update = measured(metrics), update
         self._latest.update(values)
+        self._seconds.update({tag: values[tag] for tag in PHASES if tag in values})
         findings, last = findings or Findings(), update == self._total
         detailed = findings.detailed or last or update % self._detail_every == 0
         selected = detailed or update % self._every == 0
@@ -133,9 +155,11 @@ class Telemetry:
                 writer.anomaly(update, anomaly, first=anomaly in findings.first)
 
     def finish(self, rows: Rows = ()) -> None:
-        """Write the summary of a completed run: name and text of each line."""
+        """Write the summary of a completed run: name and text of each line, and the shares of the phases in its time."""
+        total = self._seconds.total()
+        shares = [f"{name} {self._seconds[tag] / total:.0%}" for tag, name in PHASES.items() if self._seconds[tag] > total / 200]
         for writer in self._writers:
-            writer.finish(rows, self._latest)
+            writer.finish([*rows, ("time", ", ".join(shares))] if shares else rows, self._latest)
 
     def close(self) -> None:
         """Close all writers, the last one first; each is closed even if others fail."""

@@ -76,7 +76,7 @@ class PlainConsole(Writer):
     def __init__(self, file: TextIO, run: RunInfo) -> None:
         self._file = file
         self._lead = f"{run.name}: " if run.name else ""
-        self._first, self._size = run.resume_update, run.size
+        self._first, self._size, self._announced = run.resume_update, run.size, run.announced
         self._total = run.total_updates
         self._tenth = 10 * self._first // self._total
         self._began = time.monotonic()
@@ -88,7 +88,8 @@ class PlainConsole(Writer):
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._began = time.monotonic()
-        self._print_line(f"{title}, resumed after update {self._first}" if self._first else title)
+        if not self._announced:
+            self._print_line(f"{title}, resumed after update {self._first}" if self._first else title)
         if self._size:
             self._print_line(self._size)
 
@@ -143,7 +144,7 @@ class LiveConsole(Writer):
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
-        self._title, self._size = "", run.size
+        self._title, self._size, self._announced = "", run.size, run.announced
         # A long estimate period: progress is uneven, since hosts train first and the controller learns after.
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -164,7 +165,7 @@ class LiveConsole(Writer):
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         """Start the display on the last lines of the terminal, until `close`."""
-        self._title = self._lead + title
+        self._title = "" if self._announced else self._lead + title
         if self._size:
             self._console.print(Text(self._lead + self._size))
         self._live.update(self._picture())

@@ -144,7 +144,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("governor/retired", "count", "Hosts frozen at their last snapshot after too many rollbacks without recovery."),
     Metric("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
     Metric("time/act_seconds", "s", "Part of rollout_seconds in which the controller chooses actions."),
+    Metric("time/train_seconds", "s", "Part of rollout_seconds in which hosts train; parallel phases share it by their work."),
+    Metric("time/validate_seconds", "s", "Part of rollout_seconds in which hosts are validated, with and without their seeds."),
+    Metric("time/potential_seconds", "s", "Part of rollout_seconds in which growth potential is measured."),
+    Metric("time/copy_seconds", "s", "Part of rollout_seconds in which hosts are restored from snapshots."),
+    Metric("time/environment_seconds", "s", "The rest of rollout_seconds: new hosts, lifecycle, rewards, observations."),
     Metric("time/update_seconds", "s", "Time spent in learning from the rollout."),
+    Metric("time/save_seconds", "s", "Time spent in writing the records and the checkpoint of the previous update."),
     Metric("time/samples_per_second", "1/s", "Training samples of all hosts per second of rollout."),
     Metric("time/host_epochs_per_second", "1/s", "Host epochs of all hosts per second of rollout."),
 )
@@ -166,6 +172,17 @@ STAGES = {tag.removeprefix("host/stage_"): tag for tag in _EXACT if tag.startswi
 """Stage -> tag, in the order of a seed's life."""
 ROLLBACKS = tuple(tag for tag in _EXACT if tag.startswith("governor/rollbacks_"))
 """One tag for each cause of a rollback."""
+PHASES = {
+    "time/train_seconds": "training",
+    "time/validate_seconds": "validation",
+    "time/potential_seconds": "growth potential",
+    "time/copy_seconds": "snapshots",
+    "time/environment_seconds": "lifecycle and rewards",
+    "time/act_seconds": "acting",
+    "time/update_seconds": "learning",
+    "time/save_seconds": "saving",
+}
+"""Tag of the time of each phase of an update -> its name; they add up to the time of the update."""
 
 
 class UnknownTagError(ValueError):

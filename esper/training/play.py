@@ -11,6 +11,7 @@ from esper.agent.base import Controller
 from esper.buffer.transition import Transition
 from esper.env.actions import Head
 from esper.env.base import Environment, EpisodeRecord, as_observation
+from esper.phases import marked
 from esper.seeding import stream
 
 
@@ -44,7 +45,8 @@ def play(
         if progress:
             progress(step, num_steps)
         asked = time.perf_counter()
-        decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
+        with marked("act"):
+            decision = controller.act(observation, state, is_init=is_init_N, uniform=uniform_TNH[step], greedy=greedy)
         episode.act_seconds += time.perf_counter() - asked
         arrays, reward_N, terminated_N, _, info = env.step(decision.action)
         if record:

@@ -13,6 +13,7 @@ from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
+from esper.phases import marked
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
@@ -75,7 +76,14 @@ class Trainer:
     """One run in one folder."""
 
     def __init__(
-        self, config: Config, folder: Path | str, *, name: str = "", shared: bool = False, plan: str | None = None
+        self,
+        config: Config,
+        folder: Path | str,
+        *,
+        name: str = "",
+        shared: bool = False,
+        plan: str | None = None,
+        announced: bool = False,
     ) -> None:
         """Build the parts.
 
@@ -83,9 +91,10 @@ class Trainer:
             name: name of the run among several, shown by the console.
             shared: true if other runs write to the same terminal.
             plan: digest of the experiment of which the run is a cell, if any.
+            announced: true if the console shows the title of the run already.
         """
         self._plan = plan
-        self.config, self.folder, self._shown_as = config, Path(folder), (name, shared)
+        self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
         self._plain = to_plain(config)  # takes as long as a short update
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
@@ -109,7 +118,7 @@ class Trainer:
             Stopped: SIGINT or SIGTERM arrived; the newest checkpoint is that of the last update.
             DiskError: writing failed; the newest checkpoint is intact.
         """
-        config, (name, shared) = self.config, self._shown_as
+        config, (name, shared, announced) = self.config, self._shown_as
         with only_writer(self.folder), stop_signals() as asked, closing(self.env):
             with asked.without_delay():  # it may train hosts before the first episode
                 self.restore()
@@ -119,23 +128,29 @@ class Trainer:
                 total_updates=config.updates,
                 name=name,
                 shared=shared,
+                announced=announced,
                 size=estimate(config).line(done=self.update * config.hosts * config.steps),
             )
             with (
                 Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
             ):
-                telemetry.start(self.title(), self.hparams())
+                telemetry.start(config.title(self.update), self.hparams())
                 telemetry.costs(self.env.costs_table())
+                saving = 0.0
                 while self.update < config.updates:
                     episode = self.collect(telemetry, asked)
                     learned = self.learn(episode)
                     self._judge(float(episode.return_N.mean()))
                     self.update += 1
-                    # Before the checkpoint: a resumed run removes later records.
-                    telemetry.update(self.update, episode.metrics() | learned, self.findings, self._log.records)
-                    self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
-                    provenance.save(self.update)
+                    metrics, begun = episode.metrics() | learned | {"time/save_seconds": saving}, time.perf_counter()
+                    with marked("save"):
+                        # Before the checkpoint: a resumed run removes later records.
+                        telemetry.update(self.update, metrics, self.findings, self._log.records)
+                        self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
+                        provenance.save(self.update)
+                    saving = time.perf_counter() - begun
+                    telemetry.saved()
                 telemetry.finish(self.rows())
 
     def collect(self, telemetry: Telemetry, asked: StopRequest) -> EpisodeRecord:
@@ -170,7 +185,8 @@ class Trainer:
         if not self.learner:
             return {}
         begun = time.perf_counter()
-        metrics = self.learner.learn(self.update / self.config.updates)
+        with marked("learn"):
+            metrics = self.learner.learn(self.update / self.config.updates)
         metrics["time/update_seconds"] = time.perf_counter() - begun
         if any(tag.startswith("policy/") for tag in metrics):
             self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
@@ -225,17 +241,6 @@ class Trainer:
             warnings.warn(f"the run has finished update {self.update}: set updates above it to go on", Notice, stacklevel=2)
 
     # ---- text for people
-
-    def title(self) -> str:
-        """Return a title of one line."""
-        config, choices = self.config, self._plain["choices"]
-        setting, reward = choices["env"], ""
-        if "task" not in config.env.ignores:
-            setting, reward = choices["task"], f"reward {choices['reward']}, "
-        count = max(config.updates, self.update)
-        updates = f"{count} update{'s' * (count != 1)}"
-        size = f"{updates} of {config.hosts} hosts x {config.steps} epochs"
-        return f"{choices['agent']} on {setting}: {size}, {reward}seed {config.seed}"
 
     def hparams(self) -> dict[str, Hparam]:
         """Return the hyperparameters that identify this run."""

@@ -1,11 +1,14 @@
 """Every benchmark runs, on a few hosts, and prints figures; paired timing compares round by round."""
 
 import importlib
+import io
+import json
 import re
 import runpy
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +21,7 @@ PRINTS = {
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
-    "fused_training": r"one by one / fused, median \(range\): wall \d+\.\d+ .*\n.*fused (\d+\.\d+) %, one by one \1 %",
+    "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap",
     "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*memory \{"episode": 1',
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
@@ -27,33 +30,59 @@ PRINTS = {
 
 
 def test_every_script_has_a_quick_mode_that_is_tested() -> None:
-    assert sorted(PRINTS) == sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text())
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
+    assert sorted(PRINTS) == sorted(scripts - {"__main__"})
 
 
-@pytest.fixture
-def beside_benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def beside_benchmarks() -> Iterator[pytest.MonkeyPatch]:
     """The state in which a script starts; what it changes in this process is restored."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    with torch.random.fork_rng():
-        yield
+    with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        yield patch
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The record of `python -m benchmarks --quick`, and what it printed."""
+    out, printed = tmp_path_factory.mktemp("benchmarks") / "record.md", io.StringIO()
+    with beside_benchmarks() as patch, redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["benchmarks", "--quick", "--out", str(out)])
+        runpy.run_path(str(BENCHMARKS / "__main__.py"), run_name="__main__")
+    return out, printed.getvalue()
+
+
 @pytest.mark.parametrize("name", PRINTS)
-def test_a_benchmark_runs(
-    name: str, beside_benchmarks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick"])
-    runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert re.search(PRINTS[name], printed), printed
+def test_a_benchmark_runs(name: str, quick: tuple[Path, str]) -> None:
+    parts = [part for part in quick[1].split("\n== ")[1:] if part.startswith(name)]
+    assert parts
+    assert re.search(PRINTS[name], parts[0]), parts[0]
+
+
+def test_the_program_of_vmap_trains_the_same_hosts(quick: tuple[Path, str]) -> None:
+    found = re.search(r"fused (\d+\.\d+) %, one by one .*, vmap (\d+\.\d+) %", quick[1])
+    assert found
+    assert float(found[2]) == pytest.approx(float(found[1]), abs=0.3)  # a few samples by rounding
+
+
+def test_the_record_holds_the_claims_of_every_benchmark_and_the_machine(quick: tuple[Path, str]) -> None:
+    record, markdown = json.loads(quick[0].with_suffix(".json").read_text()), quick[0].read_text()
+    assert record["about"].keys() >= {"date", "esper", "torch", "processor", "copy bandwidth of a thread [GB/s]"}
+    compared = PRINTS.keys() - {"gpu"} - (set() if find_spec("sb3_contrib") else {"policy_speed"})
+    assert {claim["benchmark"].split()[0] for claim in record["claims"]} == compared
+    assert {claim["what"] for claim in record["claims"]} >= {f"{way} / fused, process" for way in ("one by one", "vmap", "roof")}
+    for claim in record["claims"]:
+        assert 0 < claim["low"] <= claim["median"] <= claim["high"]
+        assert f"| {claim['what']} | {claim['median']:.3g} |" in markdown
 
 
 @pytest.fixture
-def paired_timing(beside_benchmarks: None) -> ModuleType:
+def paired_timing() -> Iterator[ModuleType]:
     """The module that the scripts share."""
-    return importlib.import_module("paired_timing")
+    with beside_benchmarks():
+        yield importlib.import_module("paired_timing")
 
 
 def test_candidates_run_in_turn_in_alternating_order(paired_timing: ModuleType) -> None:

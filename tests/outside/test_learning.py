@@ -103,7 +103,7 @@ def test_an_environment_pays_and_is_described(tmp_path: Path) -> None:
     (half,) = run(tmp_path / "one", *REINFORCE, "env.prize=1", "updates=1")
     assert records[0]["policy/return"] == 2 * half["policy/return"] != 0
     trainer = Trainer(check(REINFORCE), tmp_path / "unused")
-    assert trainer.title().startswith("reinforce on lamps: ")
+    assert trainer.config.title().startswith("reinforce on lamps: ")
     assert trainer.hparams()["prize"] == 2
     with pytest.raises(ConfigError, match="task=digits has no effect with env=lamps: leave it out"):
         check([*REINFORCE, "task=digits"])

@@ -1,0 +1,123 @@
+"""Rehearsal of a command: whatever needs no tensors is answered by a fork that never imports torch.
+
+torch and its kin take seconds to import. Help texts, `--cfg` and most mistakes need only the configs, which stand beside the
+parts that they build. So a fork first runs the command with placeholders for the heavy libraries, like those of Sphinx's autodoc.
+If the command ends there, that is the answer. Where it would go on to compute (`end`), or where anything unexpected happens, the
+fork is dropped, and the command runs as if there had been none.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any, NoReturn
+
+HEAVY = ("torch", "torchvision", "gymnasium", "pandas", "scipy", "sklearn", "statsmodels", "tensorboard")
+"""Libraries that are replaced by placeholders."""
+READ_AT_ONCE = ("plugins=", "resume=")
+"""Arguments that import a module of the user, which may compute, or that load a checkpoint, before anything else."""
+GO_ON, ANNOUNCED = 75, 76
+"""Exit codes of a rehearsal after which the command runs; `ANNOUNCED` if it has printed the title."""
+
+announced = False
+"""True if the rehearsal has printed the title of this process's run."""
+active = False
+"""True in the fork."""
+
+
+def rehearse(arguments: Sequence[str]) -> None:
+    """Return in the fork with placeholders, and return in this process if the fork has no answer; else exit as the fork did."""
+    global announced, active
+    at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
+    if at_once or "torch" in sys.modules or not hasattr(os, "fork") or entry_points(group="esper.parts"):
+        return
+    child = os.fork()
+    if child == 0:
+        active = True
+        stand_in()
+        sys.excepthook = _unexpected
+        return
+    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the fork, which answers
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.signal(signal.SIGINT, ours)
+    if code not in (GO_ON, ANNOUNCED):
+        sys.exit(128 - code if code < 0 else code)
+    announced = code == ANNOUNCED
+
+
+def stand_in() -> None:
+    """Replace the heavy libraries by placeholders in this process."""
+    sys.meta_path.insert(0, _Placeholders())
+
+
+def end(title: str = "") -> None:
+    """End a rehearsal where computing begins, after printing the title of the run if there is one; else do nothing."""
+    if active:
+        if title:
+            print(title, flush=True)
+        _drop(ANNOUNCED if title else GO_ON)
+
+
+def _drop(code: int) -> NoReturn:
+    os._exit(code)  # without the output that is still buffered
+
+
+def _unexpected(*error: object) -> NoReturn:
+    _drop(GO_ON)  # the command itself will show what is wrong
+
+
+class _Placeholder:
+    """Stands for anything in a library as far as the definitions of a module need it; computing with it raises an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _found(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        decorates = len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Placeholder)
+        return args[0] if decorates else self
+
+    def __getitem__(self, key: object) -> "_Placeholder":
+        return self
+
+    def __or__(self, other: object) -> "_Placeholder":
+        return self
+
+    __ror__ = __or__
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        return (object,)
+
+
+def _found(name: str) -> _Placeholder:
+    if name.startswith("__") and name.endswith("__"):
+        raise AttributeError(name)  # so that nothing takes a placeholder for what it is not
+    return _Placeholder()
+
+
+class _Library(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # a package, as the import system wants it
+
+    def __getattr__(self, name: str) -> Any:
+        return _found(name)
+
+
+class _Placeholders(MetaPathFinder, Loader):
+    """Finds a placeholder for every module of a heavy library."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in HEAVY else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Library(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """A placeholder has nothing to execute."""

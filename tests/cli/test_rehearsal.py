@@ -1,0 +1,83 @@
+"""Answers without torch: help texts and mistakes come from a process that never imports the heavy libraries."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.cli import rehearsal
+from esper.cli.rehearsal import HEAVY
+from tests.composed import refusal
+from tests.forked import run_forked
+from tests.test_rules import BAD
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = [overrides for overrides, _ in BAD][3::24]
+"""Overrides that break a rule: enough kinds to see that a rehearsal gives the answer of the command."""
+REHEARSED = """
+import json, sys
+from esper.cli import rehearsal
+rehearsal.stand_in()
+from esper.cli.overrides import check
+def answer(overrides):
+    try:
+        check(overrides.split())
+    except ValueError as error:
+        return str(error)
+print(json.dumps([answer(overrides) for overrides in json.load(sys.stdin)]))
+"""
+
+
+def python(*arguments: str, path: Path = ROOT, given: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, input=given, cwd=path)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A folder whose heavy libraries end the process when they are imported."""
+    for name in HEAVY:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "answer"),
+    [
+        ("esper.train --help", 0, "Keys of every run"),
+        ("esper.evaluate --help", 0, "search_per_host"),
+        ("esper.compare --help", 0, "outcomes:"),
+        ("esper.train agent.gama=0.9", 2, "esper: there is no key agent.gama"),
+        ("esper.train agent.gamma=2", 2, "esper: agent.gamma must be in [0, 1]"),
+        ("esper.train -m sweep=ab", 2, "esper: there are no arms to compare"),
+        ("esper.evaluate checkpoint=nowhere", 2, "esper: checkpoint=nowhere holds no checkpoint"),
+    ],
+)
+def test_help_and_mistakes_need_no_heavy_library(bare: Path, arguments: str, code: int, answer: str) -> None:
+    done = python("-m", *arguments.split(), path=bare)
+    assert (done.returncode, done.stderr if code == 0 else done.stdout) == (code, "")
+    assert answer in (done.stderr if code else done.stdout)
+
+
+def test_the_title_appears_before_torch_is_imported(bare: Path) -> None:
+    done = python("-m", "esper.train", "hosts=8", path=bare)
+    assert done.stdout == "ppo on digits: 50 updates of 8 hosts x 20 epochs, reward shaped, seed 0\n"
+    assert "torch was imported" in done.stderr
+    assert {path.suffix for path in bare.iterdir()} <= {".py", ""}  # nothing is written
+
+
+def test_a_rehearsal_gives_the_answers_of_the_command() -> None:
+    done = python("-c", REHEARSED, given=json.dumps(SAMPLE))
+    assert json.loads(done.stdout) == [str(refusal(overrides)) for overrides in SAMPLE]
+
+
+def test_an_announced_run_does_not_repeat_its_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "announced", True)  # the fork below inherits it
+    overrides = ["agent=wait", "hosts=1", "steps=1", "updates=1", "task.epoch_samples=128", f"hydra.run.dir={tmp_path}/run"]
+    done = run_forked("esper.train", *overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "wait on digits" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("done after")
