@@ -17,6 +17,7 @@ from esper.env.shard import Shard
 from esper.growth.variants import Tree
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.augment import Augmentation
 from esper.task.base import Task
@@ -27,6 +28,7 @@ from esper.task.text import TextConfig
 
 CPU = torch.device("cpu")
 HOSTS = 6
+OPTIMISER = SGDConfig()
 LIST_OF = {
     "label_noise": [0.0, 0.4],
     "data_share": [1.0, 0.2],
@@ -70,7 +72,7 @@ def taught(task, hosts=HOSTS):
         walk(every if one.samples is None else one.samples, 0, 48, lambda turn, host=host: np.random.default_rng((host, turn)))
         for host, one in enumerate(views)
     ]
-    return modules, views, np.stack(orders), Shard(modules, (NormConfig(),), task.data, task, CPU, views)
+    return modules, views, np.stack(orders), Shard(modules, (NormConfig(),), task.data, task, CPU, views, optimiser=OPTIMISER)
 
 
 def flat(module):
@@ -79,7 +81,7 @@ def flat(module):
 
 def train_alone(host, task, instance, data_view, order):
     """Train one host for the same epoch in plain PyTorch."""
-    host, config, data = copy.deepcopy(host), task.optimisers[0], task.data
+    host, config, data = copy.deepcopy(host), OPTIMISER, task.data
     optimiser = torch.optim.SGD(
         host.parameters(),
         lr=config.learning_rate * instance.rate_factor,

@@ -11,7 +11,9 @@ from esper.fusion.fuse import flatten_parameters
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Fossils, Incubation
-from esper.seeds.bank import SGDConfig
+from esper.optimisers.adamw import AdamWConfig
+from esper.optimisers.base import SeedSettingsConfig
+from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks
 
@@ -82,10 +84,18 @@ def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layo
     assert_trained_alike(population, 3, atol=1e-8)
 
 
+SEEDS = SeedSettingsConfig(learning_rate=0.03, weight_decay=0.02, max_norm=0.3)
+OPTIMISERS = {
+    "sgd": SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7, seeds=SEEDS),
+    "nesterov": NesterovConfig(learning_rate=0.1, max_norm=0.7, seeds=SEEDS),
+    "adamw": AdamWConfig(learning_rate=0.02, weight_decay=0.1, max_norm=0.7, seeds=SEEDS),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMISERS))
 @pytest.mark.parametrize("fossils", list(Fossils))
-def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, grown, fossils):
-    host_sgd = SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7)
-    population = grown(8, blends=tuple(Blend), fossils=fossils, host_sgd=host_sgd)
+def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, grown, fossils, name):
+    population = grown(8, blends=tuple(Blend), fossils=fossils, optimiser=OPTIMISERS[name])
     before = {name: row.clone() for name, row in population.network.rows().items()}
     assert_trained_alike(population, 5, atol=1e-9)
     after = population.network.rows()

@@ -8,7 +8,7 @@ from esper.fusion.layout import Layout
 from esper.growth.network import GrowingNetwork
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Blend, Fossils, Incubation
-from esper.seeds.bank import SGDConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 
 each_layout = pytest.mark.parametrize("layout", list(Layout))
@@ -97,7 +97,7 @@ def test_memory_of_many_hosts_with_all_banks():
     """64 hosts of digits with every image blueprint in all slots, with and without gate, and a snapshot of all."""
     blueprints = [make() for make in BLUEPRINTS.values() if make.plantable and Layout.IMAGES in make.layouts]
     hosts = [CNNConfig().build((1, 8, 8), 10, [False] * 3) for _ in range(64)]
-    network = GrowingNetwork(hosts, blueprints, host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
+    network = GrowingNetwork(hosts, blueprints, optimiser=SGDConfig())
     assert not network.banks
     for slot in range(3):
         for kind in range(len(blueprints)):
