@@ -103,6 +103,24 @@ def train_alone(host, task, instance, data_view, order):
     return host, np.mean(losses)
 
 
+@pytest.mark.parametrize("micro_batches", [2, 3, 8, 100])
+def test_micro_batches_change_nothing_but_rounding(monkeypatch, micro_batches):
+    """Of hosts without batch norm; the batches of 8 are padded unevenly."""
+    monkeypatch.setattr(f"{__name__}.OPTIMISER", SGDConfig(micro_batches=micro_batches))
+    *_, orders, parts = taught(tales())
+    monkeypatch.setattr(f"{__name__}.OPTIMISER", SGDConfig())
+    *_, whole = taught(tales())
+    sizes = list[int]()
+    forward = parts.network.forward
+    monkeypatch.setattr(parts.network, "forward", lambda x, *rest: (sizes.append(len(x) // HOSTS), forward(x, *rest))[1])
+    one, other = (shard.train_epoch(EpochOrder(orders), probe=True) for shard in (whole, parts))
+    np.testing.assert_allclose(one.loss_M, other.loss_M, rtol=1e-5)
+    assert torch.allclose(whole.network.host.flat, parts.network.host.flat, atol=1e-6)
+    assert max(sizes) == -(-8 // min(micro_batches, 8))
+    assert sum(sizes) == 48
+    assert len(whole.take_gradients()) == len(parts.take_gradients()) == 1
+
+
 @pytest.mark.parametrize("make", [digits, tales])
 @pytest.mark.parametrize("field", ["nothing", "label_noise", "data_share", "classes", "rate_factor", "everything"])
 def test_fused_hosts_match_single_hosts(make, field):

@@ -13,6 +13,7 @@ from esper.env.host_sampler import EpochOrder
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.env.shard_pool import ShardPool, _deal, return_memory
 from esper.fusion.layout import side_by_side
+from esper.growth.network import GrowingNetwork
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
@@ -304,3 +305,18 @@ def test_freed_memory_is_returned_to_the_system():
     return_memory()
     assert resident() < full - 100e6
     assert pin.all()
+
+
+@pytest.mark.parametrize("pretrain", [0, 3])
+def test_the_schedule_runs_over_the_episode_and_over_pretraining(make_env, pretrain, monkeypatch, small_task, tmp_path):
+    seen, step = [], GrowingNetwork.step
+    monkeypatch.setattr(GrowingNetwork, "step", lambda self, progress: (seen.append(progress), step(self, progress)))
+    small_task.config.pretrain, small_task.config.pretrain_pool, small_task.config.pretrain_folder = pretrain, 2, str(tmp_path)
+    env = make_env(2, 4)
+    env.reset(seed=0)
+    per_epoch = env.sampler.samples_per_epoch // small_task.batch_size
+    assert seen == pytest.approx((np.arange(pretrain * per_epoch) + 0.5) / max(pretrain * per_epoch, 1))
+    seen.clear()
+    for _ in range(4):
+        env.step(np.zeros((2, len(Head)), np.int64))
+    assert seen == pytest.approx((np.arange(4 * per_epoch) + 0.5) / (4 * per_epoch))
