@@ -27,6 +27,7 @@ class TinyStoriesConfig(TextConfig):
     """TinyStories, with healthy hosts. Standard kinds: [oo,xx], for hosts of two layers."""
 
     default_host: ClassVar[str] = "transformer_tinystories"
+    default_optimiser: ClassVar[str] = "adamw_warmup"
 
     root: str = "data/tinystories"
     """Folder of TinyStories-train.txt, TinyStories-valid.txt and tokenizer.json."""
