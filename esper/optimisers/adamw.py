@@ -19,7 +19,6 @@ class AdamWConfig(OptimiserConfig):
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
-    """Decay of every parameter towards 0 [1 / learning rate], at least 0. Higher: smaller weights."""
     beta1: float = 0.9
     """Share of the mean gradient that is kept, in [0, 1). Higher: smoother."""
     beta2: float = 0.999

@@ -38,7 +38,7 @@ class SeedSettingsConfig:
     learning_rate: float | None = None
     """Step size of seeds, above 0; null: as for hosts. Higher: faster, until training diverges."""
     weight_decay: float | None = 0.0
-    """Decay of a seed's parameters towards 0, at least 0; null: as for hosts. Higher: smaller weights."""
+    """Weight decay of seeds, at least 0; null: as for hosts. Higher: smaller weights."""
     max_norm: float | None = None
     """Maximum gradient norm of a seed, above 0; null: as for hosts."""
     warmup_batches: int = 0
@@ -64,7 +64,7 @@ class OptimiserConfig:
     learning_rate: float = 0.05
     """Step size, above 0. Higher: faster, until training diverges."""
     weight_decay: float = 0.0
-    """Decay of every parameter towards 0, at least 0. Higher: smaller weights."""
+    """Decay of every parameter towards 0 per step, as a multiple of the learning rate, at least 0. Higher: smaller weights."""
     max_norm: float = 1.0
     """Maximum gradient norm of a member, above 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
     schedule: Schedule = Schedule.constant
