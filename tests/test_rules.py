@@ -56,11 +56,6 @@ BAD: list[tuple[str, str]] = [
     ("optimiser.seeds.weight_decay=inf", "optimiser.seeds.weight_decay must be finite and at least 0"),
     ("optimiser.seeds.max_norm=-1", "optimiser.seeds.max_norm must be above 0"),
     ("optimiser.seeds.warmup_batches=-1", "optimiser.seeds.warmup_batches must be at least 0"),
-    (
-        "task.host_optimiser.learning_rate=0.1",
-        "there is no key task.host_optimiser.learning_rate any more: write optimiser.learning_rate",
-    ),
-    ("task.seed_optimiser.max_norm=2", "write optimiser.seeds.max_norm"),
     ("host.blocks=0", "host.blocks"),
     ("host.base_channels=0", "host.base_channels"),
     ("task=cifar10_baseline host.pools=4", "host.pools"),

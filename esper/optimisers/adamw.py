@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.optimisers.base import MemberOptimiser, OptimiserConfig, Settings
+from esper.optimisers.base import MemberOptimiser, OptimiserConfig, StepSettings
 from esper.ranges import check_ranges
 
 
@@ -42,7 +42,7 @@ class MemberAdamW(MemberOptimiser):
         self._betas, self._eps = betas, eps
         self._logs = [math.log(beta) if beta else -math.inf for beta in betas]
 
-    def update(self, grad: Tensor, settings: Settings, takes_M1: Tensor | None) -> None:
+    def update(self, grad: Tensor, settings: StepSettings, takes_M1: Tensor | None) -> None:
         for name, beta, new in zip(("mean", "square"), self._betas, (grad, grad * grad), strict=True):
             kept = self.state[name]
             moved = kept * beta + new * (1.0 - beta)

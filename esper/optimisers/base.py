@@ -9,26 +9,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.optimisers.schedules import PEAK, Schedule, fall, rise
+from esper.optimisers.schedules import PEAK, RateSchedule, fall, rise
 from esper.ranges import check_ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class StepSettings:
     """The settings of an update: numbers, or tensors `[M, 1]` with a value for each row."""
 
     learning_rate: float | Tensor
     weight_decay: float | Tensor
     max_norm: float | Tensor
 
-    def faster(self, factor: float | Tensor) -> "Settings":
+    def faster(self, factor: float | Tensor) -> "StepSettings":
         """Return the settings with the learning rate times a factor."""
         return replace(self, learning_rate=self.learning_rate * factor)
 
-    def where(self, rows_M1: Tensor, other: "Settings") -> "Settings":
+    def where(self, rows_M1: Tensor, other: "StepSettings") -> "StepSettings":
         """Return these settings for the marked rows, and the other ones for the rest."""
-        values = {name: (getattr(self, name), getattr(other, name)) for name in Settings.__slots__}
-        return Settings(**{name: torch.where(rows_M1, mine, theirs) for name, (mine, theirs) in values.items()})
+        values = {name: (getattr(self, name), getattr(other, name)) for name in StepSettings.__slots__}
+        return StepSettings(**{name: torch.where(rows_M1, mine, theirs) for name, (mine, theirs) in values.items()})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class OptimiserConfig:
     """Decay of every parameter towards 0 per step, as a multiple of the learning rate, at least 0. Higher: smaller weights."""
     max_norm: float = 1.0
     """Maximum gradient norm of a member, above 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
-    schedule: Schedule = Schedule.constant
+    schedule: RateSchedule = RateSchedule.constant
     """Course of the learning rate over an episode, or over pretraining. Seeds follow its fall as hosts do."""
     warmup: float | None = None
     """Share of the episode over which the hosts' learning rate rises, in [0, 1); null: 0.3 for one_cycle, else 0. Higher: a
@@ -82,11 +82,11 @@ class OptimiserConfig:
         ranges = {"(0, inf)": ["learning_rate"], "[0, inf)": ["weight_decay"], "(0, inf]": ["max_norm"]}
         check_ranges("optimiser", self, ranges | {"[0, 1)": ["warmup"], "[1, inf]": ["micro_batches"]})
 
-    def at(self, progress: float) -> tuple[Settings, Settings]:
+    def at(self, progress: float) -> tuple[StepSettings, StepSettings]:
         """Return the settings for hosts and for seeds at this share of an episode, in [0, 1]."""
-        warmup = self.warmup if self.warmup is not None else PEAK * (self.schedule is Schedule.one_cycle)
-        host = Settings(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_norm=self.max_norm)
-        own = {name: getattr(self.seeds, name) for name in Settings.__slots__ if getattr(self.seeds, name) is not None}
+        warmup = self.warmup if self.warmup is not None else PEAK * (self.schedule is RateSchedule.one_cycle)
+        host = StepSettings(learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_norm=self.max_norm)
+        own = {name: getattr(self.seeds, name) for name in StepSettings.__slots__ if getattr(self.seeds, name) is not None}
         seed, later = replace(host, **own), fall(self.schedule, progress, warmup)
         return host.faster(rise(self.schedule, progress, warmup) * later), seed.faster(later)
 
@@ -114,7 +114,7 @@ class MemberOptimiser:
         if counts or warmup_batches:
             self.state["steps"] = torch.zeros_like(self._norms)
 
-    def step(self, settings: Settings, takes_M1: Tensor | None = None) -> None:
+    def step(self, settings: StepSettings, takes_M1: Tensor | None = None) -> None:
         """Take one step from `flat.grad`, which is then dropped. A row's numbers do not depend on the settings of others.
 
         Args:
@@ -135,7 +135,7 @@ class MemberOptimiser:
             self.update(grad, settings, takes_M1)
         self.flat.grad = None
 
-    def update(self, grad: Tensor, settings: Settings, takes_M1: Tensor | None) -> None:
+    def update(self, grad: Tensor, settings: StepSettings, takes_M1: Tensor | None) -> None:
         """Update parameters and state in place.
 
         Args:

@@ -13,7 +13,7 @@ PEAK = 0.3
 """Progress at which `one_cycle` is at its peak, unless a warm-up is given."""
 
 
-class Schedule(StrEnum):
+class RateSchedule(StrEnum):
     """Course of the learning rate after a warm-up."""
 
     constant = "constant"
@@ -25,18 +25,18 @@ class Schedule(StrEnum):
     (https://arxiv.org/abs/1708.07120)."""
 
 
-def rise(schedule: Schedule, progress: float, warmup: float) -> float:
+def rise(schedule: RateSchedule, progress: float, warmup: float) -> float:
     """Return the factor of a warm-up, which ends at this progress: linear, or half a cosine for `one_cycle`."""
     if progress >= warmup:
         return 1.0
-    return _between(START, 1.0, progress / warmup) if schedule is Schedule.one_cycle else progress / warmup
+    return _between(START, 1.0, progress / warmup) if schedule is RateSchedule.one_cycle else progress / warmup
 
 
-def fall(schedule: Schedule, progress: float, warmup: float) -> float:
+def fall(schedule: RateSchedule, progress: float, warmup: float) -> float:
     """Return the factor after a warm-up, which ends at this progress; 1 before."""
-    if schedule is Schedule.constant or progress <= warmup:
+    if schedule is RateSchedule.constant or progress <= warmup:
         return 1.0
-    return _between(1.0, END if schedule is Schedule.one_cycle else 0.0, (progress - warmup) / (1.0 - warmup))
+    return _between(1.0, END if schedule is RateSchedule.one_cycle else 0.0, (progress - warmup) / (1.0 - warmup))
 
 
 def _between(first: float, last: float, share: float) -> float:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esper.optimisers.base import MemberOptimiser, OptimiserConfig, Settings
+from esper.optimisers.base import MemberOptimiser, OptimiserConfig, StepSettings
 from esper.ranges import check_ranges
 
 
@@ -42,7 +42,7 @@ class MemberSGD(MemberOptimiser):
         MemberOptimiser.__init__(self, flat, ["momentum"], warmup_batches=warmup_batches)
         self._keeps, self._nesterov = momentum, nesterov
 
-    def update(self, grad: Tensor, settings: Settings, takes_M1: Tensor | None) -> None:
+    def update(self, grad: Tensor, settings: StepSettings, takes_M1: Tensor | None) -> None:
         momentum = self.state["momentum"]
         if isinstance(settings.weight_decay, Tensor) or settings.weight_decay:
             grad.add_(self.flat * settings.weight_decay)

@@ -229,9 +229,9 @@ def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch
     counts = [0, 0]
 
     def counted(index, backward):
-        def count(*args):
+        def count(*args, **kwargs):
             counts[index] += 1
-            return backward(*args)
+            return backward(*args, **kwargs)
 
         return count
 

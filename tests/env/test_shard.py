@@ -311,7 +311,8 @@ def test_freed_memory_is_returned_to_the_system():
 def test_the_schedule_runs_over_the_episode_and_over_pretraining(make_env, pretrain, monkeypatch, small_task, tmp_path):
     seen, step = [], GrowingNetwork.step
     monkeypatch.setattr(GrowingNetwork, "step", lambda self, progress: (seen.append(progress), step(self, progress)))
-    small_task.config.pretrain, small_task.config.pretrain_pool, small_task.config.pretrain_folder = pretrain, 2, str(tmp_path)
+    for key, value in {"pretrain": pretrain, "pretrain_pool": 2, "pretrain_folder": str(tmp_path)}.items():
+        monkeypatch.setattr(small_task.config, key, value)
     env = make_env(2, 4)
     env.reset(seed=0)
     per_epoch = env.sampler.samples_per_epoch // small_task.batch_size

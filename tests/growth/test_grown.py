@@ -14,7 +14,7 @@ from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Fossils, Incubation
 from esper.optimisers.adamw import AdamWConfig
 from esper.optimisers.base import SeedSettingsConfig
-from esper.optimisers.schedules import Schedule
+from esper.optimisers.schedules import RateSchedule
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks
@@ -118,7 +118,7 @@ def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, gro
         assert after[name][member].equal(before[name][member]) == (fossils is Fossils.frozen)
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("schedule", list(RateSchedule))
 def test_a_schedule_sets_the_rates_of_hosts_seeds_and_fossils(float64, grown, schedule):
     config = replace(OPTIMISERS["adamw"], schedule=schedule, warmup=0.4)
     population = grown(8, blends=tuple(Blend), optimiser=config)

@@ -1,18 +1,25 @@
 """Optimisers of members, against `torch.optim` on each member alone."""
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import esper
+from esper.cli.overrides import check
+from esper.fusion.layout import Layout
+from esper.growth.network import GrowingNetwork
+from esper.lifecycle.roles import Roles
 from esper.optimisers.adamw import AdamWConfig
-from esper.optimisers.base import OptimiserConfig, SeedSettingsConfig
-from esper.optimisers.schedules import Schedule
+from esper.optimisers.base import MemberOptimiser, OptimiserConfig, SeedSettingsConfig
+from esper.optimisers.schedules import RateSchedule
 from esper.optimisers.sgd import NesterovConfig, SGDConfig
-from tests.reference_host import plain_optimiser
+from tests.reference_host import WideConfig, make_host, plain_optimiser
 
 CONFIGS = {
     "sgd": SGDConfig(weight_decay=0.0),
@@ -145,10 +152,10 @@ def test_settings_for_seeds_are_those_for_hosts_unless_they_are_given():
     host, seed = AdamWConfig(learning_rate=0.2, weight_decay=0.1).at(0.0)
     assert (seed.learning_rate, seed.weight_decay, seed.max_norm) == (0.2, 0.0, 1.0)
     own = SeedSettingsConfig(learning_rate=0.3, weight_decay=None, max_norm=2.0)
-    host, seed = AdamWConfig(learning_rate=0.2, weight_decay=0.1, seeds=own, schedule=Schedule.cosine, warmup=0.5).at(0.25)
+    host, seed = AdamWConfig(learning_rate=0.2, weight_decay=0.1, seeds=own, schedule=RateSchedule.cosine, warmup=0.5).at(0.25)
     assert (host.learning_rate, host.weight_decay, host.max_norm) == (0.1, 0.1, 1.0)
     assert (seed.learning_rate, seed.weight_decay, seed.max_norm) == (0.3, 0.1, 2.0), "the warm-up is that of hosts"
-    host, seed = AdamWConfig(learning_rate=0.2, seeds=own, schedule=Schedule.cosine, warmup=0.5).at(0.75)
+    host, seed = AdamWConfig(learning_rate=0.2, seeds=own, schedule=RateSchedule.cosine, warmup=0.5).at(0.75)
     assert (host.learning_rate, seed.learning_rate) == pytest.approx((0.1, 0.15)), "the fall is that of both"
 
 
@@ -168,6 +175,39 @@ def test_norms_are_means_before_clipping_since_the_last_call():
     assert sgd.take_norms().tolist() == [2.0, 2.0]  # a bad epoch is forgotten
 
 
-def test_a_base_without_an_update_says_so():
+@dataclass(kw_only=True, slots=True)
+class SignConfig(OptimiserConfig):
+    """Steps of one size."""
+
+    def build(self, flat, warmup_batches=0):
+        return MemberSign(flat, [], warmup_batches=warmup_batches)
+
+
+class MemberSign(MemberOptimiser):
+    """An optimiser without state."""
+
+    def update(self, grad, settings, takes_M1):
+        change = grad.sign() * settings.learning_rate
+        self.flat.sub_(change if takes_M1 is None else torch.where(takes_M1, change, 0.0))
+
+
+def test_an_optimiser_may_come_from_outside(own_parts):
+    esper.register("optimiser", "sign", SignConfig)
+    config = check(["optimiser=sign", "optimiser.learning_rate=0.5", "optimiser.seeds.warmup_batches=2"]).optimiser
+    network = GrowingNetwork([make_host(Layout.VECTORS, 0)] * 2, [WideConfig()], optimiser=config)
+    before, bank = network.host.flat.detach().clone(), network.bank(0, 0)
+    bank.plant(0, torch.Generator())
+    one = np.array([[True, False, False], [False] * 3])
+    network.arrange(
+        Roles(
+            blueprint=one - 1, blend=one * 0, alpha=np.float32(one), behind=one & False, open=one, learns=one, fossil=one & False
+        )
+    )
+    assert list(network.rows()) == ["host", "seed/0/0", "seed_steps/0/0"]
+    born = bank.fleet.flat.detach().clone()
+    network.host.flat.grad, bank.fleet.flat.grad = torch.ones_like(before), -torch.ones_like(born)
+    network.step()
+    assert torch.allclose(before - network.host.flat, torch.tensor(0.5), atol=1e-6)
+    assert torch.allclose(bank.fleet.flat - born, torch.tensor([[0.125], [0.0]]), atol=1e-6)
     with pytest.raises(TypeError, match="OptimiserConfig does not define build"):
         OptimiserConfig().build(torch.zeros(1, 1))
