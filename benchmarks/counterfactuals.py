@@ -24,6 +24,7 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.measure.counterfactuals import settings
 from esper.measure.plans import Plan
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.base import Task, TaskConfig
 from esper.task.data import Data
@@ -46,7 +47,7 @@ def grown(hosts: int, samples: int, blueprint: str, *, mixed: bool) -> tuple[Sha
     torch.manual_seed(0)
     task, config = noise(samples), BLUEPRINTS[blueprint]()
     modules = [CNNConfig(base_channels=8).build((3, 8, 8), 10, [False] * 3) for _ in range(hosts)]
-    shard = Shard(modules, [config], task.data, task, torch.device("cpu"))
+    shard = Shard(modules, [config], task.data, task, torch.device("cpu"), optimiser=SGDConfig())
     state, generator = empty(hosts, 3), torch.Generator().manual_seed(0)
     for host in range(hosts):
         held = slice(0, host % 4 if mixed else 3)

@@ -23,10 +23,13 @@ from vmapped import Vmapped
 from esper.env.host_sampler import EpochOrder
 from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeding import stream
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig
 from esper.task.instances import Split
+
+OPTIMISER = SGDConfig()
 
 
 def order_of(host: int, epoch: int, samples: int) -> np.ndarray:
@@ -38,7 +41,8 @@ class Fused:
     """All hosts as one program."""
 
     def __init__(self, task: Task, modules: list[nn.Module]) -> None:
-        self.shard, self.num_slots = Shard(modules, [], task.data, task, torch.device("cpu")), len(modules[0].slots)
+        self.shard = Shard(modules, [], task.data, task, torch.device("cpu"), optimiser=OPTIMISER)
+        self.num_slots = len(modules[0].slots)
         self.samples, self.epoch = len(task.data.train_y), 0
 
     def train(self, epochs: int) -> None:
@@ -58,7 +62,7 @@ class OneByOne:
     """Every host as a module of its own, with an optimiser of its own."""
 
     def __init__(self, task: Task, modules: list[nn.Module]) -> None:
-        config = task.optimisers[0]
+        config = OPTIMISER
         self.task, self.max_norm, self.epoch = task, config.max_norm, 0
         self.modules = [module.to(memory_format=torch.channels_last) for module in modules]
         rates = {"lr": config.learning_rate, "momentum": config.momentum, "weight_decay": config.weight_decay}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from esper.optimisers.sgd import SGDConfig
 from esper.task.base import Task
 
 Tensors = dict[str, Tensor]
@@ -15,8 +16,8 @@ Tensors = dict[str, Tensor]
 class Vmapped:
     """Trains by the same rule as `torch.optim.SGD` after `clip_grad_norm_` on each host."""
 
-    def __init__(self, task: Task, modules: list[nn.Module]) -> None:
-        self.task, self.config = task, task.optimisers[0]
+    def __init__(self, task: Task, modules: list[nn.Module], optimiser: SGDConfig) -> None:
+        self.task, self.config = task, optimiser
         self.host = deepcopy(modules[0])
         self.params, self.buffers = stack_module_state(modules)
         self.momenta = {name: torch.zeros_like(weight) for name, weight in self.params.items()}

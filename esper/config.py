@@ -58,6 +58,9 @@ from esper.lifecycle.slots import (
     ThreeConfig,
 )
 from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.optimisers.adamw import AdamWConfig
+from esper.optimisers.base import OptimiserConfig
+from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.ranges import check_ranges, check_sizes
 from esper.reward.modes import MODES, RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -109,6 +112,9 @@ class Config(Chosen):
     """Data and objective of the hosts; chosen by the `task` group."""
     host: HostConfig = MISSING
     """Architecture of the hosts; chosen by the `host` group. Every task has a default."""
+    optimiser: OptimiserConfig = MISSING
+    """Optimiser of hosts and seeds, and the schedule of their learning rates; chosen by the `optimiser` group. Every task has a
+    default."""
     slots: SlotsConfig = MISSING
     """Slots in use and the rules of a seed's life; chosen by the `slots` group."""
     gates: GatesConfig = MISSING
@@ -162,6 +168,11 @@ class Config(Chosen):
             )
         if self.host.frozen and not self.task.pretrain:
             warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
+        if self.optimiser.micro_batches > self.task.batch_size:
+            raise ValueError(
+                f"optimiser.micro_batches={self.optimiser.micro_batches} exceeds task.batch_size={self.task.batch_size}: "
+                "lower the former"
+            )
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
         if self.hosts < len(self.devices):
@@ -201,6 +212,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "buffer": {"rollout": RolloutConfig, "window": WindowConfig},
     "task": TASKS,
     "host": HOSTS,
+    "optimiser": {"sgd": SGDConfig, "nesterov": NesterovConfig, "adamw": AdamWConfig},
     "slots": {
         "one_seed": OneSeedConfig,
         "every_block": EveryBlockConfig,
@@ -257,6 +269,9 @@ ALIASES = {"reward_mode": "reward"}
 
 FORMER = {
     **dict.fromkeys(("telemetry.console", "telemetry.tensorboard", "telemetry.jsonl"), "telemetry.writers"),
+    "task.host_optimiser": "optimiser",
+    "task.seed_optimiser.momentum": "optimiser.momentum",
+    "task.seed_optimiser": "optimiser.seeds",
     "task.host": "host",
     "again": "aa_control",
     "preregistration": "plan",
@@ -280,7 +295,7 @@ class ConfigError(ValueError):
     """A command that cannot run. The message is one sentence for the user, with the remedy."""
 
 
-BROUGHT = ("host", "governor", "reward", "slots", "blueprint")
+BROUGHT = ("host", "optimiser", "governor", "reward", "slots", "blueprint")
 """Groups of which a task comes with default options."""
 
 

@@ -16,7 +16,10 @@ from esper.growth.network import GrowingNetwork
 from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Blend, Fossils, Incubation, Roles
-from esper.seeds.bank import SGDConfig, seed_module
+from esper.optimisers.adamw import AdamWConfig
+from esper.optimisers.base import OptimiserConfig, SeedSettingsConfig
+from esper.optimisers.sgd import NesterovConfig, SGDConfig
+from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.cnn import ConvHeavyConfig, ConvLightConfig, DepthwiseConfig
 from esper.seeds.blueprints.plain import NormConfig
@@ -98,6 +101,17 @@ def make_host(layout: Layout, member: int) -> nn.Module:
 # ---- the reference
 
 
+def plain_optimiser(parameters: Any, config: OptimiserConfig, *, seed: bool = False) -> torch.optim.Optimizer:
+    """Return torch's optimiser of a host, or of a seed with the settings for seeds."""
+    own = {name: getattr(config.seeds, name) for name in ("learning_rate", "weight_decay")} if seed else {}
+    rate, decay = (getattr(config, name) if own.get(name) is None else own[name] for name in ("learning_rate", "weight_decay"))
+    if isinstance(config, AdamWConfig):
+        return torch.optim.AdamW(parameters, rate, (config.beta1, config.beta2), config.eps, decay)
+    assert isinstance(config, SGDConfig)
+    nesterov = isinstance(config, NesterovConfig)
+    return torch.optim.SGD(parameters, rate, config.momentum, weight_decay=decay, nesterov=nesterov)
+
+
 @dataclass
 class Seed:
     """One seed, written from the definitions."""
@@ -119,23 +133,20 @@ class Seed:
 class Reference:
     """One host with its seeds, written from the definitions: no stacking, ordinary optimisers, ordinary clipping."""
 
-    def __init__(self, host: nn.Module, host_sgd: SGDConfig, seed_sgd: SGDConfig, incubation: Incubation) -> None:
-        self.host, self.host_sgd, self.seed_sgd = copy.deepcopy(host), host_sgd, seed_sgd
+    def __init__(self, host: nn.Module, config: OptimiserConfig, incubation: Incubation) -> None:
+        self.host, self.config = copy.deepcopy(host), config
         self.closed = incubation is Incubation.closed_loop
         self.seeds: dict[int, Seed] = {}
-        self.host_optimiser = self._optimiser(self.host, host_sgd)
-        self.seed_optimisers: dict[int, torch.optim.SGD] = {}
+        self.host_optimiser = plain_optimiser(self.host.parameters(), config)
+        self.seed_optimisers: dict[int, torch.optim.Optimizer] = {}
 
-    @staticmethod
-    def _optimiser(module: nn.Module, sgd: SGDConfig) -> torch.optim.SGD:
-        return torch.optim.SGD(module.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
-
-    def _sgd(self, seed: Seed) -> SGDConfig:
-        return self.host_sgd if seed.fossil else self.seed_sgd
+    def _max_norm(self, seed: Seed) -> float:
+        own = self.config.seeds.max_norm
+        return self.config.max_norm if seed.fossil or own is None else own
 
     def grow(self, slot: int, seed: Seed) -> None:
         self.seeds[slot] = seed
-        self.seed_optimisers[slot] = self._optimiser(seed.module, self._sgd(seed))
+        self.seed_optimisers[slot] = plain_optimiser(seed.module.parameters(), self.config, seed=not seed.fossil)
 
     def forward(self, x: Tensor) -> Tensor:
         self.inputs: list[Tensor] = []
@@ -181,10 +192,10 @@ class Reference:
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         loss = self.gradients(x, y)
-        nn.utils.clip_grad_norm_(self.host.parameters(), self.host_sgd.max_norm)
+        nn.utils.clip_grad_norm_(self.host.parameters(), self.config.max_norm)
         self.host_optimiser.step()
         for slot, seed in self.seeds.items():
-            nn.utils.clip_grad_norm_(seed.module.parameters(), self._sgd(seed).max_norm)
+            nn.utils.clip_grad_norm_(seed.module.parameters(), self._max_norm(seed))
             if seed.learns:
                 self.seed_optimisers[slot].step()
         return loss
@@ -212,22 +223,19 @@ class Grown:
         fossils: Fossils = Fossils.learning,
         layout: Layout = Layout.IMAGES,
         blueprints: Sequence[BlueprintConfig] = (),
-        host_sgd: SGDConfig | None = None,
-        seed_sgd: SGDConfig | None = None,
+        optimiser: OptimiserConfig | None = None,
         hosts: Sequence[nn.Module] = (),
         frozen: bool = False,
     ) -> None:
-        host_sgd, seed_sgd = host_sgd or SGDConfig(weight_decay=5e-3), seed_sgd or SGDConfig(max_norm=0.3)
+        optimiser = optimiser or SGDConfig(weight_decay=5e-3, seeds=SeedSettingsConfig(max_norm=0.3))
         generator = torch.Generator().manual_seed(members)
         torch.manual_seed(members)
         self.layout = layout
         usual = IMAGE_BLUEPRINTS if layout is Layout.IMAGES else (WideConfig(), WideConfig(factor=3))
         self.blueprints = tuple(blueprints) or usual
         hosts = hosts or [make_host(layout, member) for member in range(members)]
-        self.network = GrowingNetwork(
-            hosts, self.blueprints, host_optimiser=host_sgd, seed_optimiser=seed_sgd, incubation=incubation, frozen=frozen
-        )
-        self.references = [Reference(host, host_sgd, seed_sgd, incubation) for host in hosts]
+        self.network = GrowingNetwork(hosts, self.blueprints, optimiser=optimiser, incubation=incubation, frozen=frozen)
+        self.references = [Reference(host, optimiser, incubation) for host in hosts]
         shape = (members, 3)
         self.blueprint, self.alpha = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
         self.blend = np.zeros(shape, dtype=np.int64)

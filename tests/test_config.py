@@ -67,7 +67,9 @@ def test_no_yaml_hides_a_dataclass() -> None:
     table = {Path(group, f"{name}.yaml") for group, options in C.GROUPS.items() for name in options}
     found = {path.relative_to(C.CONF) for path in C.CONF.rglob("*.yaml")}
     assert not found & table
-    assert {path.parts[0] for path in found if len(path.parts) > 1} == {"task", "host", "slots", "env", "experiment", "sweep"}
+    assert {path.parts[0] for path in found if len(path.parts) > 1} == {
+        *("task", "host", "optimiser", "slots", "env", "experiment", "sweep")
+    }
     assert not (C.CONF / "schema.yaml").exists()
 
 

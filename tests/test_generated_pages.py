@@ -77,9 +77,9 @@ def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
 
 
 def test_defaults_within_a_config_are_those_of_the_option() -> None:
-    section = CONFIG.split("### `task=tinystories`")[1].split("\n### ")[0]
-    assert "| `task.host_optimiser.learning_rate` | `0.3` |" in section
-    assert "| `task.host_optimiser` | below |" in section
+    section = CONFIG.split("### `task=digits_drift`")[1].split("\n### ")[0]
+    assert "| `task.events.count` | `[1,2,3,3]` |" in section
+    assert "| `task.events` | below |" in section
 
 
 def test_named_values_and_elements_of_lists_are_listed() -> None:

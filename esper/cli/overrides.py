@@ -97,7 +97,9 @@ def check_over(saved: Config, overrides: list[str]) -> Config:
         groups, keys = _split(loader, parsed)
         named = {str(override.key_or_group) for override in groups}
         anew = {ALIASES.get(group, group) for group in named}
-        anew |= {"host", "governor"} if "task" in anew else set()  # which depend on the data; reward and slots are the run's
+        anew |= (
+            {"host", "optimiser", "governor"} if "task" in anew else set()
+        )  # which depend on the data; reward and slots are the run's
         kept = {group: chosen for group, chosen in plain["options"].items() if group not in anew}
         chosen = [f"{group}=[{','.join(name)}]" if group in MANY else f"{group}={name}" for group, name in kept.items()]
         cfg, choices = _composed([*chosen, *_override_strings(groups)], "config")

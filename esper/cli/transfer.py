@@ -16,7 +16,7 @@ from esper.cli.readiness import ready
 from esper.config import ALIASES, Config, ConfigError, root_key
 from esper.training.config_io import flat, to_plain
 
-TRANSFERABLE = ("task", "host", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
+TRANSFERABLE = ("task", "host", "optimiser", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
 """Root keys that an evaluation may change."""
 DRAWS_AND_DEVICES = ("seed", "devices")
 """Root keys among `TRANSFERABLE` that do not change the kind of hosts."""

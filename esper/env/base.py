@@ -20,6 +20,8 @@ from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
 from esper.measure.counterfactuals import CounterfactualsConfig
+from esper.optimisers.base import OptimiserConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.reward.modes import RewardConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.task.base import TaskConfig
@@ -187,6 +189,7 @@ class EnvParts:
 
     task: TaskConfig
     host: HostConfig
+    optimiser: OptimiserConfig = field(default_factory=SGDConfig)
     slots: SlotsConfig
     gates: GatesConfig = field(default_factory=GatesConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)

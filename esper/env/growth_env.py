@@ -71,7 +71,9 @@ class GrowthEnv(Environment):
         self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
         self.governor = parts.governor.build(num_classes=task.data.num_classes)
         self.guard = Guard(self.governor)
-        self.sampler = HostSampler(task=task, split=parts.split, num_hosts=parts.num_hosts, twins=parts.num_twins)
+        self.sampler = HostSampler(
+            task=task, split=parts.split, num_hosts=parts.num_hosts, twins=parts.num_twins, epochs=parts.num_steps
+        )
         example, blueprints = task.host(parts.seed, parts.split, 0, 0), tuple(parts.blueprints.values())
         specs = slot_specs(example)
         self.costs = count_costs(example, blueprints, task.data.inputs(task.data.valid_x[:1]))
@@ -79,12 +81,23 @@ class GrowthEnv(Environment):
         incubation, frozen = self.slots.incubation, parts.host.frozen
         self.meter = Meter(self.costs.flops, incubation, frozen=frozen)
         self.pool = ShardPool(
-            task, blueprints, parts.devices, parts.num_hosts, incubation=incubation, frozen=frozen, meter=self.meter
+            task,
+            blueprints,
+            parts.devices,
+            parts.num_hosts,
+            optimiser=parts.optimiser,
+            incubation=incubation,
+            frozen=frozen,
+            meter=self.meter,
         )
         self.config, self._kinds = config, tuple(parts.task.events.kinds) if config.timetable else ()
         host_table = (*obs.HOST_FEATURES, *foresight_table(self._kinds))
         self._tables = obs.FeatureTable(host_table), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
-        self.pretrained = Pretrained(task=task, host=parts.host, devices=parts.devices) if task.config.pretrain else None
+        self.pretrained = (
+            Pretrained(task=task, host=parts.host, optimiser=parts.optimiser, devices=parts.devices)
+            if task.config.pretrain
+            else None
+        )
         layout = EnvSpec(
             num_hosts=parts.num_hosts,
             num_steps=parts.num_steps,

@@ -1,7 +1,7 @@
 """Snapshots and rollbacks: how the environment acts on the governor's verdicts.
 
-A snapshot is the whole state of a host: parameters, momentum and batch statistics of the host and of its seeds, the lifecycle
-with its ages, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
+A snapshot is the whole state of a host: parameters, optimiser state and batch statistics of the host and of its seeds, the
+lifecycle with its ages, and its measurements. Random streams are named by host and epoch, so there is no generator to save.
 
 A snapshot is saved after every healthy epoch. That costs less than a thousandth of training (64 hosts of digits: 1 ms, an
 epoch takes seconds), and saving less often would lose more progress. So while a host is healthy, its snapshot is the state before

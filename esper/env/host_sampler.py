@@ -26,10 +26,17 @@ class EpochOrder(NamedTuple):
     """Shift and flip of each image, see `Augmentation`; None for no augmentation."""
     time: int = 0
     """The host epoch, which sets the state of all events."""
+    epochs: int = 1
+    """Host epochs of the episode, or of pretraining."""
+
+    def progress(self, share: float) -> float:
+        """Return the share of the episode that has passed after this share of the epoch."""
+        return (self.time + share) / self.epochs
 
     def of(self, rows: slice) -> "EpochOrder":
         """Return the order of some of the hosts."""
-        return EpochOrder(self.samples_NI[rows], None if self.draws_NI3 is None else self.draws_NI3[rows], self.time)
+        draws = None if self.draws_NI3 is None else self.draws_NI3[rows]
+        return self._replace(samples_NI=self.samples_NI[rows], draws_NI3=draws)
 
     def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
         """Return the samples and draws of each whole batch, on a device; one smaller batch if there are fewer samples."""
@@ -54,6 +61,8 @@ class HostSampler:
     num_hosts: int
     twins: int = 1
     """Consecutive hosts with the same name, a divisor of N."""
+    epochs: int = 1
+    """Host epochs of the episode."""
     root: int = 0
     episode: int = 0
 
@@ -96,9 +105,8 @@ class HostSampler:
 
         firsts, moves = range(0, self.num_hosts, self.twins), self.task.augmentation
         samples_NI = np.stack([samples(host) for host in firsts]).repeat(self.twins, axis=0)
-        if moves is None:
-            return EpochOrder(samples_NI, None, time)
-        return EpochOrder(samples_NI, np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0), time)
+        draws_NI3 = None if moves is None else np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0)
+        return EpochOrder(samples_NI, draws_NI3, time, self.epochs)
 
     def seed(self, host: int, slot: int, time: int) -> tuple[int | str, ...]:
         """Return the name of the stream of a newborn seed's weights: root, purpose, keys."""

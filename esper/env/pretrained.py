@@ -26,6 +26,7 @@ from esper.env.host_sampler import HostSampler
 from esper.env.shard import DeviceConfig, find_device
 from esper.env.shard_pool import ShardPool
 from esper.hosts.base import HostConfig
+from esper.optimisers.base import OptimiserConfig, SeedSettingsConfig
 from esper.task.base import POOL, Task
 from esper.task.data import TaskError
 from esper.task.instances import DataView, Split
@@ -50,6 +51,7 @@ class Pretrained:
 
     task: Task
     host: HostConfig
+    optimiser: OptimiserConfig
     devices: Mapping[str, DeviceConfig]
     """Devices of the run; the first one trains the pools."""
     pools: dict[tuple[int, Split], list[nn.Module]] = field(default_factory=lambda: dict[tuple[int, Split], list[nn.Module]]())
@@ -69,7 +71,7 @@ class Pretrained:
     def _pool(self, sampler: HostSampler) -> list[nn.Module]:
         """Return a pool from disk, or train it, and write it there if possible."""
         config = self.task.config
-        pool = replace(sampler, num_hosts=config.pretrain_pool, twins=1, episode=POOL)
+        pool = replace(sampler, num_hosts=config.pretrain_pool, twins=1, episode=POOL, epochs=config.pretrain)
         hosts, views = pool.hosts(), pool.views()
         path = _folder(config.pretrain_folder) / f"{self._digest(pool, hosts, views)}.pt"
         try:
@@ -85,7 +87,8 @@ class Pretrained:
         """Train the hosts of a pool, and return their states."""
         name, members = self._place()
         epochs, finite_P = self.task.config.pretrain, np.ones(len(hosts), np.bool_)
-        shards = ShardPool(self.task, (), {name: DeviceConfig(members_per_shard=members)}, len(hosts))
+        devices = {name: DeviceConfig(members_per_shard=members)}
+        shards = ShardPool(self.task, (), devices, len(hosts), optimiser=self.optimiser)
         shards.start(hosts, views)
         for time in range(epochs):
             finite_P &= shards.train(pool.order(time, views))
@@ -94,7 +97,7 @@ class Pretrained:
         if len(diverged := np.flatnonzero(~finite_P)):
             raise TaskError(
                 f"task.pretrain={epochs}: the training of hosts {', '.join(map(str, diverged))} of {len(hosts)} diverged: "
-                "lower task.host_optimiser.learning_rate"
+                "lower optimiser.learning_rate"
             )
         return states
 
@@ -109,7 +112,8 @@ class Pretrained:
         device = find_device(name)
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         facts = [FORMAT, torch.__version__, chip, members, task.config.pretrain, pool.root, str(pool.split)]
-        facts += [task.batch_size, task.epoch_samples, task.augmentation, task.optimisers[0], task.data.num_classes]
+        facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes]
+        facts += [replace(self.optimiser, seeds=SeedSettingsConfig())]
         facts += [view.timetable for view in views if view.timetable]
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         with suppress(OSError, TypeError):  # a class without a file

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
-from esper.growth.network import GrowingNetwork
+from esper.growth.network import GrowingNetwork, num_targets
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import SAMPLES, SPOTS
+from esper.optimisers.base import OptimiserConfig
 from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -105,19 +106,18 @@ class Shard:
         device: torch.device,
         views: Sequence[DataView] = (),
         *,
+        optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
     ) -> None:
         self.data, self.task, self.device = data, task, device
         self.views = MemberData(data, views, task.augmentation, device)
-        host_optimiser, seed_optimiser = task.optimisers
-        self.members, self._widths = len(hosts), list[int]()
+        self.members, self._widths, self._micro_batches = len(hosts), list[int](), optimiser.micro_batches
         self._gradients: list[SlotGradients] | None = None
         self.network = GrowingNetwork(
             hosts,
             blueprints,
-            host_optimiser=host_optimiser,
-            seed_optimiser=seed_optimiser,
+            optimiser=optimiser,
             incubation=incubation,
             rate_M1=self.views.rate_M1,
             frozen=frozen,
@@ -217,9 +217,8 @@ class Shard:
             last = step == len(batches) - 1
             if (in_vain or not taught) and not last:  # the hooks watch the last batch
                 continue
-            data = self.views.batch(*batch)
-            losses += network.backward(*data, hooks) if last else network.teach(*data)
-            network.step()
+            losses += self._learn_from(*batch, hooks, last=last)
+            network.step(order.progress((step + 0.5) / len(batches)))
             if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.where(taught_M, len(batches), 1)
@@ -234,6 +233,21 @@ class Shard:
             seed_norm_MS=report[:, 2:-1],
             finite_M=report[:, -1] != 0,
         )
+
+    def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:
+        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]` [nats]."""
+        network, count = self.network, min(self._micro_batches, index_MB.shape[1])
+        if count == 1:
+            data = self.views.batch(index_MB, draws_MB3)
+            return network.backward(*data, hooks) if last else network.teach(*data)
+        draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
+        parts = [self.views.batch(*part) for part in zip(index_MB.tensor_split(count, 1), draws, strict=True)]
+        targets_M = num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
+        losses = torch.zeros(self.members, device=self.device)
+        for place, (x, y_MB) in enumerate(parts):
+            first = hooks if place == 0 else None  # the samples that it would capture of the whole batch
+            losses += network.backward(x, y_MB, first, targets_M) if last else network.teach(x, y_MB, targets_M)
+        return losses
 
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.

@@ -23,6 +23,7 @@ from esper.lifecycle.stages import empty
 from esper.measure.costs import Meter
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import PotentialSensor
+from esper.optimisers.base import OptimiserConfig
 from esper.phases import PhaseTimes
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import SlotGradients
@@ -53,6 +54,7 @@ class ShardPool:
         devices: Mapping[str, DeviceConfig],
         num_hosts: int,
         *,
+        optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
         meter: Meter | None = None,
@@ -65,6 +67,7 @@ class ShardPool:
         """
         self.meter, self.times = meter, PhaseTimes()
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
+        self.optimiser = optimiser
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self.shards: list[Shard] = []
@@ -89,6 +92,7 @@ class ShardPool:
                 self.task,
                 device,
                 views[rows],
+                optimiser=self.optimiser,
                 incubation=self.incubation,
                 frozen=self.frozen,
             )

@@ -63,13 +63,14 @@ class ClosedLoopPass:
         if joins is not None:
             starts[slot] = take_members(x.detach(), joins, members)
 
-    def losses(self, host: Fleet, starts: dict[int, Tensor], targets_MB: Tensor) -> Tensor:
+    def losses(self, host: Fleet, starts: dict[int, Tensor], targets_MB: Tensor, count_M: Tensor | None = None) -> Tensor:
         """Return the mean cross entropy of the members that learn `[L]` in the closed-loop pass [nats].
 
         Args:
             host: the hosts; their mode is restored afterwards.
             starts: the features that `start` stored.
             targets_MB: see `GrowingNetwork.backward`.
+            count_M: see `LastSegment.losses`, for all members.
         """
         training, x, segments = host.module.training, None, list[nn.Module]()
         host.module.eval()
@@ -84,7 +85,7 @@ class ClosedLoopPass:
                 x = segments[slot + 1](x)
         assert x is not None
         last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L))
-        loss_L = last.losses(targets_MB[self.members_L], self.places_L)
+        loss_L = last.losses(targets_MB[self.members_L], self.places_L, None if count_M is None else count_M[self.members_L])
         host.module.train(training)
         return loss_L
 

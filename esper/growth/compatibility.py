@@ -10,7 +10,8 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout
 from esper.growth.probe import Flaw, check_features, flaws, probe_host, probe_seed
 from esper.hosts.base import SlotSpec, slot_specs
-from esper.seeds.bank import SeedBank, SGDConfig
+from esper.optimisers.sgd import SGDConfig
+from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import check_blueprints
 

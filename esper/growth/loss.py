@@ -34,19 +34,20 @@ class LastSegment(NamedTuple):
         """Return the outputs of each member `[M, B, K]`."""
         return by_member(self.segment(self.x), self.members)
 
-    def losses(self, targets_LB: Tensor, chosen: Tensor | slice = slice(None)) -> Tensor:
+    def losses(self, targets_LB: Tensor, chosen: Tensor | slice = slice(None), count_L: Tensor | None = None) -> Tensor:
         """Return the mean cross entropy of the chosen members `[L]` [nats].
 
         Args:
             targets_LB: classes of each chosen member's samples, or of each of their positions `[L, B*T]`.
             chosen: members that count; the others are computed with them.
+            count_L: number by which each sum of losses is divided; None is the number of targets.
         """
         *body, head = self.segment if type(self.segment) is nn.Sequential else [self.segment]
         if self.x.dim() != 3 or not isinstance(head, (nn.Linear, StackedLinear)):
-            return member_losses(_of(self.logits(), chosen), targets_LB)
+            return member_losses(_of(self.logits(), chosen), targets_LB, count_L)
         each = LOGITS // (self.x.shape[0] * head.weight.shape[-2])
         if each >= self.x.shape[1]:
-            return member_losses(_of(self.logits(), chosen), targets_LB)
+            return member_losses(_of(self.logits(), chosen), targets_LB, count_L)
         x = self.x
         for layer in body:
             x = layer(x)
@@ -57,12 +58,21 @@ class LastSegment(NamedTuple):
         y_LBT = targets_LB.view(len(targets_LB), -1, x.shape[1])
         pieces = zip(x.split(max(1, each), 1), y_LBT.split(max(1, each), 2), strict=True)
         sums = [checkpoint(summed, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-        return torch.stack(sums).sum(0) / _counted(targets_LB)
+        return torch.stack(sums).sum(0) / (num_targets(targets_LB) if count_L is None else count_L)
 
 
-def member_losses(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    """Return the mean cross entropy of each member `[M]` [nats]; for sequences `[M, B*T, K]`, targets are `[M, B*T]`."""
-    return _summed(logits_MBK, targets_MB) / _counted(targets_MB)
+def member_losses(logits_MBK: Tensor, targets_MB: Tensor, count_M: Tensor | None = None) -> Tensor:
+    """Return the mean cross entropy of each member `[M]` [nats]; for sequences `[M, B*T, K]`, targets are `[M, B*T]`.
+
+    Args:
+        count_M: number by which each sum of losses is divided; None is the number of targets.
+    """
+    return _summed(logits_MBK, targets_MB) / (num_targets(targets_MB) if count_M is None else count_M)
+
+
+def num_targets(targets_MB: Tensor) -> Tensor:
+    """Return the number of targets of each member `[M]`. Negative ones (torch's ignore_index, such as padding) do not count."""
+    return (targets_MB >= 0).view(len(targets_MB), -1).sum(1)
 
 
 def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:
@@ -72,8 +82,3 @@ def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:
 def _summed(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
     loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
     return loss.view(len(targets_MB), -1).sum(1)
-
-
-def _counted(targets_MB: Tensor) -> Tensor:
-    """Return the number of targets of each member; negative ones (torch's ignore_index, such as padding) do not count."""
-    return (targets_MB >= 0).view(len(targets_MB), -1).sum(1)

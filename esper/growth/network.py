@@ -10,8 +10,7 @@ in the banks. Seeds in training are behind the host: it computes the same as wit
 
 where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
 
-Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings of the
-host's optimiser.
+Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings for hosts.
 """
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
@@ -30,11 +29,12 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import take_members
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.loss import LastSegment
+from esper.growth.loss import LastSegment, num_targets
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
-from esper.seeds.bank import MemberSGD, RowSettings, SeedBank, SGDConfig
+from esper.optimisers.base import OptimiserConfig
+from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
 
@@ -51,8 +51,8 @@ class Learners:
     """Banks, each with the members that learn in it."""
     learns_M1: Tensor
     """All of these members, bool `[M, 1]`; other rows do not change."""
-    settings: RowSettings | None
-    """Settings of each row, where they differ from the seeds' optimiser, before the members' factors on learning rates."""
+    fossil_M1: Tensor | None
+    """The fossils among them, bool `[M, 1]`; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +73,7 @@ class GrowingNetwork:
     Args:
         hosts: M hosts.
         blueprints: blueprints in the order of their indices.
-        host_optimiser: optimiser of hosts, and of fossils that learn.
-        seed_optimiser: optimiser of the other seeds.
+        optimiser: optimiser of hosts and seeds.
         incubation: how seeds behind the host learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
         frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
@@ -86,8 +85,7 @@ class GrowingNetwork:
         hosts: Sequence[nn.Module],
         blueprints: Sequence[BlueprintConfig],
         *,
-        host_optimiser: SGDConfig,
-        seed_optimiser: SGDConfig,
+        optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         rate_M1: Tensor | None = None,
         frozen: bool = False,
@@ -100,8 +98,8 @@ class GrowingNetwork:
         self.incubation, self.frozen = incubation, frozen
         self.host = Fleet(hosts, device)
         self.host.flat.requires_grad_(not frozen)
-        self.optimiser = MemberSGD(self.host.flat, host_optimiser, rate_M1)
-        self._optimisers, self._rate_M1 = (host_optimiser, seed_optimiser), rate_M1
+        self.optimiser = optimiser.build(self.host.flat)
+        self._config, self._rate_M1 = optimiser, rate_M1
         self.banks: dict[BankKey, SeedBank] = {}
         self.plan: list[ActiveSeeds | None] = [None for _ in self.slots]
         self.closed_loop: ClosedLoopPass | None = None
@@ -114,13 +112,7 @@ class GrowingNetwork:
         key = (slot, blueprint, gated)
         if key not in self.banks:
             self.banks[key] = SeedBank(
-                self.blueprints[blueprint],
-                self.slots[slot],
-                self.members,
-                self._optimisers[1],
-                self.device,
-                gated=gated,
-                rate_M1=self._rate_M1,
+                self.blueprints[blueprint], self.slots[slot], self.members, self._config, self.device, gated=gated
             )
         return self.banks[key]
 
@@ -184,17 +176,15 @@ class GrowingNetwork:
         return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), plan=tuple(plan))
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
-        """Return the banks and optimiser settings for the marked seeds of a slot."""
-        (host, seed), settings = self._optimisers, None
-        if host != seed and (roles.fossil[:, slot] & learns_M).any():
-            settings = RowSettings.of([host if fossil else seed for fossil in roles.fossil[:, slot]], self.host.flat)
+        """Return the banks of the marked seeds of a slot."""
+        fossil_M = roles.fossil[:, slot] & learns_M
         return Learners(
             slot=slot,
             banks=tuple(
                 (self.bank(slot, kind, gated), self._tensor(rows)) for kind, gated, rows in in_banks(roles, slot, learns_M)
             ),
             learns_M1=self._tensor(learns_M[:, None]),
-            settings=settings,
+            fossil_M1=self._tensor(fossil_M[:, None]) if fossil_M.any() else None,
         )
 
     def train(self, mode: bool = True) -> None:
@@ -231,38 +221,43 @@ class GrowingNetwork:
                 hooks.watch(x)
         return LastSegment(last, x, members)
 
-    def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None) -> Tensor:
-        """Compute the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
+    def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None, targets_M: Tensor | None = None) -> Tensor:
+        """Add the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
 
         Args:
             x: the batch in the layout of its kind.
             y_MB: classes of each member's samples, or of each of their positions.
-            hooks: see `forward`.
+            hooks: see `forward`; they capture gradients of the mean loss of this batch alone.
+            targets_M: number of targets by which each member's sum of losses is divided, for a part of a larger batch; None is
+                the number in this batch, for a mean.
 
         Returns:
-            Mean cross entropy of each member in the main pass `[M]` [nats].
+            Mean cross entropy of each member in the main pass `[M]` [nats]; of a part, its share of the mean.
         """
         starts: dict[int, Tensor] = {}
-        loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB)
+        loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
         if loss_M.requires_grad:  # else nothing learns in this pass
             loss_M.sum().backward()
+        if hooks is not None and targets_M is not None:
+            hooks.scale(targets_M / num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
-            self.closed_loop.losses(self.host, starts, y_MB).sum().backward()
+            self.closed_loop.losses(self.host, starts, y_MB, targets_M).sum().backward()
         return loss_M.detach()
 
-    def teach(self, x: Tensor, y_MB: Tensor) -> Tensor:
-        """Compute the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
+    def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
+        """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
         at least one.
 
         Returns:
-            Mean cross entropy of each member `[M]` [nats]; 0 for those left out.
+            Mean cross entropy of each member `[M]` [nats], or its share of the mean; 0 for those left out.
         """
         pupils = self._pupils
         if pupils is None:
-            return self.backward(x, y_MB)
+            return self.backward(x, y_MB, targets_M=targets_M)
         host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
         last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
-        loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)))
+        targets_L = None if targets_M is None else targets_M[pupils.members_L]
+        loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
         loss_L.sum().backward()
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
@@ -300,22 +295,24 @@ class GrowingNetwork:
             sizes.append(x.numel() // self.members)
         return sizes
 
-    def step(self) -> None:
-        """Take one optimiser step for every host and every learning seed, each with its own clipping budget."""
-        self.optimiser.step()
+    def step(self, progress: float = 0.0) -> None:
+        """Take one optimiser step for every host and every learning seed, each with its own clipping budget.
+
+        Args:
+            progress: share of the episode that has passed, which sets learning rates by the schedule.
+        """
+        host, seed = self._config.at(progress)
+        if self._rate_M1 is not None:
+            host, seed = host.faster(self._rate_M1), seed.faster(self._rate_M1)
+        self.optimiser.step(host)
         for learners in self._learners:
-            settings = learners.settings
-            if settings is not None and self._rate_M1 is not None:
-                settings = settings.faster(self._rate_M1)
+            settings = seed if learners.fossil_M1 is None else host.where(learners.fossil_M1, seed)
             for bank, _ in learners.banks:
-                bank.optimiser.step(learners.learns_M1, settings)
+                bank.optimiser.step(settings, learners.learns_M1)
 
     def pace(self, rate_M1: Tensor) -> None:
         """Set the factor on each member's learning rates `[M, 1]`."""
         self._rate_M1 = rate_M1
-        for optimiser in (self.optimiser, *(bank.optimiser for bank in self.banks.values())):
-            plain = RowSettings.of([optimiser.config] * self.members, optimiser.flat.detach())
-            optimiser.settings = plain.faster(rate_M1)
 
     def take_norms(self) -> Tensor:
         """Return mean gradient norms before clipping since the last call `[M, 1 + S]`: hosts, then seeds.
@@ -338,12 +335,13 @@ class GrowingNetwork:
 
     def rows(self) -> dict[str, Tensor]:
         """Return the whole state of the members by name: a member is one row of every tensor."""
-        rows = {"host": self.host.flat.detach(), "host_momentum": self.optimiser.momentum}
+        rows = {"host": self.host.flat.detach()}
+        rows.update({f"host_{part}": state for part, state in self.optimiser.state.items()})
         rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
         for (slot, blueprint, gated), bank in self.banks.items():
             name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"
             rows[f"seed/{name}"] = bank.fleet.flat.detach()
-            rows[f"seed_momentum/{name}"] = bank.optimiser.momentum
+            rows.update({f"seed_{part}/{name}": state for part, state in bank.optimiser.state.items()})
         return rows
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:

@@ -7,7 +7,6 @@ the shape of the program is constant, and only live rows are computed.
 # M members, L live members, P parameters of one member
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,103 +15,12 @@ from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import join_members, split_members
 from esper.fusion.stacked import FusionError
 from esper.hosts.base import SlotSpec
-from esper.ranges import check_ranges
+from esper.optimisers.base import OptimiserConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.errors import seed_errors
 from esper.seeds.gated import Gated
 from esper.seeds.informed import inform
 from esper.seeds.slot_gradients import SlotGradients
-
-
-@dataclass(kw_only=True, slots=True)
-class SGDConfig:
-    """Stochastic gradient descent with momentum, separate for each member."""
-
-    learning_rate: float = 0.05
-    """Step size, > 0. Higher: faster, until training diverges."""
-    momentum: float = 0.9
-    """Share of the last step that is kept, in [0, 1). Higher: smoother."""
-    weight_decay: float = 0.0
-    """Decay of every parameter towards 0 [1 / step], >= 0. Higher: smaller weights."""
-    max_norm: float = 1.0
-    """Maximum gradient norm of a member, > 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
-
-    def check(self, where: str) -> None:
-        """Raise ValueError for values out of range; `where` is the key of this config on the command line."""
-        ranges = {"(0, inf]": ["max_norm"], "(0, inf)": ["learning_rate"], "[0, 1)": ["momentum"], "[0, inf)": ["weight_decay"]}
-        check_ranges(where, self, ranges)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSettings:
-    """The settings of `SGDConfig` for each row, `[M, 1]` each."""
-
-    learning_rate: Tensor
-    momentum: Tensor
-    weight_decay: Tensor
-    max_norm: Tensor
-
-    @classmethod
-    def of(cls, config_M: Sequence[SGDConfig], like: Tensor) -> "RowSettings":
-        """Return the settings of one config per row, with the device and dtype of `like`."""
-        return cls(**{name: like.new_tensor([[getattr(config, name)] for config in config_M]) for name in cls.__slots__})
-
-    def faster(self, rate_M1: Tensor) -> "RowSettings":
-        """Return the settings with each row's learning rate times a factor."""
-        return replace(self, learning_rate=self.learning_rate * rate_M1)
-
-
-class MemberSGD:
-    """SGD with momentum on the rows of a flat tensor `[M, P]`, each row clipped by its own gradient norm.
-
-    The same update as `clip_grad_norm_` and `torch.optim.SGD` on each member alone.
-
-    Args:
-        rate_M1: factor of each row's learning rate `[M, 1]`; None is 1 for all.
-    """
-
-    def __init__(self, flat: Tensor, config: SGDConfig, rate_M1: Tensor | None = None) -> None:
-        self.flat, self.config = flat, config
-        self.momentum = torch.zeros_like(flat, requires_grad=False)
-        self.settings = None if rate_M1 is None else RowSettings.of([config] * len(flat), flat.detach()).faster(rate_M1)
-        self._norms, self._steps = torch.zeros_like(self.momentum[:, :1]), 0
-
-    def step(self, active_M1: Tensor | None = None, settings: RowSettings | None = None) -> None:
-        """Take one step from `flat.grad`, which is then dropped. A row's numbers do not depend on the settings of others.
-
-        Args:
-            active_M1: bool `[M, 1]`; other rows keep parameters and momentum. None updates every row: one without gradient,
-                momentum and weight decay stays the same.
-            settings: settings of each row, in place of the config.
-        """
-        grad, use = self.flat.grad, settings or self.settings or self.config
-        if grad is None:
-            return
-        with torch.no_grad():
-            norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-            self._norms.add_(norm)
-            self._steps += 1
-            grad = grad * (use.max_norm / (norm + 1e-6)).clamp_(max=1.0)
-            if isinstance(use, RowSettings) or use.weight_decay:
-                grad.add_(self.flat * use.weight_decay)
-            if active_M1 is None:
-                self.momentum.mul_(use.momentum).add_(grad)
-                self.flat.sub_(self.momentum * use.learning_rate)
-            else:
-                self.momentum.copy_(torch.where(active_M1, self.momentum * use.momentum + grad, self.momentum))
-                self.flat.sub_(torch.where(active_M1, self.momentum * use.learning_rate, 0.0))
-        self.flat.grad = None
-
-    def take_norms(self) -> Tensor:
-        """Return the mean gradient norm of each row before clipping, over the steps since the last call `[M]`.
-
-        NaN without steps, infinite where a gradient is not finite.
-        """
-        mean = (self._norms / self._steps if self._steps else torch.full_like(self._norms, torch.nan)).squeeze(1)
-        mean = torch.where(mean.isnan(), torch.inf, mean) if self._steps else mean
-        self._norms.zero_()
-        self._steps = 0
-        return mean
 
 
 class SeedBank:
@@ -123,11 +31,10 @@ class SeedBank:
         blueprint: BlueprintConfig,
         slot: SlotSpec,
         members: int,
-        optimiser: SGDConfig,
+        optimiser: OptimiserConfig,
         device: torch.device | str,
         *,
         gated: bool = False,
-        rate_M1: Tensor | None = None,
     ) -> None:
         self.blueprint, self.slot, self.gated = blueprint, slot, gated
         branch = seed_module(blueprint, slot, gated=gated)
@@ -139,7 +46,7 @@ class SeedBank:
         self.fleet = Fleet([branch] * members, device)
         with torch.no_grad():
             self.fleet.flat.zero_()
-        self.optimiser = MemberSGD(self.fleet.flat, optimiser, rate_M1)
+        self.optimiser = optimiser.build(self.fleet.flat, optimiser.seeds.warmup_batches)
 
     def plant(self, member: int, generator: torch.Generator, gradients: SlotGradients | None = None) -> None:
         """Write a newborn seed into a row: initial weights from the generator, and a zero optimiser state.
@@ -152,13 +59,13 @@ class SeedBank:
             row = informed(self.blueprint, self.slot, row, gradients)
         with torch.no_grad():
             self.fleet.flat[member] = row.to(self.fleet.flat.device)
-            self.optimiser.momentum[member] = 0.0
+        self.optimiser.forget([member])
 
     def clear(self, members: Sequence[int]) -> None:
         """Zero rows, parameters and optimiser state together."""
         with torch.no_grad():
             self.fleet.flat[list(members)] = 0.0
-            self.optimiser.momentum[list(members)] = 0.0
+        self.optimiser.forget(members)
 
     def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
         """Return the deltas of the live members' seeds, in the layout of `x`: delta(x), or g(x) * delta(x) with a gate.

@@ -74,6 +74,11 @@ class GradientHooks:
         width = x.shape[-1] if members_first(x) else x.shape[1] // self.members
         return max(self.count, -(-self.spots * (width + 1) // places))
 
+    def scale(self, factor_M: Tensor) -> None:
+        """Multiply the gradients captured so far by a factor for each member."""
+        for grad in self._grads.values():
+            grad.mul_(factor_M.view(-1, *[1] * (grad.dim() - 1)))
+
     def gradients(self) -> list[SlotGradients]:
         """Return the gradients of each slot, once the backward pass is done."""
         return [SlotGradients(features=h, grad=self._grads[slot]) for slot, h in enumerate(self._features)]

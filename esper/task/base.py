@@ -14,7 +14,6 @@ from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
-from esper.seeds.bank import SGDConfig
 from esper.task.augment import Augmentation
 from esper.task.check import check_samples
 from esper.task.data import Data, TaskError
@@ -34,6 +33,8 @@ class TaskConfig:
     """Layout of a sample: an image, or a sequence of tokens. The task accepts every host that reads such samples."""
     default_host: ClassVar[str] = "cnn"
     """Option of the group `host` that the task comes with."""
+    default_optimiser: ClassVar[str] = "sgd"
+    """Option of the group `optimiser` that the task comes with."""
     default_governor: ClassVar[str] = "watchdog"
     """Option of the group `governor` that the task comes with. Its thresholds depend on the task: where a loss may rise by
     itself, those for steady data would roll back healthy hosts."""
@@ -80,10 +81,6 @@ class TaskConfig:
     split_seed: int = 0
     """Seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can be
     compared."""
-    host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(weight_decay=5e-4))
-    """Optimiser of the hosts."""
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig())
-    """Optimiser of the seeds; their gradients are clipped separately from the host's."""
     events: EventsConfig = field(default_factory=EventsConfig)
     """What happens to the data of a host while it trains; by default nothing."""
 
@@ -97,8 +94,6 @@ class TaskConfig:
         self._check_list("label_noise", "from 0 to below 1", [0 <= value < 1 for value in self.label_noise])
         self._check_list("data_share", "above 0 and at most 1", [0 < value <= 1 for value in self.data_share])
         self._check_list("rate_factor", "above 0", [0 < value < float("inf") for value in self.rate_factor])
-        self.host_optimiser.check("task.host_optimiser")
-        self.seed_optimiser.check("task.seed_optimiser")
         self.events.check((*self.drifts, *self.other_events))
         if self.data_share != [1.0] and set(self.events.kinds) & set(CLASSES):
             raise ValueError(
@@ -163,7 +158,6 @@ class Task:
     """A data set and the hosts that are trained on it."""
 
     def __init__(self, config: TaskConfig, host: HostConfig, data: Data) -> None:
-        self.optimisers = (config.host_optimiser, config.seed_optimiser)
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
         self.augmentation = config.augmentation()
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)

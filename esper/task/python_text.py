@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.seeds.bank import SGDConfig
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.drifts import LABEL_DRIFTS, Drift
 from esper.task.instances import Instances
@@ -66,9 +65,6 @@ class PythonTextConfig(TextConfig):
     epoch_samples: int = 512
     valid_samples: int = 128
     instances: Instances = Instances.lesioned
-    host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.5))
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.1))
-    """Optimiser of the seeds; their gradients are clipped separately from the host's. A rate of 0.5 harms attention seeds."""
     root: str = ""
     """Folder whose *.py files are the texts; empty: the standard library of the running interpreter."""
 

@@ -7,7 +7,6 @@ each kind: what matters here is when to grow, hardly where. The gate of this wor
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from esper.seeds.bank import SGDConfig
 from esper.task.events import EventsConfig
 from esper.task.instances import Instances
 from esper.task.python_text import PythonTextConfig
@@ -31,7 +30,5 @@ class PythonTextDriftConfig(PythonTextConfig):
     epoch_samples: int = 128
     valid_samples: int = 48
     instances: Instances = Instances.healthy
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.2))
-    """Optimiser of the seeds; their gradients are clipped separately from the host's."""
     events: EventsConfig = field(default_factory=lambda: EventsConfig(kinds=["prose", "swapcase", "relabel"], count=[0, 1, 1, 1]))
     """What happens to the data of a host while it trains."""

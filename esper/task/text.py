@@ -29,6 +29,7 @@ class TextConfig(TaskConfig):
 
     samples: ClassVar[Layout] = Layout.SEQUENCES
     default_host: ClassVar[str] = "transformer"
+    default_optimiser: ClassVar[str] = "adamw_text"
     default_blueprint: ClassVar[tuple[str, ...]] = ("lora", "attention", "mlp_small")
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xx")}
 

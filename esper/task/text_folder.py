@@ -1,9 +1,8 @@
 """A byte-level language model of texts of your own: all files of a folder."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from esper.seeds.bank import SGDConfig
 from esper.task.data import Data, TaskError, reading
 from esper.task.text import TextConfig, byte_data
 
@@ -22,8 +21,6 @@ class TextFolderConfig(TextConfig):
     batch_size: int = 16
     epoch_samples: int = 512
     valid_samples: int = 128
-    host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.5))
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.1))
 
     def __post_init__(self) -> None:
         TextConfig.__post_init__(self)

@@ -8,13 +8,12 @@ ships the data set, and the tests of the loader write files of their own.
 import importlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from esper.ranges import check_ranges
 from esper.seeding import stream
-from esper.seeds.bank import SGDConfig
 from esper.task.data import Data, TaskError, reading
 from esper.task.text import TextConfig, blocks, text_data
 
@@ -28,6 +27,7 @@ class TinyStoriesConfig(TextConfig):
     """TinyStories, with healthy hosts. Standard kinds: [oo,xx], for hosts of two layers."""
 
     default_host: ClassVar[str] = "transformer_tinystories"
+    default_optimiser: ClassVar[str] = "adamw_warmup"
 
     root: str = "data/tinystories"
     """Folder of TinyStories-train.txt, TinyStories-valid.txt and tokenizer.json."""
@@ -38,8 +38,6 @@ class TinyStoriesConfig(TextConfig):
     batch_size: int = 32
     epoch_samples: int = 2048
     valid_samples: int = 256
-    host_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.3))
-    seed_optimiser: SGDConfig = field(default_factory=lambda: SGDConfig(learning_rate=0.3))
 
     def __post_init__(self) -> None:
         TextConfig.__post_init__(self)

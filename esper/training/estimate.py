@@ -30,7 +30,7 @@ from esper.task.loading import load_task
 CPU = torch.device("cpu")
 FLOAT = 4
 COPIES = 4
-"""Tensors of the size of a host's weights: weights, gradient, momentum, snapshot."""
+"""Tensors of the size of a host's weights with momentum: weights, gradient, momentum, snapshot."""
 PROCESS = 380e6
 """Python with all libraries [bytes]."""
 OBJECTS = 50e3
@@ -220,6 +220,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     """Return what the hosts of one device hold there."""
     device, members = find_device(name), config.devices[name].members_per_shard
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
+    copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
     members = min(hosts, members or CPU_MEMBERS)
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
@@ -230,9 +231,9 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
     return [
         *([] if on_cpu else [Part("the data", _data_bytes(task), ())]),
-        Part("hosts", hosts * size.parameters * FLOAT * COPIES, ("hosts", _size_key(config))),
-        Part("seeds", hosts * size.seeds * FLOAT * COPIES, ("hosts", _seed_key(config))),
-        Part("training on a batch", GRAPH * active * batch * size.saved, both),
+        Part("hosts", hosts * size.parameters * FLOAT * copies, ("hosts", _size_key(config))),
+        Part("seeds", hosts * size.seeds * FLOAT * copies, ("hosts", _seed_key(config))),
+        Part("training on a batch", GRAPH * active * -(-batch // config.optimiser.micro_batches) * size.saved, both),
         Part("the loss", LOSS * FLOAT * logits, both),
         Part("validation", 2 * COPIES * FLOAT * measured, both),
         Part("the growth potential", sensed * (SENSED + SENSED_EACH * len(config.blueprint)), ("hosts", "task.batch_size")),

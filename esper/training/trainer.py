@@ -51,6 +51,7 @@ def build_env(
     parts = EnvParts(
         task=config.task,
         host=config.host,
+        optimiser=config.optimiser,
         slots=config.slots,
         gates=config.gates,
         heads=config.agent.heads,

@@ -69,6 +69,12 @@ def test_a_malformed_command_is_one_sentence(overrides: str, pattern: str) -> No
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
+        ("task.host_optimiser.max_norm=1", "there is no key task.host_optimiser.max_norm any more: write optimiser.max_norm"),
+        ("task.seed_optimiser.momentum=0.5", "there is no key task.seed_optimiser.momentum any more: write optimiser.momentum"),
+        (
+            "task.seed_optimiser.max_norm=2",
+            "there is no key task.seed_optimiser.max_norm any more: write optimiser.seeds.max_norm",
+        ),
         ("task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),
         ("task=python_text task.host.width=8", "there is no key task.host.width any more: write host.width"),
         ("+task.host.kernel=1", "there is no key task.host.kernel any more: write host.kernel"),

@@ -1,4 +1,4 @@
-"""What a task brings along unless something else is chosen: host, governor, reward and slots."""
+"""What a task brings along unless something else is chosen: host, optimiser, governor, reward and slots."""
 
 import dataclasses
 
@@ -13,6 +13,8 @@ from esper.hosts.cnn import CNNConfig
 from esper.hosts.custom import CustomConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.optimisers.adamw import AdamWConfig
+from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.task.digits import DigitsConfig
 
 pytestmark = pytest.mark.usefixtures("composed_once")
@@ -66,6 +68,22 @@ def test_a_world_brings_its_objective_and_slots_unless_others_are_chosen() -> No
     for chosen in (["reward_mode=sparse", "task=digits_drift"], ["task=digits_drift", "reward=sparse", "slots=one_seed"]):
         assert check(chosen).choice("reward") == "sparse"
     assert check_over(plain, ["task=digits_drift"]).reward == plain.reward, "an evaluation pays as the run did"
+
+
+def test_a_task_brings_its_optimiser_unless_another_is_chosen() -> None:
+    tasks = ("digits", "digits_trials", "python_text", "python_text_drift", "tinystories")
+    found = [check([f"task={name}"]).choice("optimiser") for name in tasks]
+    assert found == ["sgd", "sgd_fast_seeds", "adamw_text", "adamw_text", "adamw_warmup"]
+    assert check(["task=digits_trials"]).optimiser.seeds.learning_rate == 0.1
+    chosen = ["optimiser=adamw", "optimiser.learning_rate=2e-3"]
+    assert (
+        check(["task=python_text", *chosen]).optimiser
+        == check([*chosen, "task=digits"]).optimiser
+        == AdamWConfig(learning_rate=2e-3)
+    )
+    assert check_over(check([]), ["task=python_text"]).optimiser == check(["task=python_text"]).optimiser
+    jobs = check_sweep(["task=digits_trials", "optimiser=sgd,nesterov,adamw"])
+    assert [job.optimiser for job in jobs] == [SGDConfig(), NesterovConfig(), AdamWConfig()]
 
 
 def test_a_sweep_over_tasks_gives_each_its_host() -> None:

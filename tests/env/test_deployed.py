@@ -24,8 +24,9 @@ from esper.hosts.transformer import TransformerConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import LIVE, Stage
+from esper.optimisers.base import SeedSettingsConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.reward.modes import OnlineConfig
-from esper.seeds.bank import SGDConfig
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.task.base import POOL, TaskConfig
 from esper.task.data import TaskError
@@ -184,12 +185,13 @@ def deployed(tmp_path):
     """Make an environment of pretrained hosts with a cache folder; keyword arguments replace keys of the task."""
     made = []
 
-    def make(hosts, *, folder="cache", members=0, frozen=True, twins=1, split=Split.TRAINING, **task):
+    def make(hosts, *, folder="cache", members=0, frozen=True, twins=1, split=Split.TRAINING, optimiser=None, **task):
         keys = {"batch_size": 256, "pretrain": 2, "pretrain_pool": 10, "pretrain_folder": str(tmp_path / folder)} | task
         config, host = DigitsConfig(**keys), CNNConfig(frozen=frozen)
         parts = EnvParts(
             task=config,
             host=host,
+            optimiser=optimiser or SGDConfig(),
             slots=EveryBlockConfig(),
             blueprints=BLUEPRINTS,
             reward=OnlineConfig(),
@@ -248,7 +250,7 @@ def test_a_pretrained_host_equals_one_that_trained_alone(deployed):
         name = task.origin(5, Split.TRAINING, 0, index)
         assert name.episode == POOL
         assert task.instance(5, Split.TRAINING, 0, index) == task.instance(5, Split.TRAINING, POOL, name.index)
-        pool = ShardPool(task, (), {"cpu": DeviceConfig()}, 1)
+        pool = ShardPool(task, (), {"cpu": DeviceConfig()}, 1, optimiser=SGDConfig())
         alone = replace(env.sampler, num_hosts=name.index + 1, episode=POOL)
         rows = slice(name.index, name.index + 1)
         pool.start(alone.hosts()[rows], alone.views()[rows])
@@ -271,10 +273,16 @@ def test_twins_are_copies_of_one_pretrained_host(deployed):
 
 def test_what_determines_a_pool_is_in_its_name_and_nothing_else(deployed, trainings):
     deployed(2)
-    for same in ({"frozen": False}, {"valid_samples": 100}, {"members": 3}, {"events": EventsConfig(kinds=["invert", "leave"])}):
+    for same in (
+        {"frozen": False},
+        {"valid_samples": 100},
+        {"members": 3},
+        {"optimiser": SGDConfig(seeds=SeedSettingsConfig(max_norm=2.0))},
+        {"events": EventsConfig(kinds=["invert", "leave"])},
+    ):
         deployed(2, **same)
     assert len(trainings) == 1
-    others = ({"pretrain": 1}, {"pretrain_pool": 3}, {"label_noise": [0.1]}, {"host_optimiser": SGDConfig(momentum=0.5)})
+    others = ({"pretrain": 1}, {"pretrain_pool": 3}, {"label_noise": [0.1]}, {"optimiser": SGDConfig(momentum=0.5)})
     others += ({"epoch_samples": 512}, {"split_seed": 1}, {"instances": Instances.healthy}, {"batch_size": 128})
     others += ({"events": EventsConfig(kinds=["arrive"], last=16)},)
     for number, other in enumerate(others, 2):
@@ -310,8 +318,8 @@ def test_the_cache_of_the_user_is_the_default(deployed, monkeypatch, tmp_path):
 
 
 def test_training_that_diverges_is_one_sentence(deployed):
-    with pytest.raises(TaskError, match=r"task\.pretrain=2: .* hosts 0, .* lower task\.host_optimiser\.learning_rate"):
-        deployed(2, host_optimiser=SGDConfig(learning_rate=1e30, max_norm=float("inf")))
+    with pytest.raises(TaskError, match=r"task\.pretrain=2: .* hosts 0, .* lower optimiser\.learning_rate"):
+        deployed(2, optimiser=SGDConfig(learning_rate=1e30, max_norm=float("inf")))
 
 
 def test_the_estimate_counts_pretraining():

@@ -13,6 +13,7 @@ from esper.env.member_data import MemberData
 from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Roles
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.base import Task
 from esper.task.digits import DigitsConfig
@@ -94,7 +95,7 @@ def test_hosts_are_measured_on_their_own_domains():
     task = digits(events=LATE)
     names = [(0, Split.TRAINING, 0, index) for index in range(4)]
     own, hosts = [task.view(*name) for name in names], [task.host(*name) for name in names]
-    shard = Shard(hosts, (NormConfig(),), task.data, task, CPU, own)
+    shard = Shard(hosts, (NormConfig(),), task.data, task, CPU, own, optimiser=SGDConfig())
     order = np.stack([np.random.default_rng(host).permutation(len(task.data.train_y)) for host in range(4)])
     for epoch in (0, 5):
         shard.train_epoch(EpochOrder(order, None, epoch))
@@ -154,7 +155,15 @@ def test_slow_learning_takes_smaller_steps():
     )
     moved = []
     for epoch in (3, 4):
-        shard = Shard([task.host(*n) for n in names], (NormConfig(),), task.data, task, CPU, [task.view(*n) for n in names])
+        shard = Shard(
+            [task.host(*n) for n in names],
+            (NormConfig(),),
+            task.data,
+            task,
+            CPU,
+            [task.view(*n) for n in names],
+            optimiser=SGDConfig(),
+        )
         for member, slot in np.ndindex(3, 2):
             shard.plant(member, slot, 0, (0, "seed", member, slot))
         shard.arrange(roles)

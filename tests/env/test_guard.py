@@ -14,7 +14,6 @@ from esper.governor.watchdog import WatchdogConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.lifecycle.stages import Stage
-from esper.seeds.bank import RowSettings
 from esper.seeds.blueprints.plain import NormBranch
 from esper.seeds.errors import SeedError
 
@@ -174,13 +173,10 @@ def test_a_diverging_host_retires_after_three_penalties(make_env, plan_actions, 
     env, calm = (make_env(HOSTS, 14, slots=FULL_AUTO) for _ in range(2))
     for each in (env, calm):
         each.reset(seed=0)
-        optimiser = network(each).optimiser
-        optimiser.settings = RowSettings.of([optimiser.config] * HOSTS, network(each).host.flat.detach())
+        network(each).pace(torch.ones(HOSTS, 1))
         each.step(wait)
     kept = rows_of(env, FAULTY)
-    env_rates = network(env).optimiser.settings
-    assert env_rates is not None
-    env_rates.learning_rate[FAULTY] = 1e6
+    network(env).pace(torch.where(torch.arange(HOSTS)[:, None] == FAULTY, 1e8, 1.0))
     penalties, shown = [], []
     for step in range(8):
         one, two = env.step(wait), calm.step(wait)
@@ -233,9 +229,9 @@ def test_a_shard_without_finite_hosts_stops_training(make_env, wait, monkeypatch
     counts = [0, 0]
 
     def counted(index, backward):
-        def count(*args):
+        def count(*args, **kwargs):
             counts[index] += 1
-            return backward(*args)
+            return backward(*args, **kwargs)
 
         return count
 

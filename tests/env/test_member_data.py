@@ -17,6 +17,7 @@ from esper.env.shard import Shard
 from esper.growth.variants import Tree
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.transformer import TransformerConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.augment import Augmentation
 from esper.task.base import Task
@@ -27,6 +28,7 @@ from esper.task.text import TextConfig
 
 CPU = torch.device("cpu")
 HOSTS = 6
+OPTIMISER = SGDConfig()
 LIST_OF = {
     "label_noise": [0.0, 0.4],
     "data_share": [1.0, 0.2],
@@ -70,7 +72,7 @@ def taught(task, hosts=HOSTS):
         walk(every if one.samples is None else one.samples, 0, 48, lambda turn, host=host: np.random.default_rng((host, turn)))
         for host, one in enumerate(views)
     ]
-    return modules, views, np.stack(orders), Shard(modules, (NormConfig(),), task.data, task, CPU, views)
+    return modules, views, np.stack(orders), Shard(modules, (NormConfig(),), task.data, task, CPU, views, optimiser=OPTIMISER)
 
 
 def flat(module):
@@ -79,7 +81,7 @@ def flat(module):
 
 def train_alone(host, task, instance, data_view, order):
     """Train one host for the same epoch in plain PyTorch."""
-    host, config, data = copy.deepcopy(host), task.optimisers[0], task.data
+    host, config, data = copy.deepcopy(host), OPTIMISER, task.data
     optimiser = torch.optim.SGD(
         host.parameters(),
         lr=config.learning_rate * instance.rate_factor,
@@ -99,6 +101,24 @@ def train_alone(host, task, instance, data_view, order):
         optimiser.step()
         losses.append(loss.item())
     return host, np.mean(losses)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 8, 100])
+def test_micro_batches_change_nothing_but_rounding(monkeypatch, micro_batches):
+    """Of hosts without batch norm; the batches of 8 are padded unevenly."""
+    monkeypatch.setattr(f"{__name__}.OPTIMISER", SGDConfig(micro_batches=micro_batches))
+    *_, orders, parts = taught(tales())
+    monkeypatch.setattr(f"{__name__}.OPTIMISER", SGDConfig())
+    *_, whole = taught(tales())
+    sizes = list[int]()
+    forward = parts.network.forward
+    monkeypatch.setattr(parts.network, "forward", lambda x, *rest: (sizes.append(len(x) // HOSTS), forward(x, *rest))[1])
+    one, other = (shard.train_epoch(EpochOrder(orders), probe=True) for shard in (whole, parts))
+    np.testing.assert_allclose(one.loss_M, other.loss_M, rtol=1e-5)
+    assert torch.allclose(whole.network.host.flat, parts.network.host.flat, atol=1e-6)
+    assert max(sizes) == -(-8 // min(micro_batches, 8))
+    assert sum(sizes) == 48
+    assert len(whole.take_gradients()) == len(parts.take_gradients()) == 2
 
 
 @pytest.mark.parametrize("make", [digits, tales])

@@ -13,7 +13,9 @@ from esper.env.host_sampler import EpochOrder
 from esper.env.shard import DeviceConfig, Shard, find_device
 from esper.env.shard_pool import ShardPool, _deal, return_memory
 from esper.fusion.layout import side_by_side
+from esper.growth.network import GrowingNetwork
 from esper.lifecycle.roles import Blend, Incubation, Roles
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.cnn import ConvLightConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.instances import Split
@@ -27,7 +29,7 @@ CPU = torch.device("cpu")
 def shard(small_task):
     """Three hosts, two of them with active seeds."""
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
-    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, optimiser=SGDConfig())
     blueprint = np.array([[1, -1, 0], [-1, -1, -1], [-1, 1, -1]])
     generator = torch.Generator().manual_seed(0)
     for member, slot in np.argwhere(blueprint >= 0):
@@ -138,9 +140,7 @@ def test_an_epoch_trains_on_the_whole_batches_of_each_order(shard, orders):
 
 
 def test_the_training_loss_is_the_mean_over_batches(shard, orders):
-    shard.network.optimiser.config.learning_rate = 0.0  # learning rate 0, so the batches can be measured again
-    for bank in shard.network.banks.values():
-        bank.optimiser.config.learning_rate = 0.0
+    shard.network.pace(torch.zeros(3, 1))  # learning rate 0, so the batches can be measured again
     report = shard.train_epoch(EpochOrder(orders))
     shard.network.train()
     with torch.no_grad():
@@ -152,14 +152,13 @@ def test_the_training_loss_is_the_mean_over_batches(shard, orders):
                 [F.cross_entropy(member, shard.data.train_y[row]).item() for member, row in zip(logits, index, strict=True)]
             )
     np.testing.assert_allclose(report.loss_M, np.mean(losses, axis=0), rtol=1e-5)
-    shard.network.optimiser.config.learning_rate = 0.05
 
 
 def test_probing_has_no_effect_on_training(small_task, orders):
     weights = []
     for probe in (True, False):
         hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
-        shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+        shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, optimiser=SGDConfig())
         shard.train_epoch(EpochOrder(orders), probe=probe)
         weights.append(shard.network.host.flat.detach())
     assert weights[0].equal(weights[1])
@@ -168,7 +167,7 @@ def test_probing_has_no_effect_on_training(small_task, orders):
 @pytest.mark.parametrize("incubation", list(Incubation))
 def test_reports_hold_norms_of_learning_seeds_only(small_task, orders, incubation):
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
-    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, incubation=incubation)
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, optimiser=SGDConfig(), incubation=incubation)
     assert np.isnan(shard.train_epoch(EpochOrder(orders)).seed_norm_MS).all()
     shard.network.plant(1, 2, 1, torch.Generator().manual_seed(0))
     here = np.zeros((3, 3), dtype=bool)
@@ -194,7 +193,7 @@ def test_reports_hold_norms_of_learning_seeds_only(small_task, orders, incubatio
 
 def test_incubation_and_seeds_reach_the_right_shard(small_task):
     devices = {"cpu": DeviceConfig(members_per_shard=1)}
-    shard_pool = ShardPool(small_task, BLUEPRINTS, devices, 2, incubation=Incubation.closed_loop)
+    shard_pool = ShardPool(small_task, BLUEPRINTS, devices, 2, optimiser=SGDConfig(), incubation=Incubation.closed_loop)
     shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
     assert [shard.network.incubation for shard in shard_pool.shards] == [Incubation.closed_loop] * 2
     shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
@@ -206,7 +205,7 @@ def test_incubation_and_seeds_reach_the_right_shard(small_task):
 
 def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
     hosts = [small_task.host(0, Split.TRAINING, 0, index) for index in range(3)]
-    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU)
+    shard = Shard(hosts, BLUEPRINTS, small_task.data, small_task, CPU, optimiser=SGDConfig())
     shard.task.batch_size, size = 1000, shard.task.batch_size
     before = shard.network.host.flat.detach().clone()
     assert np.isfinite(shard.train_epoch(EpochOrder(orders)).loss_M).all()
@@ -240,7 +239,7 @@ def test_hosts_are_dealt_evenly_to_devices(monkeypatch):
 
 
 def test_seeds_reach_their_host_in_any_shard(small_task):
-    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5)
+    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5, optimiser=SGDConfig())
     shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(5)])
     shard_pool.plant(3, 1, 1, (0, "seed_init", "x", 3))
     held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in shard_pool.shards]
@@ -306,3 +305,19 @@ def test_freed_memory_is_returned_to_the_system():
     return_memory()
     assert resident() < full - 100e6
     assert pin.all()
+
+
+@pytest.mark.parametrize("pretrain", [0, 3])
+def test_the_schedule_runs_over_the_episode_and_over_pretraining(make_env, pretrain, monkeypatch, small_task, tmp_path):
+    seen, step = [], GrowingNetwork.step
+    monkeypatch.setattr(GrowingNetwork, "step", lambda self, progress: (seen.append(progress), step(self, progress)))
+    for key, value in {"pretrain": pretrain, "pretrain_pool": 2, "pretrain_folder": str(tmp_path)}.items():
+        monkeypatch.setattr(small_task.config, key, value)
+    env = make_env(2, 4)
+    env.reset(seed=0)
+    per_epoch = env.sampler.samples_per_epoch // small_task.batch_size
+    assert seen == pytest.approx((np.arange(pretrain * per_epoch) + 0.5) / max(pretrain * per_epoch, 1))
+    seen.clear()
+    for _ in range(4):
+        env.step(np.zeros((2, len(Head)), np.int64))
+    assert seen == pytest.approx((np.arange(4 * per_epoch) + 0.5) / (4 * per_epoch))

@@ -36,7 +36,7 @@ TRAIN: dict[str, str] = {
     "incubation_none": f"{SMALL} slots.incubation=none steps=10",
     "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",
     "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,lora,mlp_small]",
-    "python_text": "experiment=python_text updates=1 hosts=4 steps=4 task.epoch_samples=128",
+    "python_text": "experiment=python_text updates=1 hosts=4 steps=4 task.epoch_samples=128 optimiser=sgd_text",
     "mixed": "experiment=mixed_instances updates=1 hosts=4 steps=8",
 }
 """Name -> overrides of `esper.train`."""

@@ -1,5 +1,6 @@
 """Fused training equals single hosts: every blend, stage and incubation."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,10 @@ from esper.fusion.fuse import flatten_parameters
 from esper.fusion.layout import Layout
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Fossils, Incubation
-from esper.seeds.bank import SGDConfig
+from esper.optimisers.adamw import AdamWConfig
+from esper.optimisers.base import SeedSettingsConfig
+from esper.optimisers.schedules import RateSchedule
+from esper.optimisers.sgd import NesterovConfig, SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks
 
@@ -19,13 +23,24 @@ each_incubation = pytest.mark.parametrize("incubation", list(Incubation))
 each_layout = pytest.mark.parametrize("layout", list(Layout))
 
 
-def assert_trained_alike(grown, steps, *, atol):
+def paced(config, reference, progress):
+    """Set the rates of torch's optimisers of one host by the schedule, with the rates for hosts for its fossils."""
+    host, seed = config.at(progress)
+    for group in reference.host_optimiser.param_groups:
+        group["lr"] = host.learning_rate
+    for slot, optimiser in reference.seed_optimisers.items():
+        optimiser.param_groups[0]["lr"] = (host if reference.seeds[slot].fossil else seed).learning_rate
+
+
+def assert_trained_alike(grown, steps, *, atol, config=None):
     network, members = grown.network, grown.network.members
     network.train()
     for step in range(steps):
         xs, ys, x = grown.batch(members, 12, step)
         losses = network.backward(x, torch.stack(ys))
-        network.step()
+        network.step(step / steps)
+        for reference in grown.references if config else ():
+            paced(config, reference, step / steps)
         wanted = torch.stack([ref.train_batch(*pair) for ref, *pair in zip(grown.references, xs, ys, strict=True)])
         assert torch.allclose(losses, wanted, atol=atol)
     for member, reference in enumerate(grown.references):
@@ -82,10 +97,18 @@ def test_an_epoch_with_every_blueprint_equals_plain_pytorch(float64, grown, layo
     assert_trained_alike(population, 3, atol=1e-8)
 
 
+SEEDS = SeedSettingsConfig(learning_rate=0.03, weight_decay=0.02, max_norm=0.3)
+OPTIMISERS = {
+    "sgd": SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7, seeds=SEEDS),
+    "nesterov": NesterovConfig(learning_rate=0.1, max_norm=0.7, seeds=SEEDS),
+    "adamw": AdamWConfig(learning_rate=0.02, weight_decay=0.1, max_norm=0.7, seeds=SEEDS),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMISERS))
 @pytest.mark.parametrize("fossils", list(Fossils))
-def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, grown, fossils):
-    host_sgd = SGDConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.1, max_norm=0.7)
-    population = grown(8, blends=tuple(Blend), fossils=fossils, host_sgd=host_sgd)
+def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, grown, fossils, name):
+    population = grown(8, blends=tuple(Blend), fossils=fossils, optimiser=OPTIMISERS[name])
     before = {name: row.clone() for name, row in population.network.rows().items()}
     assert_trained_alike(population, 5, atol=1e-9)
     after = population.network.rows()
@@ -93,6 +116,13 @@ def test_fossils_learn_with_the_settings_of_the_host_or_stay_frozen(float64, gro
         gated = "/gated" if population.blend[member, slot] == Blend.GATE else ""
         name = f"seed/{slot}/{population.blueprint[member, slot]}{gated}"
         assert after[name][member].equal(before[name][member]) == (fossils is Fossils.frozen)
+
+
+@pytest.mark.parametrize("schedule", list(RateSchedule))
+def test_a_schedule_sets_the_rates_of_hosts_seeds_and_fossils(float64, grown, schedule):
+    config = replace(OPTIMISERS["adamw"], schedule=schedule, warmup=0.4)
+    population = grown(8, blends=tuple(Blend), optimiser=config)
+    assert_trained_alike(population, 6, atol=1e-9, config=config)
 
 
 @each_incubation

@@ -11,7 +11,7 @@ from esper.growth.loss import LastSegment, member_losses
 from esper.growth.network import GrowingNetwork
 from esper.hosts.transformer import TransformerConfig
 from esper.lifecycle.roles import Blend, Incubation, Roles
-from esper.seeds.bank import SGDConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.task.data import IGNORED
 
@@ -23,9 +23,8 @@ def network_of(members, incubation=Incubation.closed_loop, *, frozen=False, tied
     torch.manual_seed(0)
     config = TransformerConfig(width=8, context=CONTEXT, tied=tied, slot_layers=[0])
     hosts = [config.build((CONTEXT,), VOCABULARY, [False, False]) for _ in range(members)]
-    plain = SGDConfig()
     seeds = [BLUEPRINTS["lora"]()]
-    network = GrowingNetwork(hosts, seeds, host_optimiser=plain, seed_optimiser=plain, incubation=incubation, frozen=frozen)
+    network = GrowingNetwork(hosts, seeds, optimiser=SGDConfig(), incubation=incubation, frozen=frozen)
     network.plant(0, 1, 0, torch.Generator().manual_seed(1))
     for bank in network.banks.values():
         with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import nn
 from esper.fusion.layout import Layout
 from esper.growth.loss import member_losses
 from esper.lifecycle.roles import Blend, Incubation
+from esper.seeds.slot_gradients import GradientHooks
 from tests.reference_host import variants
 
 
@@ -106,6 +107,43 @@ def test_variants_equal_plain_pytorch(float64, grown, layout):
             for slot, seed in reference.seeds.items():
                 seed.alpha, seed.behind = float(setting[member, slot]), False
             assert torch.allclose(together[index, member], reference.forward(xs[member]), atol=1e-7)  # alphas are single
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("incubation", list(Incubation))
+def test_the_parts_of_a_batch_add_up_to_its_gradients(float64, grown, incubation, frozen):
+    """With padding, which is spread unevenly; the seeds of one host learn, so a frozen fleet computes that host alone."""
+    whole, parts = (
+        grown(5, blends=tuple(Blend), layout=Layout.SEQUENCES, incubation=incubation, frozen=frozen) for _ in range(2)
+    )
+    _, ys, x = whole.batch(5, 12, 0)
+    y = torch.stack(ys)
+    y[1:3, :7, 2:] = -100
+    y[4, :4] = -100
+    y, total, features, losses = y.flatten(1), (y >= 0).flatten(1).sum(1), [], []
+    for population in (whole, parts):
+        population.learns[1:] = False
+        population.arrange()
+        population.network.train()
+    hooks = [None if frozen else GradientHooks(5, count=3) for _ in range(2)]
+    cuts = [(0, 4), (4, 9), (9, 12)]
+    losses.append(whole.network.backward(x, y, hooks[0]) if hooks[0] else whole.network.teach(x, y))
+    for place, (start, stop) in enumerate(cuts):
+        part = x.view(5, 12, 6)[:, start:stop].flatten(0, 1), y[:, 6 * start : 6 * stop]
+        hook = hooks[1] if place == 0 else None
+        features.append(parts.network.backward(*part, hook, total) if hooks[1] else parts.network.teach(*part, total))
+    assert torch.allclose(sum(features), losses[0], atol=1e-12)
+    pairs = [(whole.network.host, parts.network.host)] if not frozen else []
+    pairs += [(bank.fleet, parts.network.banks[key].fleet) for key, bank in whole.network.banks.items()]
+    assert any(one.flat.grad is not None and one.flat.grad.any() for one, _ in pairs)
+    for one, other in pairs:
+        assert (one.flat.grad is None) == (other.flat.grad is None)
+        assert one.flat.grad is None or torch.allclose(one.flat.grad, other.flat.grad, atol=1e-12)
+    if hooks[0]:  # of the mean loss over the samples that each captures: the first part has fewer targets of members 1, 2 and 4
+        for one, other in zip(*(hook.gradients() for hook in hooks), strict=True):
+            assert torch.allclose(one.features, other.features, atol=1e-12)
+            share = torch.tensor([(12 * 6 / total[m]) / (4 * 6 / (y[m, :24] >= 0).sum()) for m in range(5)])
+            assert torch.allclose(one.grad, other.grad * share.view(-1, 1, 1, 1), atol=1e-10)
 
 
 def count_rows(network, act):

@@ -140,7 +140,7 @@ def test_a_tuning_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tiny += ["blueprint=[norm]", "agent.epochs=1"]
     overrides = [
         "sweep=tune",
-        "task.host_optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))",
+        "optimiser.learning_rate=tag(log, interval(1e-4, 1e-1))",
         "trials=2",
         "blocks=2",
         "root=5",

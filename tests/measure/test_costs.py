@@ -24,7 +24,8 @@ from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import Stage, empty
 from esper.measure.costs import Meter, count_costs, count_flops
-from esper.seeds.bank import SGDConfig, seed_module
+from esper.optimisers.sgd import SGDConfig
+from esper.seeds.bank import seed_module
 from esper.seeds.blueprints.attention import SelfAttention
 from esper.seeds.blueprints.dense import LoraConfig, MLPSeedConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
@@ -148,8 +149,7 @@ def network_of(kind, seed, incubation=Incubation.straight_through, *, learning=F
     if learning:  # linear maps: torch miscounts the backward pass of grouped convolutions
         usable = [LoraConfig(), MLPSeedConfig()]
     costs = count_costs(host, usable, samples(kind, 1))
-    optimisers = {"host_optimiser": SGDConfig(), "seed_optimiser": SGDConfig()}
-    network = GrowingNetwork([host], usable, incubation=incubation, frozen=frozen, **optimisers)
+    network = GrowingNetwork([host], usable, optimiser=SGDConfig(), incubation=incubation, frozen=frozen)
     shape = (1, len(specs))
     planted = rng.random(shape) < 0.8
     behind, learns = planted & (rng.random(shape) < 0.4), rng.random(shape) < 0.7

@@ -14,7 +14,7 @@ from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
 from esper.measure.potential import NewbornBranch, PotentialSensor, SlotSensor, residual
-from esper.seeds.bank import SGDConfig
+from esper.optimisers.sgd import SGDConfig
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients, samples_of
@@ -96,7 +96,7 @@ def batch(layout, seed=0):
 def network_of(layout):
     torch.manual_seed(1)
     hosts = [HOSTS[layout]() for _ in range(MEMBERS)]
-    return hosts, GrowingNetwork(hosts, (), host_optimiser=SGDConfig(), seed_optimiser=SGDConfig())
+    return hosts, GrowingNetwork(hosts, (), optimiser=SGDConfig())
 
 
 def captured(network, x, y, count=None, spots=0):

@@ -9,7 +9,8 @@ from torch import nn
 from esper.fusion.layout import Layout, side_by_side
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend
-from esper.seeds.bank import SeedBank, SGDConfig, informed, newborn
+from esper.optimisers.sgd import SGDConfig
+from esper.seeds.bank import SeedBank, informed, newborn
 from esper.seeds.blueprints.attention import AttentionConfig
 from esper.seeds.blueprints.base import Init, MapConfig, is_informed
 from esper.seeds.blueprints.dense import LoraConfig

@@ -6,7 +6,7 @@ from torch import nn
 
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.stacked import FusionError
-from esper.seeds.bank import MemberSGD, SGDConfig
+from esper.optimisers.sgd import SGDConfig
 
 
 class Tied(nn.Module):
@@ -67,16 +67,18 @@ def test_a_plain_fleet_trains_like_the_module(float64, name):
     assert not fleet.stacked
     assert fleet.flat[0].equal(flatten_parameters(module))
     assert all(buffer.shape[0] == 1 for buffer in fleet.buffers.values())
-    ours = MemberSGD(fleet.flat, SGDConfig(max_norm=float("inf")))
+    config = SGDConfig(max_norm=float("inf"), weight_decay=0.0)
+    ours = config.build(fleet.flat)
     theirs = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     born = flatten_parameters(module)
     for _ in range(4):
         x = torch.randn(shape)
         loss, wanted = fleet.bind()(x).square().mean(), module(x).square().mean()
         assert torch.allclose(loss, wanted, atol=1e-12)
-        for each, optimiser in ((loss, ours), (wanted, theirs)):
+        for each in (loss, wanted):
             each.backward()
-            optimiser.step()
+        ours.step(config.at(0)[0])
+        theirs.step()
         theirs.zero_grad()
     after = flatten_parameters(module)
     assert torch.allclose(fleet.flat[0], after, atol=1e-10)

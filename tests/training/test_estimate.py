@@ -144,6 +144,16 @@ def answer(config: Any, key: str, value: int) -> tuple[float, str]:
     return time.thread_time() - begun, message
 
 
+def test_the_optimiser_counts() -> None:
+    """Twice the state of momentum, in use and in the snapshot; the activations of one part of a batch."""
+    adamw, parts, plain = (
+        {part.name: part.bytes for part in estimate(check(more)).places[subject.CPU]}
+        for more in (["optimiser=adamw"], ["optimiser.micro_batches=4"], [])
+    )
+    assert (adamw["hosts"], adamw["seeds"]) == (1.5 * plain["hosts"], 1.5 * plain["seeds"])
+    assert parts["training on a batch"] == plain["training on a batch"] / 4
+
+
 def test_absurd_whole_numbers_are_answered_at_once() -> None:
     slow, unnamed = list[str](), list[str]()
     for config in configs():

@@ -73,8 +73,9 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
     [
         ["agent=ppo_mlp"],
         ["agent.chunk=3", "agent.surrogate=per_head", "agent.wait_bias=-1"],
+        ["optimiser=adamw", "optimiser.schedule=one_cycle", "optimiser.seeds.warmup_batches=3", "optimiser.micro_batches=2"],
     ],
-    ids=["mlp", "options"],
+    ids=["mlp", "options", "optimiser"],
 )
 def test_other_learners_resume_bit_for_bit_and_are_evaluated(overrides, tmp_path):
     def run(folder, updates):
