@@ -11,6 +11,7 @@ start-up. `--only` runs one way alone. Results: benchmarks/README.md.
 """
 
 import argparse
+from functools import partial
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ class ByVmap(Vmapped):
         self.epoch += epochs
 
 
-WAYS = {"fused": Fused, "one by one": OneByOne, "vmap": ByVmap}
+WAYS = {"fused": Fused, "one by one": OneByOne, "vmap": partial(ByVmap, optimiser=OPTIMISER)}
 
 
 def main() -> None:

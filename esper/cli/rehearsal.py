@@ -78,7 +78,7 @@ class _Placeholder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         decorates = len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Placeholder)
-        return args[0] if decorates else self
+        return args[0] if decorates else _Result()
 
     def __getitem__(self, key: object) -> "_Placeholder":
         return self
@@ -93,6 +93,13 @@ class _Placeholder:
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
         return (object,)
+
+
+class _Result(_Placeholder):
+    """The result of a call, such as `torch.cuda.is_available()`; what depends on it is left to the command."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("a placeholder is neither true nor false")
 
 
 def _found(name: str) -> _Placeholder:

@@ -123,8 +123,11 @@ def test_validation_has_no_side_effect_on_training(shard, orders):
 
 def test_an_epoch_trains_on_the_whole_batches_of_each_order(shard, orders):
     seen = []
-    forward = shard.network.forward
-    shard.network.forward = lambda x, *rest: (seen.append((x.clone(), rest[0])), forward(x, *rest))[1]
+    backward = shard.network.backward
+    shard.network.backward = lambda x, y, hooks=None, *rest, **more: (
+        seen.append((x.clone(), hooks)),
+        backward(x, y, hooks, *rest, **more),
+    )[1]
     shard.task.batch_size, whole = 40, shard.task.batch_size
     shard.train_epoch(EpochOrder(orders), probe=True)
     gradients = shard.take_gradients()
