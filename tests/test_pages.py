@@ -19,6 +19,7 @@ from tests.forked import run_forked
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ONLY_AFTER_ANOMALIES = "events.jsonl"
+ONLY_WITH_PROFILE = "profile/"
 
 
 LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "multirun/README.md"))]
@@ -98,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_writes_what_the_page_says(folder: Path) -> None:
     listed = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "files.md").read_text(), flags=re.MULTILINE)
     there = [f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()]
-    assert sorted(listed) == sorted([*there, ONLY_AFTER_ANOMALIES])
+    assert sorted(listed) == sorted([*there, ONLY_AFTER_ANOMALIES, ONLY_WITH_PROFILE])
     assert {path.name for path in (folder / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
     assert "checkpoint_000000.pt" in {path.name for path in (folder / "checkpoints").iterdir()}
 

@@ -31,8 +31,7 @@ def poison_host(env):
 
 
 def blow_up_classifier(env):
-    layer = network(env).host.bind().get_submodule("segments")[-1][-1]
-    layer.weight.data[FAULTY] *= 1e4  # a view of the flat tensor
+    network(env).host.bind().get_submodule("segments")[-1][-1].weight.data[FAULTY] *= 1e4  # a view of the flat tensor
 
 
 def poison_seed(env):

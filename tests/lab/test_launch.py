@@ -179,7 +179,7 @@ def test_launchers_run_alike_and_report_failures(
         assert read(tmp_path / "out/second/block-00")[0] != expected
         return
     assert done.returncode != 0
-    assert "which does not exist: download" in done.stderr
+    assert "which does not exist: add task.download=true" in done.stderr
     assert "Traceback" not in done.stderr
 
 
