@@ -6,6 +6,7 @@ another process. All of its tensors are on its device; results are copied once p
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
+from esper.fusion.precision import Precision
 from esper.growth.network import GrowingNetwork, num_targets
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
@@ -57,6 +59,9 @@ class DeviceConfig:
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU.
     Shards run in parallel threads. Results are the same for every value up to float rounding."""
+    precision: Precision = Precision.fp32
+    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
+    loss scale for each host. Weights, optimisers, losses, batch statistics and the policy are in single precision anyway."""
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
@@ -80,6 +85,22 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def check_precision(name: str, precision: Precision) -> None:
+    """Check that a device of this machine computes in a precision, and warn where it is slow.
+
+    Raises:
+        ValueError: it does not, or this machine does not have the device.
+    """
+    device = find_device(name)
+    if precision is Precision.bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        chip = torch.cuda.get_device_name(device)
+        raise ValueError(f"devices.{name}.precision=bf16 needs a GPU that computes in it, and {chip} does not: choose fp16")
+    if precision is Precision.fp16 and device.type == "cpu":
+        warnings.warn(
+            f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU", stacklevel=2
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
     """The result of one epoch of training."""
@@ -91,7 +112,12 @@ class TrainReport:
     seed_norm_MS: npt.NDArray[np.float32]
     """Norm of each seed's gradient; NaN where no seed learns, infinite where the gradient is not finite."""
     finite_M: npt.NDArray[np.bool_]
-    """Hosts whose buffers (batch statistics) are finite; an infinite variance does not show in any loss."""
+    """Hosts whose buffers (batch statistics) are finite, and which had no overflow at the lowest loss scale; neither an infinite
+    variance nor a skipped step shows in any loss."""
+    overflows_M: npt.NDArray[np.float32]
+    """Batches in which a gradient overflowed in fp16, and a step was skipped; NaN in other precisions."""
+    loss_scale_M: npt.NDArray[np.float32]
+    """Loss scale after the epoch; NaN in other precisions."""
 
 
 class Shard:
@@ -109,6 +135,7 @@ class Shard:
         optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
+        precision: Precision = Precision.fp32,
     ) -> None:
         self.data, self.task, self.device = data, task, device
         self.views = MemberData(data, views, task.augmentation, device)
@@ -122,6 +149,7 @@ class Shard:
             rate_M1=self.views.rate_M1,
             frozen=frozen,
             device=device,
+            precision=precision,
         )
 
     @property
@@ -222,7 +250,7 @@ class Shard:
             if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                 in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.where(taught_M, len(batches), 1)
-        columns = [(losses / seen)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
+        columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
         report[retired_M] = np.nan
@@ -230,8 +258,10 @@ class Shard:
         return TrainReport(
             loss_M=report[:, 0],
             host_norm_M=report[:, 1],
-            seed_norm_MS=report[:, 2:-1],
-            finite_M=report[:, -1] != 0,
+            seed_norm_MS=report[:, 2:-3],
+            finite_M=report[:, -3] != 0,
+            overflows_M=report[:, -2],
+            loss_scale_M=report[:, -1],
         )
 
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:

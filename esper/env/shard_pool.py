@@ -70,6 +70,7 @@ class ShardPool:
         self.optimiser = optimiser
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
+        self._precision = {find_device(name): config.precision for name, config in devices.items()}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each other:
@@ -95,6 +96,7 @@ class ShardPool:
                 optimiser=self.optimiser,
                 incubation=self.incubation,
                 frozen=self.frozen,
+                precision=self._precision[device],
             )
             for device, rows in self.places
         ]

@@ -30,20 +30,24 @@ class _Blend(torch.autograd.Function):
             part, factor = take_members(h, live_L, members), torch.tanh(delta)
             effect, mixed = torch.where(per_member(times_L, delta), part * factor, delta), (alpha_L, times_L, part, factor)
         ctx.save_for_backward(pull_L, live_L, *mixed)
-        return add_members(h.clone(), live_L, effect * per_member(alpha_L, delta), members)
+        return add_members(h.clone(), live_L, effect * _weight(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         pull_L, live_L, *mixed = ctx.saved_tensors
         g = take_members(grad, live_L, ctx.members)
-        grad_delta = g * per_member(pull_L, g)
+        grad_delta = g * _weight(pull_L, g)
         if mixed:
             alpha_L, times_L, part, factor = mixed
             times = per_member(times_L, g)
-            direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
+            direct = torch.where(times, g * factor * _weight(alpha_L, g), 0.0)
             grad = add_members(grad.clone(), live_L, direct, ctx.members)
             grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)
         return grad, grad_delta, None, None, None, None, None
+
+
+def _weight(value_L: Tensor, like: Tensor) -> Tensor:
+    return per_member(value_L, like).to(like.dtype)
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
@@ -83,7 +87,7 @@ def blend(
 
     Args:
         h: host features of M members, in any layout.
-        delta: output of the branches of the L live members.
+        delta: output of the branches of the L live members, in the dtype of `h`.
         alpha_L: blend weights `[L]`.
         pull_L: weights of the seeds' gradients `[L]`.
         live_L: members with a seed `[L]`.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from esper.fusion.layout import by_member
+from esper.fusion.precision import in_single
 from esper.fusion.stacked import StackedLinear
 
 LOGITS = 2**27
@@ -31,8 +32,8 @@ class LastSegment(NamedTuple):
     members: int
 
     def logits(self) -> Tensor:
-        """Return the outputs of each member `[M, B, K]`."""
-        return by_member(self.segment(self.x), self.members)
+        """Return the outputs of each member `[M, B, K]`, at least in single precision."""
+        return in_single(by_member(self.segment(self.x), self.members))
 
     def losses(self, targets_LB: Tensor, chosen: Tensor | slice = slice(None), count_L: Tensor | None = None) -> Tensor:
         """Return the mean cross entropy of the chosen members `[L]` [nats].
@@ -80,5 +81,5 @@ def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:
 
 
 def _summed(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    loss = F.cross_entropy(logits_MBK.flatten(0, 1), targets_MB.flatten(), reduction="none")
+    loss = F.cross_entropy(in_single(logits_MBK).flatten(0, 1), targets_MB.flatten(), reduction="none")
     return loss.view(len(targets_MB), -1).sum(1)

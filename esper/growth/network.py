@@ -10,12 +10,14 @@ in the banks. Seeds in training are behind the host: it computes the same as wit
 
 where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
 
-Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings for hosts.
+Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings for hosts. Forward passes are computed
+in the precision of the network; gradients of weights are in single precision, and in fp16 each member has a loss scale.
 """
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import take_members
+from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.loss import LastSegment, num_targets
@@ -34,6 +37,7 @@ from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.base import OptimiserConfig
+from esper.optimisers.loss_scale import LossScale
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
@@ -78,6 +82,7 @@ class GrowingNetwork:
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
         frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
         device: device of all tensors.
+        precision: precision of forward passes.
     """
 
     def __init__(
@@ -90,8 +95,10 @@ class GrowingNetwork:
         rate_M1: Tensor | None = None,
         frozen: bool = False,
         device: torch.device | str = "cpu",
+        precision: Precision = Precision.fp32,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.precision = torch.device(device), precision
+        self.loss_scale = LossScale(len(hosts), self.device) if precision is Precision.fp16 else None
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
@@ -198,7 +205,11 @@ class GrowingNetwork:
             hooks: capture the features that leave each slot.
             starts: stores the features where the closed-loop pass starts.
         """
-        return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).logits()
+        with self._computed():
+            return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).logits()
+
+    def _computed(self) -> AbstractContextManager[object]:
+        return computed_in(self.precision, self.device)
 
     def _through(
         self,
@@ -235,14 +246,27 @@ class GrowingNetwork:
             Mean cross entropy of each member in the main pass `[M]` [nats]; of a part, its share of the mean.
         """
         starts: dict[int, Tensor] = {}
-        loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
+        with self._computed():
+            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
         if loss_M.requires_grad:  # else nothing learns in this pass
-            loss_M.sum().backward()
+            self._backpropagate(loss_M, hooks=hooks)
         if hooks is not None and targets_M is not None:
             hooks.scale(targets_M / num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
-            self.closed_loop.losses(self.host, starts, y_MB, targets_M).sum().backward()
+            with self._computed():
+                loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M)
+            self._backpropagate(loss_L, self.closed_loop.members_L)
         return loss_M.detach()
+
+    def _backpropagate(self, loss_L: Tensor, members_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
+        """Add the gradients of these members' losses, None is all, times their loss scales; slot gradients are not scaled."""
+        if self.loss_scale is None:
+            loss_L.sum().backward()
+            return
+        scale_L = self.loss_scale.of(members_L)
+        (loss_L * scale_L).sum().backward()
+        if hooks is not None:
+            hooks.scale(scale_L.reciprocal())
 
     def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
@@ -255,10 +279,11 @@ class GrowingNetwork:
         if pupils is None:
             return self.backward(x, y_MB, targets_M=targets_M)
         host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
-        last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
         targets_L = None if targets_M is None else targets_M[pupils.members_L]
-        loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
-        loss_L.sum().backward()
+        with self._computed():
+            last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
+            loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
+        self._backpropagate(loss_L, pupils.members_L)
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
     def taught(self) -> Tensor:
@@ -273,7 +298,9 @@ class GrowingNetwork:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
-        self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB).sum().backward()
+        with self._computed():
+            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB)
+        self._backpropagate(loss_M, hooks=hooks)
         for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
             fleet.flat.grad = None
         return hooks.gradients()
@@ -284,7 +311,8 @@ class GrowingNetwork:
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
-        return path_logits(self.host, tree, x)
+        with self._computed():
+            return path_logits(self.host, tree, x)
 
     @torch.no_grad()
     def widths(self, x: Tensor) -> list[int]:
@@ -296,7 +324,7 @@ class GrowingNetwork:
         return sizes
 
     def step(self, progress: float = 0.0) -> None:
-        """Take one optimiser step for every host and every learning seed, each with its own clipping budget.
+        """Take one optimiser step for every host and every learning seed, each with its own clipping budget; see `LossScale`.
 
         Args:
             progress: share of the episode that has passed, which sets learning rates by the schedule.
@@ -304,11 +332,14 @@ class GrowingNetwork:
         host, seed = self._config.at(progress)
         if self._rate_M1 is not None:
             host, seed = host.faster(self._rate_M1), seed.faster(self._rate_M1)
-        self.optimiser.step(host)
+        scale_M1 = None if self.loss_scale is None else self.loss_scale.state["scale"]
+        overflows = [self.optimiser.step(host, scale_M1=scale_M1)]
         for learners in self._learners:
             settings = seed if learners.fossil_M1 is None else host.where(learners.fossil_M1, seed)
             for bank, _ in learners.banks:
-                bank.optimiser.step(settings, learners.learns_M1)
+                overflows.append(bank.optimiser.step(settings, learners.learns_M1, scale_M1))
+        if self.loss_scale is not None:
+            self.loss_scale.adjust([one for one in overflows if one is not None])
 
     def pace(self, rate_M1: Tensor) -> None:
         """Set the factor on each member's learning rates `[M, 1]`."""
@@ -326,17 +357,28 @@ class GrowingNetwork:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
 
-    def finite_buffers(self) -> Tensor:
-        """Return which members have only finite buffers `[M]`; all of them if there are no buffers."""
-        finite_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
+    def take_faults(self) -> Tensor:
+        """Return what no loss shows of the batches since the last call `[M, 3]`.
+
+        1 for members with finite buffers and without an overflow at the lowest loss scale, else 0; then, NaN without loss scales,
+        the number of batches with an overflow, and the loss scale.
+        """
+        faults_M3 = torch.full((self.members, 3), torch.nan, device=self.device, dtype=self.host.flat.dtype)
+        faults_M3[:, 0] = 1.0
         for buffer in self.host.buffers.values():
-            finite_M &= buffer.isfinite().reshape(self.members, -1).all(1)
-        return finite_M
+            faults_M3[:, 0] *= buffer.isfinite().reshape(self.members, -1).all(1)
+        if self.loss_scale is not None:
+            faults_M3[:, 1], sick_M = self.loss_scale.take_overflows()
+            faults_M3[:, 0] *= ~sick_M
+            faults_M3[:, 2] = self.loss_scale.of()
+        return faults_M3
 
     def rows(self) -> dict[str, Tensor]:
         """Return the whole state of the members by name: a member is one row of every tensor."""
         rows = {"host": self.host.flat.detach()}
         rows.update({f"host_{part}": state for part, state in self.optimiser.state.items()})
+        if self.loss_scale is not None:
+            rows.update({f"loss_scale/{part}": state for part, state in self.loss_scale.state.items()})
         rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
         for (slot, blueprint, gated), bank in self.banks.items():
             name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"
