@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.fusion.layout import by_member
 from esper.fusion.precision import in_single
 from esper.fusion.stacked import StackedLinear
+from esper.seeds.slot_gradients import GradientHooks
 
 LOGITS = 2**27
 """Maximum number of logits held at once, 512 MB; at least those of one position of each sample. Fewer: less memory, more and
@@ -69,6 +70,16 @@ def member_losses(logits_MBK: Tensor, targets_MB: Tensor, count_M: Tensor | None
         count_M: number by which each sum of losses is divided; None is the number of targets.
     """
     return _summed(logits_MBK, targets_MB) / (num_targets(targets_MB) if count_M is None else count_M)
+
+
+def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
+    """Add the gradients of losses, times a loss scale of each; slot gradients are not scaled."""
+    if scale_L is None:
+        loss_L.sum().backward()
+        return
+    (loss_L * scale_L).sum().backward()
+    if hooks is not None:
+        hooks.scale(scale_L.reciprocal())
 
 
 def num_targets(targets_MB: Tensor) -> Tensor:

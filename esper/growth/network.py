@@ -17,7 +17,6 @@ in the precision of the network; gradients of weights are in single precision, a
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from esper.fusion.layout import take_members
 from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.loss import LastSegment, num_targets
+from esper.growth.loss import LastSegment, backpropagate, num_targets
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -99,6 +98,7 @@ class GrowingNetwork:
     ) -> None:
         self.device, self.precision = torch.device(device), precision
         self.loss_scale = LossScale(len(hosts), self.device) if precision is Precision.fp16 else None
+        self._computed = partial(computed_in, precision, self.device)
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
@@ -197,19 +197,15 @@ class GrowingNetwork:
     def train(self, mode: bool = True) -> None:
         self.host.module.train(mode and not self.frozen)
 
-    def forward(self, x: Tensor, hooks: GradientHooks | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, hooks: GradientHooks | None = None) -> Tensor:
         """Return the outputs `[M, B, K]` for a batch in the layout of its kind.
 
         Args:
             x: the batch.
             hooks: capture the features that leave each slot.
-            starts: stores the features where the closed-loop pass starts.
         """
         with self._computed():
-            return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).logits()
-
-    def _computed(self) -> AbstractContextManager[object]:
-        return computed_in(self.precision, self.device)
+            return self._through(self.host.bind(), self.plan, x, self.members, hooks).logits()
 
     def _through(
         self,
@@ -220,7 +216,7 @@ class GrowingNetwork:
         hooks: GradientHooks | None = None,
         starts: dict[int, Tensor] | None = None,
     ) -> LastSegment:
-        """Compute so many members with these seeds, up to their last segment."""
+        """Compute so many members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
         *segments, last = self._segments(module)
         for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
             x = segment(x)
@@ -249,24 +245,18 @@ class GrowingNetwork:
         with self._computed():
             loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
         if loss_M.requires_grad:  # else nothing learns in this pass
-            self._backpropagate(loss_M, hooks=hooks)
+            backpropagate(loss_M, self._scale(), hooks)
         if hooks is not None and targets_M is not None:
             hooks.scale(targets_M / num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
             with self._computed():
                 loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M)
-            self._backpropagate(loss_L, self.closed_loop.members_L)
+            backpropagate(loss_L, self._scale(self.closed_loop.members_L))
         return loss_M.detach()
 
-    def _backpropagate(self, loss_L: Tensor, members_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
-        """Add the gradients of these members' losses, None is all, times their loss scales; slot gradients are not scaled."""
-        if self.loss_scale is None:
-            loss_L.sum().backward()
-            return
-        scale_L = self.loss_scale.of(members_L)
-        (loss_L * scale_L).sum().backward()
-        if hooks is not None:
-            hooks.scale(scale_L.reciprocal())
+    def _scale(self, members_L: Tensor | None = None) -> Tensor | None:
+        """Return the loss scales of the chosen members `[L]`, None is all; None without loss scales."""
+        return None if self.loss_scale is None else self.loss_scale.of(members_L)
 
     def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
@@ -283,7 +273,7 @@ class GrowingNetwork:
         with self._computed():
             last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
             loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
-        self._backpropagate(loss_L, pupils.members_L)
+        backpropagate(loss_L, self._scale(pupils.members_L))
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
     def taught(self) -> Tensor:
@@ -300,7 +290,7 @@ class GrowingNetwork:
         hooks = GradientHooks(self.members)
         with self._computed():
             loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB)
-        self._backpropagate(loss_M, hooks=hooks)
+        backpropagate(loss_M, self._scale(), hooks)
         for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
             fleet.flat.grad = None
         return hooks.gradients()

@@ -188,7 +188,7 @@ def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
     if not (fork.whole and dense and seeds.times_L is None):
         return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
     delta = seeds.delta(x)
-    return x + (delta if fork.full else delta * per_member(fork.alpha_L, delta).to(x.dtype))
+    return (x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))).to(x.dtype)
 
 
 def _forked(fork: Fork, x: Tensor) -> Tensor:
@@ -202,8 +202,8 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
         if fork.times_O.any():
             delta = torch.where(per_member(_tensor(fork.times_O, x), h), h * torch.tanh(delta), delta)
         if (fork.alpha_O != 1).any():
-            delta = delta * per_member(_tensor(fork.alpha_O, x).to(x.dtype), delta)
-        parts.append(h + delta)
+            delta = delta * per_member(_tensor(fork.alpha_O, x), delta)
+        parts.append((h + delta).to(x.dtype))
     if len(fork.kept):
         parts.append(_take(x, fork.kept, fork.before))
     return join_members(parts)
