@@ -185,10 +185,9 @@ class GrowthEnv(Environment):
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
-        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N}
-        info |= {"overflows": report.overflows_M, "loss_scale": report.loss_scale_M}
+        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N, "overflows": report.overflows_M}
         info["fossilized"] = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N, "scale": report.scale_M}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.checkpoint import Notice
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
 from esper.fusion.precision import Precision
@@ -86,7 +87,7 @@ def find_device(name: str) -> torch.device:
 
 
 def check_precision(name: str, precision: Precision) -> None:
-    """Check that a device of this machine computes in a precision, and warn where it is slow.
+    """Check that a device of this machine computes in a precision, and notify the user where it is slow.
 
     Raises:
         ValueError: it does not, or this machine does not have the device.
@@ -96,9 +97,8 @@ def check_precision(name: str, precision: Precision) -> None:
         chip = torch.cuda.get_device_name(device)
         raise ValueError(f"devices.{name}.precision=bf16 needs a GPU that computes in it, and {chip} does not: choose fp16")
     if precision is Precision.fp16 and device.type == "cpu":
-        warnings.warn(
-            f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU", stacklevel=2
-        )
+        slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
+        warnings.warn(slow, Notice, stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,7 @@ class TrainReport:
     variance nor a skipped step shows in any loss."""
     overflows_M: npt.NDArray[np.float32]
     """Batches in which a gradient overflowed in fp16, and a step was skipped; NaN in other precisions."""
-    loss_scale_M: npt.NDArray[np.float32]
+    scale_M: npt.NDArray[np.float32]
     """Loss scale after the epoch; NaN in other precisions."""
 
 
@@ -261,7 +261,7 @@ class Shard:
             seed_norm_MS=report[:, 2:-3],
             finite_M=report[:, -3] != 0,
             overflows_M=report[:, -2],
-            loss_scale_M=report[:, -1],
+            scale_M=report[:, -1],
         )
 
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:

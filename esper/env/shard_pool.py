@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, check_precision, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -68,6 +68,8 @@ class ShardPool:
         self.meter, self.times = meter, PhaseTimes()
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.optimiser = optimiser
+        for name, config in devices.items():
+            check_precision(name, config.precision)
         self.places = _deal(num_hosts, devices)
         self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self._precision = {find_device(name): config.precision for name, config in devices.items()}

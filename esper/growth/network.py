@@ -348,10 +348,8 @@ class GrowingNetwork:
         return norms
 
     def take_faults(self) -> Tensor:
-        """Return what no loss shows of the batches since the last call `[M, 3]`.
-
-        1 for members with finite buffers and without an overflow at the lowest loss scale, else 0; then, NaN without loss scales,
-        the number of batches with an overflow, and the loss scale.
+        """Return what no loss shows of the batches since the last call `[M, 3]`: 1 for members with finite buffers and without an
+        overflow at the lowest loss scale, else 0; then overflows and loss scale, NaN without loss scales.
         """
         faults_M3 = torch.full((self.members, 3), torch.nan, device=self.device, dtype=self.host.flat.dtype)
         faults_M3[:, 0] = 1.0

@@ -50,7 +50,7 @@ class LossScale:
         scale_M1.mul_(torch.where(over_M1, 0.5, torch.where(grows_M1, 2.0, 1.0))).clamp_(min=LEAST)
 
     def take_overflows(self) -> tuple[Tensor, Tensor]:
-        """Return since the last call the steps of each member with an overflow `[M]`, and if one was at the lowest scale `[M]`."""
+        """Return since the last call the overflows of each member `[M]`, and whether one was at the lowest scale `[M]`."""
         found = self._skipped_M.clone(), self._sick_M.clone()
         self._skipped_M.zero_()
         self._sick_M.zero_()
