@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FIRST = 2.0**16
-"""Scale of a new member. Higher: more overflows at first, and more bits of small gradients."""
+FIRST = 2.0**12
+"""Scale of a new member. Higher: more bits of small gradients, and more overflows at first; PyTorch's 2^16
+makes a host of `digits` skip one or two batches of its short episode, 2^12 one in several hosts."""
 LEAST = 1.0
 """Lowest scale; an overflow there counts as non-finite."""
 STEPS_TO_GROW = 2000
