@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.checkpoint import Notice
 from esper.env.actions import Op
 from esper.env.shard import check_precision
 from esper.fusion.precision import HALF, Precision
@@ -13,6 +14,7 @@ from esper.governor.base import Cause
 from esper.governor.off import NoGovernorConfig
 from esper.optimisers.loss_scale import FIRST
 
+pytestmark = pytest.mark.filterwarnings("ignore::esper.checkpoint.Notice")
 HOSTS, FAULTY, STEPS = 4, 1, 6
 OTHERS = [host for host in range(HOSTS) if host != FAULTY]
 
@@ -110,6 +112,12 @@ def test_half_precision_is_what_computes(make_env, plan_actions, precision):
     }
     assert np.isfinite(env.potential_NSK[:, :, 1]).all()
     assert told["signals"].loss_N.dtype == np.float32
+
+
+def test_fp16_on_a_cpu_is_said_to_be_slow(make_env):
+    slow = r"^devices\.cpu\.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU$"
+    with pytest.warns(Notice, match=slow):
+        make_env(1, 1, precision=Precision.fp16)
 
 
 def test_a_gpu_without_bf16_is_refused(monkeypatch):

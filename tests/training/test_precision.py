@@ -18,12 +18,10 @@ def test_a_run_in_bf16(tmp_path):
     assert "host/loss_scale" not in row, "there is none"
 
 
-def test_a_run_in_fp16_on_a_cpu_says_that_it_is_slow_and_shows_its_loss_scales(tmp_path):
+def test_a_run_in_fp16_shows_its_loss_scales(tmp_path):
     device = ["devices=[cpu]", "devices.cpu.precision=fp16"]
     done = run_forked(*command(tmp_path / "run", *SHORT, *device), cwd=tmp_path)
     assert done.returncode == 0
-    slow = "esper: devices.cpu.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU\n"
-    assert done.stderr == slow
     (row,) = untimed(tmp_path / "run")
     assert 1 <= row["host/loss_scale"] <= 4096
     assert row["governor/rollbacks_nonfinite"] == 0
