@@ -46,7 +46,7 @@ class LossScale:
         self._skipped_M += over_M1[:, 0]
         self._sick_M |= (over_M1 & (scale_M1 <= LEAST))[:, 0]
         steps_M1.add_(1.0)
-        grows_M1 = (steps_M1 >= STEPS_TO_GROW) & ~over_M1
+        grows_M1 = steps_M1 >= STEPS_TO_GROW
         steps_M1.masked_fill_(over_M1 | grows_M1, 0.0)
         scale_M1.mul_(torch.where(over_M1, 0.5, torch.where(grows_M1, 2.0, 1.0))).clamp_(min=LEAST)
 

@@ -91,8 +91,9 @@ def test_slot_gradients_and_norms_are_unscaled_and_in_single_precision(grown, in
 
 @each_half
 @each_layout
-def test_a_setting_alone_has_the_bits_of_a_forward(grown, layout, precision):
-    population = grown(3, blends=tuple(Blend), layout=layout, precision=precision)
+@pytest.mark.parametrize("blends", [(Blend.ADD,), tuple(Blend)], ids=["add", "all"])
+def test_a_setting_alone_has_the_bits_of_a_forward(grown, layout, precision, blends):
+    population = grown(3, blends=blends, layout=layout, precision=precision)
     population.alpha[:] = np.where(population.blueprint >= 0, 0.3, 0.0)
     population.arrange()
     network, x = population.network, population.batch(3, 12, 0)[2]
