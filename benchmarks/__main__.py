@@ -35,6 +35,7 @@ RUNS = (
     ("policy_speed", ()),
     ("policy_speed", ("--hosts-apart",)),
     ("deployed_hosts", ()),
+    ("precision", ()),
     ("gpu", ()),
 )
 """Script and arguments of every benchmark. That of a GPU writes a record of its own, with --out, and is left out without one."""

@@ -1,4 +1,4 @@
-"""Everything worth knowing about a GPU, in one call of at most eight minutes: tests, roofs, throughput, shards and memory.
+"""Everything worth knowing about a GPU, in one call of at most eight minutes: tests, roofs, throughput, shards, precision, memory.
 
     python benchmarks/gpu.py --out FOLDER
     python benchmarks/gpu.py --out FOLDER --only roofs digits
@@ -127,9 +127,20 @@ def measure_hosts(world: str, clock: Clock, quick: bool, folder: Path) -> Iterat
             yield _throughput(world, hosts, members, clock, quick, folder)
 
 
-def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path) -> Row:
+def measure_precisions(clock: Clock, quick: bool, folder: Path) -> Iterator[Row]:
+    """Measure the throughput of the largest populations in each precision."""
+    for world in WORLDS if not quick else ("digits",):
+        for precision in ("fp32", "bf16", "fp16") if clock.device.type == "cuda" else ("fp32", "bf16"):
+            if clock.left() < (0 if quick else 30):
+                yield {"world": world, "precision": precision, "samples_per_second": "left out: no time"}
+                continue
+            hosts = 2 if quick else WORLDS[world][3][-1]
+            yield {"world": world, "precision": precision} | _throughput(world, hosts, 0, clock, quick, folder, precision)
+
+
+def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool, folder: Path, precision: str = "fp32") -> Row:
     """Return the figures of one population."""
-    env = _env(world, hosts, members, clock.device, quick, folder)
+    env = _env(world, hosts, members, clock.device, quick, folder, precision)
     samples, grow = env.sampler.samples_per_epoch, partial(_episode, env, world)
     grow()  # warm-up
     if clock.device.type == "cuda":
@@ -147,12 +158,15 @@ def _throughput(world: str, hosts: int, members: int, clock: Clock, quick: bool,
     }
 
 
-def _env(world: str, hosts: int, members: int, device: torch.device, quick: bool, folder: Path) -> Environment:
+def _env(
+    world: str, hosts: int, members: int, device: torch.device, quick: bool, folder: Path, precision: str = "fp32"
+) -> Environment:
     overrides, *_ = WORLDS[world]
     name = "cpu" if device.type == "cpu" else "cuda:0"
     small = ["task.epoch_samples=128", "task.valid_samples=16"] if quick else []
     data = [f"task.root={images(folder)}"] if world == "cifar" else []
-    chosen = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"steps={6 if quick else STEPS}"]
+    chosen = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"devices.{name}.precision={precision}"]
+    chosen.append(f"steps={6 if quick else STEPS}")
     config = check(
         [*overrides, *small, *data, *chosen, f"hosts={hosts}", "agent.twins=1", "agent.baseline=critic", "agent.minibatches=1"]
     )
@@ -217,6 +231,7 @@ def main() -> None:
         sections: Mapping[str, Callable[[], Iterator[Row]]] = {
             "roofs": partial(measure_roofs, clock, given.quick),
             **{world: partial(measure_hosts, world, clock, given.quick, folder) for world in WORLDS},
+            "precisions": partial(measure_precisions, clock, given.quick, folder),
             "memory": partial(measure_memory, clock, given.quick, folder),
             "tests": partial(run_tests, clock, given.quick),
         }
