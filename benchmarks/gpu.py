@@ -1,4 +1,4 @@
-"""Everything worth knowing about a GPU, in one call of at most eight minutes: tests, roofs, throughput, shards, precision, memory.
+"""All figures worth knowing of a GPU, in a call of at most eight minutes: tests, roofs, throughput, shards, precision, memory.
 
     python benchmarks/gpu.py --out FOLDER
     python benchmarks/gpu.py --out FOLDER --only roofs digits
