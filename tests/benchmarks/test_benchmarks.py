@@ -22,7 +22,7 @@ PRINTS = {
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
     "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap",
-    "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*"bf16"[^$]*memory \{"episode"',
+    "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*"bf16"[^$]*memory \{',
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "precision": r"cifar10_baseline, 2 hosts[\s\S]*train[\s\S]*fp32 / bf16, median [\s\S]*validate[\s\S]*fp32 / bf16, median",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
