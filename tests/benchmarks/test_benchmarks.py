@@ -24,6 +24,7 @@ PRINTS = {
     "fused_training": r"one by one / fused, median [\s\S]*\nroof / fused, [\s\S]*: fused (\d+\.\d+) %, one by one \1 %, vmap",
     "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*memory \{"episode": 1',
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
+    "shipped_tasks": r"digits, 2 hosts, shards of 2[^$]*cifar10_baseline, 2 hosts[^$]*plain / esper, median \(range\): wall \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
 }
 """What each script prints with --quick."""
