@@ -33,6 +33,7 @@ RUNS = (
     ("env_overhead", ("--way", "probed")),
     ("step_overhead", ()),
     ("counterfactuals", ()),
+    ("compiled", ()),
     ("policy_speed", ()),
     ("policy_speed", ("--hosts-apart",)),
     ("deployed_hosts", ()),

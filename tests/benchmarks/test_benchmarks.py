@@ -18,6 +18,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
+    "compiled": r"digits, 2 members: warm-up \d+\.\d s, losses (\d+\.\d{4})\d+ and \1[^$]*cifar10_baseline",
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
