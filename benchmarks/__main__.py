@@ -28,10 +28,12 @@ from esper.training.provenance import LIBRARIES, code_version, device_name, inst
 HERE = Path(__file__).parent
 RUNS = (
     ("fused_training", ()),
+    ("shipped_tasks", ()),
     ("env_overhead", ()),
     ("env_overhead", ("--way", "probed")),
     ("step_overhead", ()),
     ("counterfactuals", ()),
+    ("compiled", ()),
     ("policy_speed", ()),
     ("policy_speed", ("--hosts-apart",)),
     ("deployed_hosts", ()),

@@ -19,8 +19,8 @@ from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.base import Environment
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 
 def episode(env: Environment, seeds: int) -> None:

@@ -29,8 +29,8 @@ from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.cli.overrides import check
 from esper.env.base import Environment
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from esper.env.actions import Head
 from esper.lifecycle.stages import Op, Stage
 from esper.reward.signals import StepSignals
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 OUT = Path(__file__).parent / "host.png"
 OVERRIDES = ["slots=all", "seed=0", "devices=[cpu]"]

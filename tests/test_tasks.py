@@ -20,7 +20,8 @@ from esper.task.cifar import Cifar10Config, Cifar100Config
 from esper.task.fashion_mnist import FILES
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
-from esper.training.trainer import Trainer, build_env
+from esper.training.environment import build_env
+from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches=1", "agent.hidden=8", "agent.epochs=1"]
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short

@@ -33,6 +33,9 @@ from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
+from esper.training.run_folder import new_folder
+
+OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
 _KEYS = {field.name for field in fields(Config)} - {*GROUPS}
 """Root keys that are no groups: Hydra need not look for their options."""

@@ -159,7 +159,7 @@ class GrowthEnv(Environment):
         action_NH, self.refused_N = self.permitted(actions)
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
         known_loss_N = self.loss_N
-        self._act(action_NH)
+        self.act(action_NH)
         report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
@@ -262,8 +262,8 @@ class GrowthEnv(Environment):
 
     # ---- the parts of a step
 
-    def _act(self, action_NH: npt.NDArray[np.int64]) -> None:
-        """Carry out legal actions, and advance time."""
+    def act(self, action_NH: npt.NDArray[np.int64]) -> None:
+        """Carry out legal actions, and advance the seeds by a host epoch."""
         self.op_N, slot_N, before = action_NH[:, Head.OP], action_NH[:, Head.SLOT], self.state
         self.state = lifecycle.tick(execute(before, action_NH, self.slots), self.slots, self.gates)
         kind_N = action_NH[:, Head.BLUEPRINT]

@@ -38,6 +38,11 @@ class EpochOrder(NamedTuple):
         draws = None if self.draws_NI3 is None else self.draws_NI3[rows]
         return self._replace(samples_NI=self.samples_NI[rows], draws_NI3=draws)
 
+    def first(self, samples: int) -> "EpochOrder":
+        """Return the order of the first samples of each host only."""
+        draws = None if self.draws_NI3 is None else self.draws_NI3[:, :samples]
+        return self._replace(samples_NI=self.samples_NI[:, :samples], draws_NI3=draws)
+
     def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
         """Return the samples and draws of each whole batch, on a device; one smaller batch if there are fewer samples."""
         size = min(size, self.samples_NI.shape[1])

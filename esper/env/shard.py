@@ -39,6 +39,9 @@ from esper.task.instances import DataView
 CPU_MEMBERS = 16
 """Hosts per shard on a CPU. On 2 cores, two shards of 16 with one thread each train as fast as one of 32 with two threads, and
 many times as fast under load from other processes, since they synchronise once per epoch and not in every operation."""
+CPU_TRAINED = 2**21
+"""Maximum number of output values of one layer that a shard of several hosts trains at once on a CPU: 8 MB. Higher: fewer, larger
+kernels, whose features leave the cache; see benchmarks/README.md."""
 CAPTURED_BATCHES = 2
 """Batches from which informed seeds get their initial weights. More: less noise, and slower germination."""
 CHECK_EVERY = 4
@@ -58,14 +61,20 @@ class DeviceConfig:
     """How hosts train on a device; the device's name is its key in the config."""
 
     members_per_shard: int = 0
-    """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU.
-    Shards run in parallel threads. Results are the same for every value up to float rounding."""
+    """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many
+    as fit the cache, at most 16. Shards run in parallel threads. Results are the same for every value up to float rounding."""
+
+    tune: bool = False
+    """If true, times sizes of shards before training and takes the fastest in the place of `members_per_shard`, which the run
+    then keeps. Two runs of one command may take different sizes, and differ by float rounding."""
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host. Weights, optimisers, losses, batch statistics and the policy are in single precision anyway."""
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
+        if self.tune and self.members_per_shard:
+            raise ValueError("devices.<name>.tune=true finds members_per_shard by timing: leave out one of the two")
 
 
 def find_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, check_precision, find_device
+from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, DeviceConfig, Shard, TrainReport, check_precision, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -68,18 +68,23 @@ class ShardPool:
         self.meter, self.times = meter, PhaseTimes()
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.optimiser = optimiser
+        self._num_hosts = num_hosts
         for name, config in devices.items():
             check_precision(name, config.precision)
-        self.places = _deal(num_hosts, devices)
-        self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
         self._precision = {find_device(name): config.precision for name, config in devices.items()}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
-        # One thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each other:
-        # next to a busy process this took a hundred times as long.
-        workers = min(len(self.places), max(available_cores(), len(devices)))
+        # At most one thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each
+        # other: next to a busy process this took a hundred times as long.
+        workers = max(available_cores(), len(devices))
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
+        self.deal(devices)
+        self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
+
+    def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
+        """Deal the hosts to shards from the next `start` on; the devices stay the same."""
+        self.places = deal(self._num_hosts, devices, self.task.batch_size * self.task.widest)
 
     def start(self, hosts: Sequence[nn.Module], views: Sequence[DataView] = ()) -> None:
         """Replace all hosts by N new ones, with their instances' views of the data."""
@@ -277,12 +282,20 @@ def available_cores() -> int:
 
 
 def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
-    """Return the number of hosts in the largest shard."""
-    return max(rows.stop - rows.start for _, rows in _deal(num_hosts, devices))
+    """Return the number of hosts in the largest shard, at most."""
+    return max(rows.stop - rows.start for _, rows in deal(num_hosts, devices))
 
 
-def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[torch.device, slice]]:
+def fitting_members(values: int) -> int:
+    """Return the number of hosts per shard on a CPU, for hosts whose widest layer has so many output values per batch."""
+    return min(CPU_MEMBERS, CPU_TRAINED // max(1, values) or 1)
+
+
+def deal(num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1) -> list[tuple[torch.device, slice]]:
     """Deal hosts in order: as evenly as possible to devices, then to shards of at most `members_per_shard`.
+
+    Args:
+        values: output values of a host's widest layer, per batch, which limit shards on a CPU.
 
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
@@ -293,6 +306,6 @@ def _deal(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> list[tuple[tor
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)
         device = find_device(name)
-        size = config.members_per_shard or (CPU_MEMBERS if device.type == "cpu" else stop - first)
+        size = config.members_per_shard or (fitting_members(values) if device.type == "cpu" else stop - first)
         places += [(device, slice(start, min(start + size, stop))) for start in range(first, stop, size)]
     return places

@@ -31,10 +31,10 @@ from esper.lifecycle.slots import GATES, Isolation
 from esper.stats.intervals import UNKNOWN, mean_interval
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
+from esper.training.environment import build_env
 from esper.training.estimate import check_memory
 from esper.training.play import play
 from esper.training.resume import find_checkpoint
-from esper.training.trainer import build_env
 
 POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""

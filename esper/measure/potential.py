@@ -56,6 +56,11 @@ benchmarks/README.md."""
 SPOTS = 4
 """Minimum number of vectors per feature of a slot, so that the fit leaves a residual."""
 
+CPU_FEATURES, GPU_FEATURES = 2**18, 2**25
+"""Maximum number of captured features per measurement. Higher: fewer kernels, whose intermediates leave the caches of a CPU."""
+FEWEST = 4
+"""Members measured at once, at least."""
+
 
 def by_place(x: Tensor) -> Tensor:
     """Return the samples of each member `[M, n, ...]` as vectors of channels `[M, X, C]`, one for each sample and place."""
@@ -197,6 +202,12 @@ class SlotSensor:
         Raises:
             SeedError: the branch of a blueprint raised an error.
         """
+        most = CPU_FEATURES if gradients.grad.device.type == "cpu" else GPU_FEATURES
+        count = max(FEWEST, most // max(1, gradients.grad[0].numel()))
+        return torch.cat([self._measure(part) for part in gradients.split(count)])
+
+    def _measure(self, gradients: SlotGradients) -> Tensor:
+        """Return the growth potential of some members."""
         rest = residual(gradients)
         members = len(gradients.features)
         potential_MK = torch.full((members, len(self.blueprints)), torch.nan, device=gradients.grad.device)

@@ -30,6 +30,11 @@ class SlotGradients:
         # Torch aligns what it joins: the same bits, however many shards there are.
         return SlotGradients(features=torch.cat([one.features for one in parts]), grad=torch.cat([one.grad for one in parts]))
 
+    def split(self, count: int) -> list["SlotGradients"]:
+        """Split the members into groups of so many."""
+        parts = zip(self.features.split(count), self.grad.split(count), strict=True)
+        return [SlotGradients(features=features, grad=grad) for features, grad in parts]
+
     def of_member(self, member: int) -> "SlotGradients":
         """Return one member, with a leading axis of 1 `[1, n, ...]`."""
         return SlotGradients(features=self.features[member : member + 1], grad=self.grad[member : member + 1])

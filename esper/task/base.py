@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
@@ -217,6 +217,23 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.random.set_rng_state(torch_stream(root, "host_init", split, name.episode, name.index).get_state())
             return self.make_host(instance)
+
+    @cached_property
+    def widest(self) -> int:
+        """Number of values in the largest output of a host's layers, per sample."""
+        sizes = list[int]()
+
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            sizes.extend([output.numel()] if isinstance(output, Tensor) else [])
+
+        host = self.host(0, Split.TRAINING, 0, 0).eval()
+        for layer in host.modules():
+            layer.register_forward_hook(keep)
+        with torch.no_grad():
+            x = self.data.inputs(self.data.valid_x[:2])
+            for segment in cast(nn.ModuleList, host.segments):
+                x = segment(x)
+        return max(sizes) // 2
 
     def describe(self, root: int, split: Split, episode: int, index: int) -> str:
         """Return a short name of the instance, such as its lesion, for reports. The controller never sees it."""

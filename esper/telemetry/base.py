@@ -30,7 +30,7 @@ class RunInfo:
     announced: bool = False
     """If true, the console shows the title of the run already."""
     size: str = ""
-    """Size of the run in one line: hosts, parameters, memory, host epochs."""
+    """Size of the run in one line: hosts, parameters, memory, host epochs; and a line for each device whose shards were timed."""
     file: TextIO | None = None
     """Output of a console; None for standard output."""
 

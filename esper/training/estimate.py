@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
-from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, GPU_FEATURES, VALIDATION_BATCH, find_device
-from esper.env.shard_pool import available_cores
+from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH, find_device
+from esper.env.shard_pool import available_cores, fitting_members
 from esper.growth.loss import LOGITS
 from esper.hosts.base import slot_specs
 from esper.measure.costs import count_parameters
@@ -69,6 +69,8 @@ class HostSize(NamedTuple):
     """Numbers that enter the slots for one sample."""
     widest: int = 0
     """Most numbers that leave one segment."""
+    layer: int = 0
+    """Most numbers that leave one layer."""
     saved: float = 0.0
     """Bytes that the backward pass of one sample needs."""
 
@@ -193,7 +195,7 @@ def _features(config: Config, size: HostSize, task: Task) -> HostSize:
     except Exception:  # the check of the host says what is wrong
         return size
     needed = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 2
-    return size._replace(features=sum(widths[:-1]), widest=max(widths), saved=needed)
+    return size._replace(features=sum(widths[:-1]), widest=max(widths), layer=task.widest, saved=needed)
 
 
 def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[torch.device, list[Part]]:
@@ -222,7 +224,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
-    members = min(hosts, members or CPU_MEMBERS)
+    members = min(hosts, members or fitting_members(task.batch_size * size.layer))
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
     measured = min(measured, available_cores() * CPU_FEATURES if on_cpu else max(GPU_FEATURES, active * size.widest))

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -78,7 +78,14 @@ class Provenance:
     """The record of one process that works on a run, in a file that keeps the records of all of them."""
 
     def __init__(
-        self, folder: Path, update: int, devices: Iterable[str], *, cell: str | None = None, plan: str | None = None
+        self,
+        folder: Path,
+        update: int,
+        devices: Iterable[str],
+        *,
+        cell: str | None = None,
+        plan: str | None = None,
+        tuned: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
         """
         Args:
@@ -87,6 +94,7 @@ class Provenance:
             devices: devices of the hosts, by their names in the config.
             cell: folder of the run relative to that of its sweep; None for a single run.
             plan: digest of the experiment of which the run is a cell, if any.
+            tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.
 
         Raises:
             ConfigError: the file is damaged.
@@ -103,6 +111,7 @@ class Provenance:
             "system": platform.platform(),
             "cores": os.cpu_count(),
             "devices": {name: device_name(find_device(name)) for name in devices},
+            "tuned": tuned or {},
             "python": platform.python_version(),
             "esper": code_version(),
             "libraries": {name: installed(name) for name in LIBRARIES},

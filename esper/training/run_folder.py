@@ -7,7 +7,6 @@ from pathlib import Path
 from shutil import rmtree
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 
 from esper.checkpoint import disk
 from esper.config import ConfigError
@@ -31,9 +30,6 @@ def new_folder(parent: str) -> str:
     if parent not in _new:
         _new[parent] = Path(parent, f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
     return str(_new[parent])
-
-
-OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)  # launchers pass the cache on
 
 
 def create(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from esper.agent.base import Learner
 from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
-from esper.env.base import Environment, EnvParts, EpisodeRecord, Hparam
+from esper.env.base import EpisodeRecord, Hparam
 from esper.phases import marked
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
@@ -21,56 +21,14 @@ from esper.telemetry.config import Telemetry
 from esper.telemetry.tags import measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
-from esper.training.estimate import check_memory, estimate
+from esper.training.environment import build_env
+from esper.training.estimate import estimate
 from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
 from esper.training.provenance import Provenance
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
-
-
-def build_env(
-    config: Config,
-    *,
-    split: Split,
-    hosts: int | None = None,
-    num_twins: int = 1,
-    test_at_end: bool = False,
-    test_online: bool = False,
-) -> Environment:
-    """Return the environment of a config.
-
-    Args:
-        hosts: number of hosts to compare controllers on, all paid by the mode of the run; None for the hosts of the training run,
-            which `reward.per_host` may pay differently.
-
-    Raises:
-        ConfigError: the memory of this machine does not suffice.
-    """
-    check_memory(config, hosts)
-    parts = EnvParts(
-        task=config.task,
-        host=config.host,
-        optimiser=config.optimiser,
-        slots=config.slots,
-        gates=config.gates,
-        heads=config.agent.heads,
-        blueprints=config.blueprint,
-        reward=config.reward,
-        governor=config.governor,
-        devices=config.devices,
-        counterfactuals=config.counterfactuals,
-        gamma=config.agent.gamma,
-        num_hosts=hosts or config.hosts,
-        num_steps=config.steps,
-        seed=config.seed,
-        split=split,
-        num_twins=num_twins,
-        trains=split is Split.TRAINING and hosts is None,
-        test_at_end=test_at_end,
-        test_online=test_online,
-    )
-    return config.env.build(parts)
+from esper.training.tune_shards import tuned
 
 
 class Trainer:
@@ -94,6 +52,8 @@ class Trainer:
             plan: digest of the experiment of which the run is a cell, if any.
             announced: true if the console shows the title of the run already.
         """
+        self._tuned = tuned(config)
+        config = self._tuned.config
         self._plan = plan
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
         self._plain = to_plain(config)  # takes as long as a short update
@@ -130,10 +90,12 @@ class Trainer:
                 name=name,
                 shared=shared,
                 announced=announced,
-                size=estimate(config).line(done=self.update * config.hosts * config.steps),
+                size="\n".join([estimate(config).line(done=self.update * config.hosts * config.steps), *self._tuned.lines()]),
             )
             with (
-                Provenance(self.folder, self.update, config.devices, cell=name or None, plan=self._plan) as provenance,
+                Provenance(
+                    self.folder, self.update, config.devices, cell=name or None, plan=self._plan, tuned=self._tuned.seconds
+                ) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
             ):
                 telemetry.start(config.title(self.update), self.hparams())

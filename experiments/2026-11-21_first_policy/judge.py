@@ -24,9 +24,9 @@ from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
+from esper.training.environment import build_env
 from esper.training.play import play
 from esper.training.resume import find_checkpoint
-from esper.training.trainer import build_env
 
 FIXED = "conv_heavy in r0c0"
 """The best fixed schedule of 2026-11-21_where_to_grow, chosen on other hosts."""

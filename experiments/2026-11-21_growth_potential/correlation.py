@@ -26,8 +26,8 @@ from esper.env.actions import Head
 from esper.env.growth_env import GrowthEnv
 from esper.seeds.slot_gradients import Evidence
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 
 def potentials(env: GrowthEnv, after: int) -> dict[str, np.ndarray]:

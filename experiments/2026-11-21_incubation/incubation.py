@@ -19,8 +19,8 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 BOTH = ("conv_light", "conv_heavy")
 TASKS = {

@@ -21,8 +21,8 @@ from esper.config import register
 from esper.env.growth_env import GrowthEnv
 from esper.stats.intervals import mean_interval
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 NAMES = ("conv_light", "depthwise", "conv_heavy")
 PLANS = [("conv_light", 0), ("conv_light", 1), ("depthwise", 0), ("conv_heavy", 1)]

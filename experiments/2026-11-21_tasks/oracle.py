@@ -21,8 +21,8 @@ from esper.cli.overrides import check
 from esper.config import register
 from esper.env.episode import Episode
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 
 def main(name: str, words: list[str]) -> None:

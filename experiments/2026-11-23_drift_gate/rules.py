@@ -17,8 +17,8 @@ from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.cli.overrides import check
 from esper.lab.evaluation import Evaluation
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 SEEDS = [("conv_light", 1), ("depthwise", 1), ("depthwise", 2), ("conv_heavy", 0)]
 """Blueprints and slots that repair at least one kind of drift well."""

@@ -20,8 +20,8 @@ from esper.config import GROUPS
 from esper.env.base import Environment
 from esper.lab.evaluation import HostOutcomes
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 HERE = Path(__file__).parent
 RECORD = HERE.parent / "2026-11-22_policy" / "comparison.csv"

@@ -16,8 +16,9 @@ from esper.cli.overrides import check
 from esper.env.actions import EnvSpec, Head, Observation, Op, parameters_legal
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import Trainer, build_env
+from esper.training.trainer import Trainer
 from tests.agent.toy_envs import blank, make_spec, random_observation
 
 TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]

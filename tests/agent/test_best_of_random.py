@@ -19,8 +19,9 @@ from esper.lab.evaluation import Evaluation
 from esper.seeding import stream
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import Trainer, build_env
+from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
 
 HOSTS = ["hosts=2", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]

@@ -18,6 +18,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRINTS = {
+    "compiled": r"digits, 2 members: warm-up \d+\.\d s, losses (\d+\.\d{4})\d+ and \1[^$]*cifar10_baseline",
     "counterfactuals": r"leave_one_out +\d+\.\d ms",
     "deployed_hosts": r"4 hosts, 4 seeds[^$]*learning / frozen, median \(range\): wall \d",
     "env_overhead": r"env / bare, process time: median \d\.\d+",
@@ -25,6 +26,7 @@ PRINTS = {
     "gpu": r'"roof": "copy \[GB/s\]", "value": \d[^$]*digits \{"hosts": 2[^$]*text \{"hosts": 2[^$]*"bf16"[^$]*memory \{',
     "policy_speed": r"sb3 / ours, median" if find_spec("sb3_contrib") else r"sb3-contrib is not installed[^$]*\n\| 2 \| \d",
     "precision": r"cifar10_baseline, 2 hosts[\s\S]*train[\s\S]*fp32 / bf16, median [\s\S]*validate[\s\S]*fp32 / bf16, median",
+    "shipped_tasks": r"digits, 2 hosts, shards of 2[^$]*cifar10_baseline, 2 hosts[^$]*plain / esper, median \(range\): wall \d",
     "step_overhead": r"reward=shaped, 4 hosts x 3 slots, .* together \d\.\d+",
 }
 """What each script prints with --quick."""

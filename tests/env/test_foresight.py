@@ -6,7 +6,7 @@ from esper.cli.overrides import check
 from esper.env.foresight import foresight
 from esper.task.events import Event
 from esper.task.instances import Split
-from esper.training.trainer import build_env
+from esper.training.environment import build_env
 
 TINY = ["task=digits_drift", "hosts=6", "steps=18", "telemetry=quiet", "task.epoch_samples=128", "task.valid_samples=64"]
 

@@ -93,7 +93,7 @@ def test_an_informed_seed_differs_in_its_filters_only(make_env, plan_actions, af
         env.reset(seed=1)
         for _ in range(after):
             env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
-        env._act(plan_actions(*[(Op.GERMINATE, 1, 1)] * 3))
+        env.act(plan_actions(*[(Op.GERMINATE, 1, 1)] * 3))
         born[init] = seeds(env)
         rows = [item for shard in env.pool.shards for item in shard.network.rows().items()]
         hosts[init] = [row.clone() for name, row in rows if "seed" not in name]
@@ -111,7 +111,7 @@ def test_an_informed_seed_depends_on_its_own_host_only(make_env, plan_actions):
         env = informed_env(make_env, Init.informed, members_per_shard=members)
         env.reset(seed=2)
         env.step(plan_actions(*[(Op.WAIT, 0, 0)] * 3))
-        env._act(plan_actions(*[(Op.GERMINATE, 0, 1)] * 3))
+        env.act(plan_actions(*[(Op.GERMINATE, 0, 1)] * 3))
         born.append(seeds(env))
     np.testing.assert_allclose(born[0], born[1], rtol=1e-2, atol=1e-3)
 

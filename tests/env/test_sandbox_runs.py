@@ -15,7 +15,8 @@ from esper.env.sandbox import SandboxEnv
 from esper.env.sandbox_rules import SandboxRules
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
-from esper.training.trainer import Trainer, build_env
+from esper.training.environment import build_env
+from esper.training.trainer import Trainer
 
 SMALL = ["env=sandbox", "hosts=32", "steps=5", "telemetry=quiet"]
 

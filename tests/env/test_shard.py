@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
 from esper.env.host_sampler import EpochOrder
 from esper.env.shard import DeviceConfig, Shard, find_device
-from esper.env.shard_pool import ShardPool, _deal, return_memory
+from esper.env.shard_pool import ShardPool, deal, fitting_members, return_memory
 from esper.fusion.layout import side_by_side
 from esper.growth.network import GrowingNetwork
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -222,15 +222,25 @@ def test_a_batch_larger_than_the_data_is_cut_to_its_size(small_task, orders):
 @pytest.mark.parametrize("hosts", [1, 2, 5, 7])
 @pytest.mark.parametrize("members", [0, 1, 3])
 def test_every_host_is_dealt_to_one_shard(hosts, members):
-    places = _deal(hosts, {"cpu": DeviceConfig(members_per_shard=members)})
+    places = deal(hosts, {"cpu": DeviceConfig(members_per_shard=members)})
     assert [host for _, rows in places for host in range(rows.start, rows.stop)] == list(range(hosts))
     assert all(rows.stop - rows.start <= (members or hosts) for _, rows in places)
     assert all(device == CPU for device, _ in places)
 
 
+def test_shards_of_wide_hosts_are_smaller(small_task):
+    assert [fitting_members(values) for values in (0, 2**16, 2**19, 2**21, 2**30)] == [16, 16, 4, 1, 1]
+    sizes = [rows.stop - rows.start for _, rows in deal(9, {"cpu": DeviceConfig()}, 2**19)]
+    assert sizes == [4, 4, 1]
+    assert [rows.stop for _, rows in deal(9, {"cpu": DeviceConfig(members_per_shard=5)}, 2**19)] == [5, 9]
+    host = small_task.host(0, Split.TRAINING, 0, 0)
+    channels, side = host.segments[0][0].out_channels, small_task.data.train_x.shape[-1]
+    assert small_task.widest == channels * side**2  # of the first convolution, before it is pooled
+
+
 def test_hosts_are_dealt_evenly_to_devices(monkeypatch):
     monkeypatch.setattr("esper.env.shard_pool.find_device", torch.device)
-    places = _deal(7, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(members_per_shard=1), "cuda:1": DeviceConfig()})
+    places = deal(7, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(members_per_shard=1), "cuda:1": DeviceConfig()})
     assert [(str(device), rows.stop - rows.start) for device, rows in places] == [
         ("cpu", 2),
         ("cuda:0", 1),
@@ -238,7 +248,7 @@ def test_hosts_are_dealt_evenly_to_devices(monkeypatch):
         ("cuda:1", 3),
     ]
     with pytest.raises(ValueError, match="hosts=2 is fewer than the 3 devices"):
-        _deal(2, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(), "cuda:1": DeviceConfig()})
+        deal(2, {"cpu": DeviceConfig(), "cuda:0": DeviceConfig(), "cuda:1": DeviceConfig()})
 
 
 def test_seeds_reach_their_host_in_any_shard(small_task):
@@ -265,6 +275,8 @@ def test_a_missing_device_is_refused():
 def test_invalid_device_config_is_refused():
     with pytest.raises(ValueError, match="members_per_shard must be at least 0, got -1"):
         DeviceConfig(members_per_shard=-1)
+    with pytest.raises(ValueError, match="tune=true finds members_per_shard by timing"):
+        DeviceConfig(members_per_shard=4, tune=True)
 
 
 # ---- tables of the actions

@@ -12,8 +12,9 @@ from esper.cli.overrides import check
 from esper.env.base import Environment
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import Trainer, build_env
+from esper.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device on this machine")
 

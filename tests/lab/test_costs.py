@@ -8,8 +8,8 @@ from esper.cli.overrides import check
 from esper.lab.costs import PARTS, run_cost
 from esper.lab.metered import Metered
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 
 TINY = ["hosts=4", "steps=2", "task.batch_size=1000", "blueprint=[norm]"]
 

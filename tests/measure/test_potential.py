@@ -207,6 +207,20 @@ def test_sensor_measures_what_each_branch_measures_alone(float64, layout):
         torch.testing.assert_close(sensor.measure(one), torch.stack(alone, 1), rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.parametrize("layout", HOSTS)
+def test_many_members_are_measured_in_groups(float64, monkeypatch, layout):
+    _, network = network_of(layout)
+    one = network.capture(side_by_side(batch(layout)[0]), batch(layout)[1])[0]
+    sensor = SlotSensor(list(blueprints_of(network.slots[0]).values()), network.slots[0], "cpu")
+    whole, groups = sensor.measure(one), list[int]()
+    monkeypatch.setattr("esper.measure.potential.FEWEST", 2)
+    monkeypatch.setattr("esper.measure.potential.CPU_FEATURES", 1)
+    measure = sensor._measure
+    monkeypatch.setattr(sensor, "_measure", lambda part: groups.append(len(part.grad)) or measure(part))
+    torch.testing.assert_close(sensor.measure(one), whole, rtol=1e-9, atol=1e-14)
+    assert groups == [2, 1]
+
+
 def test_each_slot_has_its_sensor_and_unplantable_blueprints_are_nan(float64):
     _, network = network_of("images")
     chosen = [BLUEPRINTS[name]() for name in ("noop", "norm", "lora", "conv_light")] + [Dead()]

@@ -17,8 +17,9 @@ from esper.config import CHECKPOINTS
 from esper.env.actions import Head, Op
 from esper.task.instances import Split
 from esper.training.decision_log import DecisionLog
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import Trainer, build_env
+from esper.training.trainer import Trainer
 
 TINY = ["hosts=4", "steps=14", "task.epoch_samples=128", "task.valid_samples=50", "telemetry=quiet", "telemetry.decisions=true"]
 

@@ -11,7 +11,8 @@ from esper.cli.overrides import check
 from esper.task.instances import Split
 from esper.telemetry.jsonl import read_records
 from esper.training.config_io import from_plain
-from esper.training.trainer import Trainer, build_env
+from esper.training.environment import build_env
+from esper.training.trainer import Trainer
 from tests.training.small_run import collected, config, newest, same, untimed
 
 

@@ -22,8 +22,8 @@ from esper.governor.base import Cause, Verdict
 from esper.lifecycle.roles import Blend
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, see
 from tests.agent.toy_envs import random_observation
 

@@ -15,8 +15,8 @@ from esper.cli.overrides import check
 from esper.env.actions import PARAMETER_HEADS, PINNED, STYLES, TEMPOS, Head, HeadsConfig, Op
 from esper.lifecycle.stages import Stage
 from esper.task.instances import Split
+from esper.training.environment import build_env
 from esper.training.play import play
-from esper.training.trainer import build_env
 from tests.agent.staged import SPEC, decide, ops, see
 from tests.agent.toy_envs import random_observation
 

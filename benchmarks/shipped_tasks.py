@@ -1,0 +1,124 @@
+"""Train and validate the hosts of shipped tasks as a run does, and one by one in plain PyTorch on all cores.
+
+    python benchmarks/shipped_tasks.py
+    python benchmarks/shipped_tasks.py --tasks digits cifar10_baseline --hosts 4 32
+
+The plain loop trains each host with torch.optim, clips its gradient and validates it; one thread per core takes hosts in turn,
+each with one intra-op thread. Both ways train the same hosts on as many samples, without augmentation, for an epoch per round
+after one of warm-up. CIFAR-10 has random pixels, which take as long. Results: benchmarks/README.md.
+"""
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gpu import images
+from paired_timing import in_turn, print_comparison
+from torch import nn
+
+from esper.cli.overrides import check
+from esper.config import Config
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard_pool import all_cores
+from esper.optimisers.sgd import SGDConfig
+from esper.task.instances import Split
+from esper.training.environment import build_env
+
+TASKS = {
+    "digits": [],
+    "digits_mlp": ["blueprint=[mlp]"],
+    "python_text": ["task.epoch_samples=256", "task.valid_samples=64"],
+    "cifar10_baseline": ["task.epoch_samples=2560", "task.valid_samples=512", "task.crop_padding=0", "task.flip=false"],
+}
+"""Overrides of each task."""
+
+
+class Plain:
+    """Every host as a module with an optimiser of its own."""
+
+    def __init__(self, env: GrowthEnv, config: Config) -> None:
+        self.task, self.samples, self.config = env.task, env.sampler.samples_per_epoch, config
+        self.modules = [module.to(memory_format=torch.channels_last) for module in env.sampler.hosts()]
+        self.optimisers = [self._optimiser(module) for module in self.modules]
+        self.pool = ThreadPoolExecutor(all_cores(), initializer=torch.set_num_threads, initargs=(1,))
+
+    def _optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        rates = {"lr": self.config.optimiser.learning_rate, "weight_decay": self.config.optimiser.weight_decay}
+        if isinstance(self.config.optimiser, SGDConfig):
+            return torch.optim.SGD(module.parameters(), momentum=self.config.optimiser.momentum, **rates)
+        return torch.optim.AdamW(module.parameters(), **rates)
+
+    def epoch(self) -> None:
+        """Train and validate every host."""
+        list(self.pool.map(self._epoch, range(len(self.modules))))
+
+    def _epoch(self, host: int) -> None:
+        module, optimiser, data = self.modules[host].train(), self.optimisers[host], self.task.data
+        for index in torch.randperm(len(data.train_y))[: self.samples].split(self.task.batch_size):
+            optimiser.zero_grad()
+            F.cross_entropy(self._logits(module, data.train_x[index]), data.train_y[index].flatten()).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), self.config.optimiser.max_norm)
+            optimiser.step()
+        with torch.no_grad():
+            for x in data.valid_x.split(512):
+                self._logits(module.eval(), x)
+
+    def _logits(self, module: nn.Module, samples: torch.Tensor) -> torch.Tensor:
+        x = self.task.data.inputs(samples)
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return module(x).flatten(0, -2)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.pool.shutdown()
+
+
+def measure(task: str, hosts: int, rounds: int, overrides: list[str]) -> None:
+    """Print the rates of all ways on one task."""
+    config = check([f"task={task}", *TASKS[task], *overrides, f"hosts={hosts}", "devices=[cpu]", "agent=wait"])
+    with ExitStack() as stack:
+        env = stack.enter_context(closing(build_env(config, split=Split.TRAINING)))
+        assert isinstance(env, GrowthEnv)
+        env.reset(options={"episode": 0})
+        no_seeds = np.zeros((1, hosts, env.layout.num_slots), np.float32)
+        plain = stack.enter_context(closing(Plain(env, config)))
+        ways: dict[str, Callable[[], object]] = {
+            "esper": lambda: env.pool.epoch(env.order(), no_seeds, probe=False),
+            "plain": plain.epoch,
+        }
+        for way in ways.values():
+            way()  # warm-up
+        timings = in_turn(ways, rounds)
+        sizes = sorted({rows.stop - rows.start for _, rows in env.pool.places})
+        print(f"\n{task}, {hosts} hosts, shards of {' and '.join(map(str, sizes))}, {all_cores()} cores")
+        print_comparison(timings, baseline="esper", case=f"{task}, {hosts} hosts")
+        for name, taken in timings.items():
+            print(f"{name}: {hosts * env.sampler.samples_per_epoch / np.median([one.wall for one in taken]):,.0f} samples/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--hosts", nargs="+", type=int, default=[4, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few hosts and samples: checks the script, measures nothing")
+    given = parser.parse_args()
+    few = ["task.epoch_samples=32", "task.valid_samples=16", "task.batch_size=16"] if given.quick else []
+    if given.quick:
+        given.hosts, given.rounds = [2], 1
+    with TemporaryDirectory() as folder:
+        for task in given.tasks:
+            data = [f"task.root={images(Path(folder))}"] if task.startswith("cifar10") else []
+            for hosts in given.hosts:
+                measure(task, hosts, given.rounds, [*data, *few])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Timing of shard sizes on the hosts of a run, for `devices.<name>.tune`.
+
+A candidate trains the hosts of the first episode for a few batches, with a seed in every second one. Sizes are halved from all
+hosts of the device down to single ones, until two in a row are slower than the fastest before them.
+"""
+
+# N hosts
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.config import Config, ConfigError
+from esper.env.actions import Head, Op, segments
+from esper.env.growth_env import GrowthEnv
+from esper.env.shard import DeviceConfig
+from esper.task.instances import Split
+from esper.training.environment import build_env
+
+BATCHES = 4
+"""Batches of a round. More: less noise, a later start."""
+ROUNDS = 3
+"""Timed rounds, of which the fastest counts, after one of warm-up."""
+
+
+class Tuned(NamedTuple):
+    """The outcome of timing."""
+
+    config: Config
+    """The config with the fastest shard sizes, as if they had been typed."""
+    seconds: Mapping[str, Mapping[int, float]]
+    """Time of a round by device and hosts per shard [s]."""
+
+    def lines(self) -> list[str]:
+        """Return a sentence for each device that was timed."""
+        return [
+            f"{name}: {(best := min(times, key=times.__getitem__))} hosts per shard, {times[best]:.2g} s for {BATCHES} batches "
+            f"({', '.join(f'{size}: {taken:.2g} s' for size, taken in times.items() if size != best)}); "
+            f"repeat with devices.{name}.members_per_shard={best}"
+            for name, times in self.seconds.items()
+        ]
+
+
+def tuned(config: Config) -> Tuned:
+    """Time the shard sizes of every device with `tune=true`.
+
+    Raises:
+        ConfigError: the environment trains no hosts.
+    """
+    seconds = dict[str, Mapping[int, float]]()
+    for rank, (name, device) in enumerate(config.devices.items()):
+        if device.tune:
+            share = config.hosts * (rank + 1) // len(config.devices) - config.hosts * rank // len(config.devices)
+            seconds[name] = _timed(config, name, device, share)
+    fastest = {name: min(times, key=times.__getitem__) for name, times in seconds.items()}
+    devices = {
+        name: replace(device, members_per_shard=fastest[name], tune=False) if name in fastest else device
+        for name, device in config.devices.items()
+    }
+    return Tuned(replace(config, devices=devices) if fastest else config, seconds)
+
+
+def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[int, float]:
+    """Return the time of a round by hosts per shard [s]."""
+    alone = replace(config, devices={name: replace(device, tune=False)})
+    with closing(build_env(alone, split=Split.TRAINING, hosts=hosts)) as env:
+        if not isinstance(env, GrowthEnv):
+            raise ConfigError(
+                f"devices.{name}.tune=true times hosts in training, and env={config.choice('env')} trains none: leave it out"
+            )
+        times, slower = dict[int, float](), 0
+        for size in (-(-hosts // 2**power) for power in range(math.ceil(math.log2(hosts)) + 1)):
+            times[size] = _round(env, name, size)
+            slower = slower + 1 if times[size] > min(times.values()) else 0
+            if slower == 2:
+                break
+        return times
+
+
+def _round(env: GrowthEnv, name: str, size: int) -> float:
+    """Return the time of a round with shards of this size [s]."""
+    env.pool.deal({name: DeviceConfig(members_per_shard=size)})
+    env.reset(options={"episode": 0})
+    env.act(env.permitted(_germinate_every_second(env))[0])
+    order, taken = env.order().first(BATCHES * env.task.batch_size), list[float]()
+    for _ in range(1 + ROUNDS):
+        begun = time.perf_counter()
+        env.pool.train(order)
+        taken.append(time.perf_counter() - begun)
+    return min(taken[1:])
+
+
+def _germinate_every_second(env: GrowthEnv) -> npt.NDArray[np.int64]:
+    """Return actions that germinate a seed in every second host: the first legal choice of each head."""
+    action_NH = np.zeros((env.num_envs, len(Head)), dtype=np.int64)
+    seen = env.observation()
+    for head, place in segments(env.layout.head_sizes).items():
+        action_NH[:, head] = seen["legal_values"][:, place].argmax(1)
+    action_NH[:, Head.SLOT] = env.legal_slots()[:, Op.GERMINATE].argmax(1)
+    action_NH[::2, Head.OP] = Op.GERMINATE
+    return action_NH

@@ -1,0 +1,77 @@
+"""Timing of shard sizes: which sizes are tried, which one is taken, and that a run keeps it."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from esper.config import ConfigError
+from esper.training import tune_shards
+from esper.training.tune_shards import tuned
+from tests.forked import run_forked
+from tests.training import small_run
+
+TUNE = ["devices=[cpu]", "devices.cpu.tune=true"]
+
+
+@pytest.mark.parametrize(
+    ("times", "tried", "best"),
+    [
+        ({7: 4.0, 4: 3.0, 2: 2.0, 1: 1.0}, [7, 4, 2, 1], 1),
+        ({7: 1.0, 4: 2.0, 2: 3.0, 1: 0.5}, [7, 4, 2], 7),  # two in a row are slower: the last one is never tried
+        ({7: 3.0, 4: 4.0, 2: 2.0, 1: 9.0}, [7, 4, 2, 1], 2),
+    ],
+)
+def test_sizes_are_halved_until_two_are_slower(monkeypatch, times, tried, best):
+    monkeypatch.setattr(tune_shards, "_round", lambda env, name, size: times[size])
+    config = small_run.config(*TUNE, "hosts=7", "agent.twins=1", "agent.baseline=critic", "agent.minibatches=1")
+    outcome = tuned(config)
+    assert list(outcome.seconds["cpu"]) == tried
+    assert (outcome.config.devices["cpu"].members_per_shard, outcome.config.devices["cpu"].tune) == (best, False)
+    (line,) = outcome.lines()
+    assert line.startswith(f"cpu: {best} hosts per shard")
+    assert line.endswith(f"devices.cpu.members_per_shard={best}")
+    assert outcome.config.hosts == 7
+    assert config.devices["cpu"].tune
+
+
+def test_a_round_trains_hosts_of_which_every_second_has_a_seed(monkeypatch):
+    seen = []
+
+    def train(pool, order):
+        seen.append((order.samples_NI.shape, pool._roles.learns.any(axis=1), len(pool.shards)))
+
+    monkeypatch.setattr("esper.env.shard_pool.ShardPool.train", train)
+    tuned(small_run.config(*TUNE, "task.batch_size=16"))
+    assert len(seen) == 3 * (1 + tune_shards.ROUNDS)
+    assert {shape for shape, _, _ in seen} == {(4, tune_shards.BATCHES * 16)}
+    assert all(np.array_equal(learns_N, [True, False, True, False]) for _, learns_N, _ in seen)
+    assert [shards for _, _, shards in seen[:: 1 + tune_shards.ROUNDS]] == [1, 2, 4]
+
+
+def test_without_tune_nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(tune_shards, "_timed", lambda *_: pytest.fail("timed"))
+    config = small_run.config()
+    assert tuned(config).config is config
+    assert tuned(config).lines() == []
+
+
+def test_a_run_says_what_it_found_and_keeps_it(tmp_path):
+    done = run_forked(*small_run.command(tmp_path / "run", *TUNE, "telemetry=full", "telemetry.writers=[console]"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads((tmp_path / "run" / "run.json").read_text())
+    times = {int(size): taken for size, taken in record["tuned"]["cpu"].items()}
+    best = min(times, key=times.__getitem__)
+    assert f"repeat with devices.cpu.members_per_shard={best}" in done.stdout
+    kept = small_run.newest(tmp_path / "run")["config"]["values"]["devices"]["cpu"]
+    assert (kept["members_per_shard"], kept["tune"]) == (best, False)
+    again = run_forked("esper.train", f"resume={tmp_path / 'run'}", "updates=4", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())[1]["tuned"] == {}
+
+
+def test_an_environment_from_outside_without_hosts_is_refused(monkeypatch):
+    monkeypatch.setattr(tune_shards, "build_env", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    with pytest.raises(ConfigError, match=r"devices\.cpu\.tune=true times hosts in training, and env=growth trains none"):
+        tuned(small_run.config(*TUNE))
