@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
-from esper.growth.network import GrowingNetwork, num_targets
+from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -85,7 +84,7 @@ class TrainReport:
     """The result of one epoch of training."""
 
     loss_M: npt.NDArray[np.float32]
-    """Mean training loss of each member [nats]; of the last batch only for a frozen host in which no seed learns."""
+    """Mean training loss of each member; of the last batch only for a frozen host in which no seed learns."""
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]; NaN for frozen hosts."""
     seed_norm_MS: npt.NDArray[np.float32]
@@ -114,12 +113,14 @@ class Shard:
         self.views = MemberData(data, views, task.augmentation, device)
         self.members, self._widths, self._micro_batches = len(hosts), list[int](), optimiser.micro_batches
         self._gradients: list[SlotGradients] | None = None
+        self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
         self.network = GrowingNetwork(
             hosts,
             blueprints,
             optimiser=optimiser,
             incubation=incubation,
             rate_M1=self.views.rate_M1,
+            objective=task.objective,
             frozen=frozen,
             device=device,
         )
@@ -235,14 +236,14 @@ class Shard:
         )
 
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:
-        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]` [nats]."""
+        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]`."""
         network, count = self.network, min(self._micro_batches, index_MB.shape[1])
         if count == 1:
             data = self.views.batch(index_MB, draws_MB3)
             return network.backward(*data, hooks) if last else network.teach(*data)
         draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
         parts = [self.views.batch(*part) for part in zip(index_MB.tensor_split(count, 1), draws, strict=True)]
-        targets_M = num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
+        targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
         losses = torch.zeros(self.members, device=self.device)
         for place, (x, y_MB) in enumerate(parts):
             first = hooks if place == 0 else None  # the samples that it would capture of the whole batch
@@ -258,7 +259,8 @@ class Shard:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.
             test: measure on the test split instead of the validation split.
         """
-        network, views = self.network, self.views
+        network, views, objective = self.network, self.views, self.task.objective
+        mean = self._test_mean if test else self._valid_mean
         network.train(False)
         tree, samples = network.tree(alpha_VMS), views.num_measured(test=test)
         path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM, tree.owner_P))
@@ -267,10 +269,10 @@ class Shard:
         for start in range(0, samples, batch):
             x, y_MBT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
             logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
-            loss = F.cross_entropy(logits.flatten(0, 1), y_PBT.flatten(), reduction="none")
-            right_PBT, loss_PBT = (logits.argmax(-1).view_as(y_PBT) == y_PBT).double(), loss.view_as(y_PBT).double()
-            sums.append(_sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT))
-        return _measurement(sums)
+            loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
+            points_PBT = objective.points(logits, y_PBT, mean)
+            sums.append(_sums(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_MBT, mean), weight_MBT))
+        return _measurement(sums, objective.floor)
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
@@ -282,54 +284,69 @@ class Shard:
 
 
 class Sums(NamedTuple):
-    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw."""
+    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw.
+
+    The points P of a sample and their scale n are sums over its targets; see `growth.objective`.
+    """
 
     targets: Tensor
     """Number of targets `[M]`."""
-    targets_square: Tensor
-    """Sum over samples of their squared number of targets `[M]`."""
-    right: Tensor
-    """Correct predictions of each variant `[V, M]`."""
+    scale: Tensor
+    """`[M]`"""
+    scale_square: Tensor
+    """Sum over samples of n^2 `[M]`."""
+    points: Tensor
+    """`[V, M]`"""
     loss: Tensor
-    """`[V, M]` [nats]"""
-    right_targets: Tensor
-    """Sum over samples of correct predictions times targets `[V, M]`."""
-    right_right: Tensor
-    """Sum over samples of the correct predictions of one variant times those of another `[V, V, M]`."""
+    """`[V, M]`"""
+    points_scale: Tensor
+    """Sum over samples of P n `[V, M]`."""
+    points_points: Tensor
+    """Sum over samples of P of one variant times P of another `[V, V, M]`."""
 
 
-def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Sums:
+def _sums(points_VMBT: Tensor, loss_VMBT: Tensor, scale_MBT: Tensor | None, weight_MBT: Tensor | None) -> Sums:
     """Return the sums over one batch."""
     if weight_MBT is None:
-        count_MB = torch.full_like(right_VMBT[0, :, :, 0], right_VMBT.shape[-1])
+        count_MB = torch.full_like(points_VMBT[0, :, :, 0], points_VMBT.shape[-1])
     else:
-        right_VMBT, loss_VMBT, count_MB = right_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
-    right_VMB = right_VMBT.sum(-1)
+        points_VMBT, loss_VMBT, count_MB = points_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
+    points_VMB, scale_MB = points_VMBT.sum(-1), count_MB
+    if scale_MBT is not None:
+        scale_MB = (scale_MBT if weight_MBT is None else scale_MBT * weight_MBT).sum(-1)
     return Sums(
         targets=count_MB.sum(-1),
-        targets_square=count_MB.square().sum(-1),
-        right=right_VMB.sum(-1),
+        scale=scale_MB.sum(-1),
+        scale_square=scale_MB.square().sum(-1),
+        points=points_VMB.sum(-1),
         loss=loss_VMBT.sum(-1).sum(-1),
-        right_targets=(right_VMB * count_MB).sum(-1),
-        right_right=torch.einsum("vmb,wmb->vwm", right_VMB, right_VMB),
+        points_scale=(points_VMB * scale_MB).sum(-1),
+        points_points=torch.einsum("vmb,wmb->vwm", points_VMB, points_VMB),
     )
 
 
-def _measurement(batches: Sequence[Sums]) -> Measurement:
-    """Return means over targets, their covariance, and the error of the difference to variant 0.
+def _measurement(batches: Sequence[Sums], floor: float) -> Measurement:
+    """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
 
-    With R correct predictions of n targets in a sample, a = sum R / sum n is an accuracy, and the covariance of two accuracies is
-    sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; for a difference, G = R - R' takes the place of R.
+    With the points P and the scale n of a sample, a = sum P / sum n is a score, and the covariance of two scores is
+    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place of P.
+    A variant below the floor, or without a finite score, has P = floor n in every sample.
     """
-    targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))
-    share = right / targets
+    targets, scale, square, points, loss, mixed, gram = (
+        torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True)
+    )
+    low_VM = ~(points >= floor * scale)
+    if low_VM.any():
+        points, mixed = np.where(low_VM, floor * scale, points), np.where(low_VM, floor * square, mixed)
+        gram = np.where(low_VM[:, None], floor * mixed[None], np.where(low_VM[None], floor * mixed[:, None], gram))
+    share = points / scale
     cross = share[:, None] * mixed[None]
     spread = gram - cross - cross.swapaxes(0, 1) + share[:, None] * share[None] * square
-    gain, first = (right[:1] - right) / targets, np.diagonal(gram).T
+    gain, first = (points[:1] - points) / scale, np.diagonal(gram).T
     gain_square = first[:1] - 2 * gram[0] + first - 2 * gain * (mixed[:1] - mixed) + gain**2 * square
     return Measurement(
         accuracy_VM=(100.0 * share).astype(np.float32),
         loss_VM=(loss / targets).astype(np.float32),
-        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / targets).astype(np.float32),
-        covariance_VVM=1e4 * spread / targets**2,
+        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / scale).astype(np.float32),
+        covariance_VVM=1e4 * spread / scale**2,
     )

@@ -29,7 +29,8 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import take_members
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.loss import LastSegment, num_targets
+from esper.growth.loss import LastSegment
+from esper.growth.objective import CLASSES, Objective
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -76,6 +77,7 @@ class GrowingNetwork:
         optimiser: optimiser of hosts and seeds.
         incubation: how seeds behind the host learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
+        objective: what hosts and seeds learn.
         frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
         device: device of all tensors.
     """
@@ -88,6 +90,7 @@ class GrowingNetwork:
         optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         rate_M1: Tensor | None = None,
+        objective: Objective = CLASSES,
         frozen: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -95,7 +98,7 @@ class GrowingNetwork:
         self.members = len(hosts)
         self.slots = slot_specs(hosts[0])
         self.blueprints = tuple(blueprints)
-        self.incubation, self.frozen = incubation, frozen
+        self.incubation, self.frozen, self.objective = incubation, frozen, objective
         self.host = Fleet(hosts, device)
         self.host.flat.requires_grad_(not frozen)
         self.optimiser = optimiser.build(self.host.flat)
@@ -219,29 +222,29 @@ class GrowingNetwork:
                 x = seeds.blended(x, members)
             if hooks is not None:
                 hooks.watch(x)
-        return LastSegment(last, x, members)
+        return LastSegment(last, x, members, self.objective)
 
     def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None, targets_M: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
 
         Args:
             x: the batch in the layout of its kind.
-            y_MB: classes of each member's samples, or of each of their positions.
+            y_MB: targets of each member's samples, or of each of their positions.
             hooks: see `forward`; they capture gradients of the mean loss of this batch alone.
             targets_M: number of targets by which each member's sum of losses is divided, for a part of a larger batch; None is
                 the number in this batch, for a mean.
 
         Returns:
-            Mean cross entropy of each member in the main pass `[M]` [nats]; of a part, its share of the mean.
+            Mean loss of each member in the main pass `[M]`; of a part, its share of the mean.
         """
         starts: dict[int, Tensor] = {}
         loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
         if loss_M.requires_grad:  # else nothing learns in this pass
             loss_M.sum().backward()
         if hooks is not None and targets_M is not None:
-            hooks.scale(targets_M / num_targets(y_MB).clamp(min=1))
+            hooks.scale(targets_M / self.objective.num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
-            self.closed_loop.losses(self.host, starts, y_MB, targets_M).sum().backward()
+            self.closed_loop.losses(self.host, starts, y_MB, targets_M, self.objective).sum().backward()
         return loss_M.detach()
 
     def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
@@ -249,7 +252,7 @@ class GrowingNetwork:
         at least one.
 
         Returns:
-            Mean cross entropy of each member `[M]` [nats], or its share of the mean; 0 for those left out.
+            Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
         """
         pupils = self._pupils
         if pupils is None:

@@ -13,19 +13,22 @@ AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
 
 
-def check_samples(data: object, layout: Layout, batch_size: int) -> None:
+def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False) -> None:
     """Check the three parts of the data of a task.
 
     Args:
         layout: layout of a sample.
         batch_size: samples per optimiser step.
+        numbers: whether targets are numbers, not classes.
 
     Raises:
         DataError: an entry is missing, has another form, or holds values that nobody can learn from.
     """
     if not isinstance(data, Data):
         raise DataError(f"load returns a {type(data).__name__}: return a Data")
-    if data.num_classes < 2:
+    if numbers and data.num_classes != 1:
+        raise DataError(f"num_classes must be 1 where targets are numbers, got {data.num_classes}")
+    if data.num_classes < 2 and not numbers:
         raise DataError(f"num_classes must be at least 2, got {data.num_classes}")
     for part in PARTS:
         x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
@@ -37,7 +40,10 @@ def check_samples(data: object, layout: Layout, batch_size: int) -> None:
         if len(x) != len(y):
             raise DataError(f"{part}_x has {len(x)} samples and {part}_y has {len(y)}: give each sample its target")
         _check_inputs(f"{part}_x", x, layout, data)
-        _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
+        if numbers:
+            _check_numbers(f"{part}_y", y, (len(x),))
+        else:
+            _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
     if len(data.train_x) < batch_size:
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"
@@ -61,9 +67,23 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
         raise DataError("mean or std is not finite, or std is 0: leave out constant channels")
 
 
-def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:
+def _check_shape(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(y.shape) != shape:
         raise DataError(f"{name} has the shape {list(y.shape)}: make it {list(shape)}")
+
+
+def _check_numbers(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
+    _check_shape(name, y, shape)
+    if y.dtype is not torch.float32:
+        raise DataError(f"{name} is {y.dtype}: make it torch.float32")
+    if not y.isfinite().all():
+        raise DataError(f"{name} has {int((~y.isfinite()).sum())} values that are NaN or infinite: remove these samples")
+    if y.min() == y.max():
+        raise DataError(f"{name} has the same value in all samples, and R2 is undefined: use samples with different targets")
+
+
+def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:
+    _check_shape(name, y, shape)
     if y.dtype is not torch.int64:
         raise DataError(f"{name} is {y.dtype}: make it torch.int64, the number of each class")
     known = y[y != IGNORED] if len(shape) > 1 else y  # positions may be padded
