@@ -29,7 +29,7 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import join_members, take_members
 from esper.growth.active import ActiveSeeds, BoolArray, FindBank, live_seeds
 from esper.growth.loss import LastSegment
-from esper.growth.objective import CLASSES, Objective
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.lifecycle.roles import Roles
 
 
@@ -70,7 +70,7 @@ class ClosedLoopPass:
         starts: dict[int, Tensor],
         targets_MB: Tensor,
         count_M: Tensor | None = None,
-        objective: Objective = CLASSES,
+        objective: Objective = CLASSIFICATION,
     ) -> Tensor:
         """Return the mean loss of the members that learn `[L]` in the closed-loop pass.
 

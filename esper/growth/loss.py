@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esper.fusion.layout import by_member
 from esper.fusion.stacked import StackedLinear
-from esper.growth.objective import CLASSES, Objective
+from esper.growth.objective import CLASSIFICATION, Objective
 
 LOGITS = 2**27
 """Maximum number of logits held at once, 512 MB; at least those of one position of each sample. Fewer: less memory, more and
@@ -29,7 +29,7 @@ class LastSegment(NamedTuple):
     segment: nn.Module
     x: Tensor
     members: int
-    objective: Objective = CLASSES
+    objective: Objective = CLASSIFICATION
 
     def logits(self) -> Tensor:
         """Return the outputs of each member `[M, B, K]`."""

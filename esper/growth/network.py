@@ -30,7 +30,7 @@ from esper.fusion.layout import take_members
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.loss import LastSegment
-from esper.growth.objective import CLASSES, Objective
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -90,7 +90,7 @@ class GrowingNetwork:
         optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         rate_M1: Tensor | None = None,
-        objective: Objective = CLASSES,
+        objective: Objective = CLASSIFICATION,
         frozen: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:

@@ -148,5 +148,5 @@ class Numbers(Objective):
         return float(self.losses(y.mean().expand_as(y), y).mean())
 
 
-CLASSES = Classes()
+CLASSIFICATION = Classes()
 """The objective of classification and language modelling."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from esper.fusion.layout import Layout
-from esper.growth.objective import CLASSES, Objective
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
@@ -136,7 +136,7 @@ class TaskConfig:
 
     def build_objective(self) -> Objective:
         """Return what the hosts learn; by default classes, or the next token."""
-        return CLASSES
+        return CLASSIFICATION
 
     def augmentation(self) -> Augmentation | None:
         """Return the augmentation of training images, or None."""

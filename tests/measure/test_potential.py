@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
-from esper.growth.objective import CLASSES
+from esper.growth.objective import CLASSIFICATION
 from esper.growth.network import GrowingNetwork
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
@@ -21,11 +21,11 @@ from esper.seeds.slot_gradients import GradientHooks, SlotGradients, samples_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch.func, attention
 
-MEMBERS, SAMPLES, CLASSES = 3, 6, 5
+MEMBERS, SAMPLES, CLASSIFICATION = 3, 6, 5
 HOSTS = {
-    "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSES, [False, True, False]),
-    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSES, [False, True]),
-    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSES, [False]),
+    "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSIFICATION, [False, True, False]),
+    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSIFICATION, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSIFICATION, [False]),
 }
 
 
@@ -87,10 +87,10 @@ def batch(layout, seed=0):
     """Return samples `[M, n, ...]` and one target per output."""
     generator = torch.Generator().manual_seed(seed)
     if layout == "sequences":
-        x = torch.randint(CLASSES, (MEMBERS, SAMPLES, 6), generator=generator)
-        return x, torch.randint(CLASSES, (MEMBERS, SAMPLES * 6), generator=generator)
+        x = torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES, 6), generator=generator)
+        return x, torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES * 6), generator=generator)
     x = torch.randn(MEMBERS, SAMPLES, 2, 8, 8, generator=generator)
-    return x, torch.randint(CLASSES, (MEMBERS, SAMPLES), generator=generator)
+    return x, torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES), generator=generator)
 
 
 def network_of(layout):
@@ -102,7 +102,7 @@ def network_of(layout):
 def captured(network, x, y, count=None, spots=0):
     """Return the gradients of each slot, captured in a training step."""
     hooks = GradientHooks(MEMBERS, count, spots=spots)
-    CLASSES.mean_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
+    CLASSIFICATION.mean_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
     return hooks.gradients()
 
 
