@@ -7,7 +7,7 @@ another process. All of its tensors are on its device; results are copied once p
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,10 @@ class DeviceConfig:
     members_per_shard: int = 0
     """Hosts trained as one fused program, at least 0; 0 takes 16 on a CPU, and all of the device's hosts on a GPU.
     Shards run in parallel threads. Results are the same for every value up to float rounding."""
+    resident: bool | None = None
+    """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
+    from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
+    mapped. Results are the same."""
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
@@ -77,6 +81,13 @@ def find_device(name: str) -> torch.device:
             "choose devices=[cpu], or leave devices out"
         )
     return device
+
+
+def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
+    """Return the data on a device, or where it is with `mapped` set if it is streamed; see `DeviceConfig.resident`."""
+    if resident is None:
+        resident = not data.mapped if device.type == "cpu" else 2 * data.packed_bytes() <= torch.cuda.mem_get_info(device)[0]
+    return replace(data.packed().to(device), mapped=False) if resident else replace(data, mapped=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +171,10 @@ class Shard:
         They are kept until `take_gradients` or `arrange`.
         """
         self._follow(order.time)
-        batch = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.device)[0]
-        self._gradients = self.network.capture(*self.views.batch(*batch))
+        index_MB, draws_MB3 = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.views.home)[0]
+        with self.views.batches([index_MB]):
+            batch = self.views.batch(index_MB, draws_MB3)
+        self._gradients = self.network.capture(*batch)
 
     def take_gradients(self) -> list[SlotGradients]:
         """Return the captured gradients of each slot, and drop them."""
@@ -205,7 +218,7 @@ class Shard:
             probe: capture the slot gradients of a few samples of the last batch, for `take_gradients`.
             retired_M: members that stay at their snapshot: they are computed with the others, and restored afterwards.
         """
-        network, batches = self.network, order.batches(self.task.batch_size, self.device)
+        network, batches = self.network, order.batches(self.task.batch_size, self.views.home)
         network.train()
         self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
@@ -214,14 +227,15 @@ class Shard:
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
         taught = bool(taught_M.any())
-        for step, batch in enumerate(batches):
-            last = step == len(batches) - 1
-            if (in_vain or not taught) and not last:  # the hooks watch the last batch
-                continue
-            losses += self._learn_from(*batch, hooks, last=last)
-            network.step(order.progress((step + 0.5) / len(batches)))
-            if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
-                in_vain = not bool((losses.isfinite() & learning).any())
+        with self.views.batches([index_MB for index_MB, _ in (batches[-1:] if in_vain or not taught else batches)]):
+            for step, batch in enumerate(batches):
+                last = step == len(batches) - 1
+                if (in_vain or not taught) and not last:  # the hooks watch the last batch
+                    continue
+                losses += self._learn_from(*batch, hooks, last=last)
+                network.step(order.progress((step + 0.5) / len(batches)))
+                if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
+                    in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.where(taught_M, len(batches), 1)
         columns = [(losses / seen)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
         report = torch.cat(columns, 1).cpu().numpy()
@@ -238,11 +252,9 @@ class Shard:
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:
         """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]`."""
         network, count = self.network, min(self._micro_batches, index_MB.shape[1])
+        parts = self.views.micro_batches(index_MB, draws_MB3, count)
         if count == 1:
-            data = self.views.batch(index_MB, draws_MB3)
-            return network.backward(*data, hooks) if last else network.teach(*data)
-        draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
-        parts = [self.views.batch(*part) for part in zip(index_MB.tensor_split(count, 1), draws, strict=True)]
+            return network.backward(*parts[0], hooks) if last else network.teach(*parts[0])
         targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
         losses = torch.zeros(self.members, device=self.device)
         for place, (x, y_MB) in enumerate(parts):
@@ -266,18 +278,20 @@ class Shard:
         path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM, tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
-        for start in range(0, samples, batch):
-            x, y_MBT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
-            logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
-            loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
-            points_PBT = objective.points(logits, y_PBT, mean)
-            sums.append(_sums(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_MBT, mean), weight_MBT))
+        parts = [(slice(start, start + batch), test) for start in range(0, samples, batch)]
+        with views.parts(parts):
+            for part in parts:
+                x, y_MBT, weight_MBT = views.measured(part, self.members)
+                logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
+                loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
+                points_PBT = objective.points(logits, y_PBT, mean)
+                sums.append(_sums(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_MBT, mean), weight_MBT))
         return _measurement(sums, objective.floor)
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
         if not self._widths:
-            x, _, _ = self.views.measured(slice(0, 1), test=False, members=self.members)
+            x, _, _ = self.views.measured((slice(0, 1), False), self.members)
             self._widths = self.network.widths(x)
         most = CPU_FEATURES if self.device.type == "cpu" else GPU_FEATURES
         return max(1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self._widths, tree.paths))))
@@ -329,8 +343,8 @@ def _measurement(batches: Sequence[Sums], floor: float) -> Measurement:
     """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
 
     With the points P and the scale n of a sample, a = sum P / sum n is a score, and the covariance of two scores is
-    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place of P.
-    A variant below the floor, or without a finite score, has P = floor n in every sample.
+    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place
+    of P. A variant below the floor, or without a finite score, has P = floor n in every sample.
     """
     targets, scale, square, points, loss, mixed, gram = (
         torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device, place_data
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -28,7 +28,6 @@ from esper.phases import PhaseTimes
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import SlotGradients
 from esper.task.base import Task
-from esper.task.data import Data
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
@@ -59,7 +58,7 @@ class ShardPool:
         frozen: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        """Find the devices and copy the data there.
+        """Find the devices and place the data there.
 
         Args:
             frozen: if true, only seeds learn.
@@ -69,7 +68,8 @@ class ShardPool:
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.optimiser = optimiser
         self.places = _deal(num_hosts, devices)
-        self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
+        resident = {find_device(name): config.resident for name, config in devices.items()}
+        self._data = {device: place_data(task.data, device, resident[device]) for device, _ in self.places}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each other:

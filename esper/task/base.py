@@ -105,6 +105,11 @@ class TaskConfig:
         if not good or not all(good):
             raise ValueError(f"task.{name} must list at least one value, each {rule}, got {getattr(self, name)}")
 
+    def check_mapped(self, mapped: bool) -> None:
+        """Raise ValueError if copies of the data, which drifts need, would lie in memory."""
+        if mapped and set(self.events.kinds) & set(self.drifts):
+            raise ValueError("task.mapped=true has no room for the copies of the data that drifts need: leave one of them out")
+
     def check_host(self, host: HostConfig) -> None:
         """Raise ValueError if the instances of this task cannot be made of a host that reads its samples."""
         if self.instances is Instances.healthy:
@@ -214,7 +219,7 @@ class Task:
         share_K = class_shares(view.timetable, epoch, data.num_classes, self.config.events.replay)
         if share_K is None or data.domains is None:
             return view.samples
-        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy()
+        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y.long()]).numpy()
         return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
@@ -237,5 +242,5 @@ def _shortened(data: Data, valid_samples: int) -> Data:
         return data
     short = replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])
     if short.valid_y.is_floating_point() and short.valid_y.min() == short.valid_y.max():
-        raise TaskError(f"task.valid_samples={valid_samples} leaves validation samples of equal targets, for which R2 is undefined: raise it")
+        raise TaskError(f"task.valid_samples={valid_samples} leaves only equal targets, so R2 is undefined: raise it")
     return short

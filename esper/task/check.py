@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from esper.fusion.layout import Layout
-from esper.task.data import IGNORED, Data, DataError
+from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
 
 PARTS = ("train", "valid", "test")
-INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: (torch.int64,)}
+INTEGERS = (torch.int64, *SMALL)
+INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: INTEGERS}
 """Types of the inputs of each layout."""
 AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
@@ -56,7 +57,7 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
     if x.dtype not in INPUTS[layout]:
         raise DataError(f"{name} is {x.dtype}: make it {' or '.join(map(str, INPUTS[layout]))}")
     if layout is Layout.SEQUENCES:
-        _check_range(f"{name}, as a token,", x, data.num_classes)
+        _check_range(f"{name}, as a token,", *ends(x), data.num_classes)
     elif x.dtype is torch.uint8 and (data.mean is None or data.std is None):
         raise DataError(
             f"{name} holds bytes, and the data has no mean and std: return normalised(data), or make it torch.float32"
@@ -84,16 +85,17 @@ def _check_numbers(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
 
 def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:
     _check_shape(name, y, shape)
-    if y.dtype is not torch.int64:
+    if y.dtype not in INTEGERS:
         raise DataError(f"{name} is {y.dtype}: make it torch.int64, the number of each class")
-    known = y[y != IGNORED] if len(shape) > 1 else y  # positions may be padded
-    if not len(known):
-        raise DataError(f"{name} has no target but {IGNORED}, which is ignored: remove padded samples")
-    _check_range(name, known, num_classes)
+    low, high = ends(y)
+    if len(shape) > 1 and low < 0:  # positions may be padded
+        if high == IGNORED:
+            raise DataError(f"{name} has no target but {IGNORED}, which is ignored: remove padded samples")
+        low = min(ends(part[part != IGNORED])[0] for part in y.split(ROWS) if (part != IGNORED).any())
+    _check_range(name, low, high, num_classes)
 
 
-def _check_range(name: str, values: Tensor, num_classes: int) -> None:
-    low, high = int(values.min()), int(values.max())
+def _check_range(name: str, low: int, high: int, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         wrong, rule = low if low < 0 else high, f"from 0 to num_classes - 1 = {num_classes - 1}"
         raise DataError(f"{name} has the value {wrong}: correct it, to be {rule}")

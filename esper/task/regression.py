@@ -66,7 +66,7 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
     order = shuffle.permutation(len(targets))
     parts = {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
-        raise TaskError(f"{name} has equal targets in all rows of the {constant[0]} set, and R2 is undefined: add rows that differ")
+        raise TaskError(f"{name} has equal targets in all rows of the {constant[0]} set, so R2 is undefined: add other rows")
     tensors: dict[str, torch.Tensor] = {}
     for axis, whole in (("x", rows), ("y", targets)):
         mean, std = whole[parts["train"]].mean(0), whole[parts["train"]].std(0)

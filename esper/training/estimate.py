@@ -8,7 +8,7 @@ samples. The constants were measured; a test compares the estimate with the memo
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -218,7 +218,7 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
 
 def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str) -> list[Part]:
     """Return what the hosts of one device hold there."""
-    device, members = find_device(name), config.devices[name].members_per_shard
+    device, members, resident = find_device(name), config.devices[name].members_per_shard, config.devices[name].resident
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
@@ -230,7 +230,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
     return [
-        *([] if on_cpu else [Part("the data", _data_bytes(task), ())]),
+        *([] if on_cpu or resident is False else [Part("the data", float(task.data.packed_bytes()), ())]),
         Part("hosts", hosts * size.parameters * FLOAT * copies, ("hosts", _size_key(config))),
         Part("seeds", hosts * size.seeds * FLOAT * copies, ("hosts", _seed_key(config))),
         Part("training on a batch", GRAPH * active * -(-batch // config.optimiser.micro_batches) * size.saved, both),
@@ -276,10 +276,10 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _data_bytes(task: Task) -> float:
-    """Return the size of the data, with its copies for every drift."""
-    sets = [one for one in (task.data, task.data.domains) if one is not None]
-    parts = [getattr(one, field.name) for one in sets for field in fields(one)]
-    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+    """Return the size of the data in memory, with its copies for every drift."""
+    if task.data.mapped:
+        return 0.0
+    return float(sum(part.nbytes for part in task.data.tensors()))
 
 
 def capacity(device: torch.device) -> float:

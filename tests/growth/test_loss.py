@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.growth import loss
 from esper.growth.loss import LastSegment
-from esper.growth.objective import CLASSIFICATION
 from esper.growth.network import GrowingNetwork
+from esper.growth.objective import CLASSIFICATION
 from esper.hosts.transformer import TransformerConfig
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.sgd import SGDConfig

@@ -8,8 +8,8 @@ from torch import nn
 
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
-from esper.growth.objective import CLASSIFICATION
 from esper.growth.network import GrowingNetwork
+from esper.growth.objective import CLASSIFICATION
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
@@ -21,11 +21,11 @@ from esper.seeds.slot_gradients import GradientHooks, SlotGradients, samples_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch.func, attention
 
-MEMBERS, SAMPLES, CLASSIFICATION = 3, 6, 5
+MEMBERS, SAMPLES, CLASSES = 3, 6, 5
 HOSTS = {
-    "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSIFICATION, [False, True, False]),
-    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSIFICATION, [False, True]),
-    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSIFICATION, [False]),
+    "images": lambda: CNNConfig(base_channels=3).build((2, 8, 8), CLASSES, [False, True, False]),
+    "vectors": lambda: MLPConfig(width=8).build((2 * 64,), CLASSES, [False, True]),
+    "sequences": lambda: TransformerConfig(width=8, heads=2, layers=1, context=6).build((8,), CLASSES, [False]),
 }
 
 
@@ -87,10 +87,10 @@ def batch(layout, seed=0):
     """Return samples `[M, n, ...]` and one target per output."""
     generator = torch.Generator().manual_seed(seed)
     if layout == "sequences":
-        x = torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES, 6), generator=generator)
-        return x, torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES * 6), generator=generator)
+        x = torch.randint(CLASSES, (MEMBERS, SAMPLES, 6), generator=generator)
+        return x, torch.randint(CLASSES, (MEMBERS, SAMPLES * 6), generator=generator)
     x = torch.randn(MEMBERS, SAMPLES, 2, 8, 8, generator=generator)
-    return x, torch.randint(CLASSIFICATION, (MEMBERS, SAMPLES), generator=generator)
+    return x, torch.randint(CLASSES, (MEMBERS, SAMPLES), generator=generator)
 
 
 def network_of(layout):
