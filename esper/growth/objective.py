@@ -72,12 +72,6 @@ class Objective:
         """
         raise NotImplementedError
 
-    def label(self, text: str) -> str:
-        """Return a text about accuracy in terms of the score."""
-        if self.score == "accuracy":
-            return text
-        return text.replace("accuracies", self.score).replace("accuracy", self.score).replace("Accuracy", self.score)
-
 
 @dataclass(frozen=True, slots=True)
 class Classes(Objective):
@@ -104,6 +98,10 @@ class Classes(Objective):
 
     def chance_loss(self, targets: Tensor, outputs: int) -> float:
         return math.log(outputs)
+
+
+CLASSIFICATION = Classes()
+"""The objective of classification and language modelling."""
 
 
 class RegressionLoss(StrEnum):
@@ -146,7 +144,3 @@ class Numbers(Objective):
     def chance_loss(self, targets: Tensor, outputs: int) -> float:
         y = targets.double().flatten()
         return float(self.losses(y.mean().expand_as(y), y).mean())
-
-
-CLASSIFICATION = Classes()
-"""The objective of classification and language modelling."""

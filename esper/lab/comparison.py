@@ -15,11 +15,12 @@ from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
-from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
+from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
 from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
+from esper.telemetry.tags import in_terms_of
 from esper.training.provenance import code_version
 
 
@@ -48,6 +49,8 @@ class Comparison:
     """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
+    score: str = "accuracy"
+    """Name of the hosts' score."""
 
     @property
     def arms(self) -> list[str]:
@@ -84,7 +87,8 @@ class Comparison:
             )
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
-        return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+        lines += [f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else []
+        return [in_terms_of(self.score, line) for line in lines]
 
     def _advice(self, results: Sequence[PairResult]) -> list[str]:
         """Say whether more hosts or more blocks would help, unless everything is decided."""
@@ -156,7 +160,8 @@ def compare(
     finished = [run for run in runs if run.finished]
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
-    outcomes = _outcomes(runs, config, scoring, log)
+    outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
+    floor = 100.0 * min(one.floor for one in objectives)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
@@ -178,7 +183,7 @@ def compare(
             withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
             looks=design.plan.looks if design and name == config.outcome else None,
             final=config.final,
-            bounds=OUTCOMES[name].bounds,
+            bounds=(bounds := OUTCOMES[name].bounds) and (floor, bounds[1]),
         )
         for name, rows in tables.items()
     }
@@ -194,6 +199,7 @@ def compare(
         design=design,
         deviations=deviating,
         overrides=overrides,
+        score=" or ".join(sorted({one.score for one in objectives})),
     )
 
 

@@ -16,9 +16,10 @@ from joblib import Parallel, delayed
 
 from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
-from esper.cli.transfer import slug
+from esper.cli.transfer import slug, transferred
 from esper.config import ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
+from esper.growth.objective import Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
@@ -113,6 +114,12 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
     if greedy:
         scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
     return scores if overrides else scores | _training_scores(run)
+
+
+def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
+    """Return what the held-out hosts of a finished run learn, with these evaluation overrides."""
+    config = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"])
+    return (transferred(config, list(overrides)) if overrides else config).task.build_objective()
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:

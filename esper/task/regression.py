@@ -2,9 +2,9 @@
 
 # n rows, C columns
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class RegressionConfig(TaskConfig):
 
     default_host: ClassVar[str] = "mlp"
     default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "mlp_small", "mlp")
-    standard_kinds: ClassVar[Mapping[int, tuple[str, ...]]] = {2: ("oo", "xo", "ox")}
+    standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox")}
     drifts: ClassVar[Mapping[str, Drift]] = {"noise": noise}
 
     objective: RegressionLoss = RegressionLoss.mse
@@ -67,10 +67,10 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
     parts = {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
         raise TaskError(f"{name} has equal targets in all rows of the {constant[0]} set, so R2 is undefined: add other rows")
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     for axis, whole in (("x", rows), ("y", targets)):
         mean, std = whole[parts["train"]].mean(0), whole[parts["train"]].std(0)
         scaled = ((whole - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
+        scaled = scaled[:, :, None, None] if axis == "x" else scaled
         tensors |= {f"{part}_{axis}": torch.from_numpy(scaled[chosen]) for part, chosen in parts.items()}
-    tensors |= {name: x[:, :, None, None] for name, x in tensors.items() if name.endswith("_x")}
     return Data(**tensors, num_classes=1)
