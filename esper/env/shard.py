@@ -87,7 +87,8 @@ def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
     """Return the data on a device, or where it is with `mapped` set if it is streamed; see `DeviceConfig.resident`."""
     if resident is None:
         resident = not data.mapped if device.type == "cpu" else 2 * data.packed_bytes() <= torch.cuda.mem_get_info(device)[0]
-    return replace(data.packed().to(device), mapped=False) if resident else replace(data, mapped=True)
+    packed = data if data.mapped else data.packed()
+    return replace(packed.to(device), mapped=False) if resident else replace(packed, mapped=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
