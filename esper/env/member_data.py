@@ -34,10 +34,9 @@ class MemberData:
         self.data, self.augmentation, self.device = data, augmentation, device
         self.home = data.train_y.device
         """The device of the samples."""
-        streamed = data.mapped or self.home != device
-        self._batches, self._parts = Reader(self._batch, ahead=streamed), Reader(self._measured, ahead=streamed)
+        self._batches, self._parts = Reader(self._batch, ahead=data.mapped), Reader(self._measured, ahead=data.mapped)
         self._inputs = replace(data, mean=_on(data.mean, device), std=_on(data.std, device)).inputs
-        self._pinned = streamed and device.type == "cuda"
+        self._pinned = data.mapped and device.type == "cuda"
         self.labels_M = self.classes_MK = self.rate_M1 = self._share_MK = None
         if any(one.labels is not None for one in views):
             plain = data.train_y.cpu()

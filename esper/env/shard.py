@@ -83,12 +83,18 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
+    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
+    if resident is not None:
+        return resident
+    return not data.mapped if free is None else 2 * data.packed_bytes() <= free
+
+
 def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
-    """Return the data on a device, or where it is with `mapped` set if it is streamed; see `DeviceConfig.resident`."""
-    if resident is None:
-        resident = not data.mapped if device.type == "cpu" else 2 * data.packed_bytes() <= torch.cuda.mem_get_info(device)[0]
+    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
     packed = data if data.mapped else data.packed()
-    return replace(packed.to(device), mapped=False) if resident else replace(packed, mapped=True)
+    resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
+    return replace(packed.to(device) if resident else packed, mapped=not resident)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
-from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, GPU_FEATURES, VALIDATION_BATCH, find_device
+from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, CPU_MEMBERS, GPU_FEATURES, VALIDATION_BATCH, find_device, is_resident
 from esper.env.shard_pool import available_cores
 from esper.growth.loss import LOGITS
 from esper.hosts.base import slot_specs
@@ -218,10 +218,11 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
 
 def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str) -> list[Part]:
     """Return what the hosts of one device hold there."""
-    device, members, resident = find_device(name), config.devices[name].members_per_shard, config.devices[name].resident
+    device, members = find_device(name), config.devices[name].members_per_shard
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
+    copied = not on_cpu and is_resident(task.data, config.devices[name].resident, capacity(device))
     members = min(hosts, members or CPU_MEMBERS)
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
@@ -230,7 +231,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
     return [
-        *([] if on_cpu or resident is False else [Part("the data", float(task.data.packed_bytes()), ())]),
+        *([Part("the data", float(task.data.packed_bytes()), ())] if copied else []),
         Part("hosts", hosts * size.parameters * FLOAT * copies, ("hosts", _size_key(config))),
         Part("seeds", hosts * size.seeds * FLOAT * copies, ("hosts", _seed_key(config))),
         Part("training on a batch", GRAPH * active * -(-batch // config.optimiser.micro_batches) * size.saved, both),

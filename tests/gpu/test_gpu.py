@@ -22,6 +22,7 @@ WORLDS = {
     "cnn": (["task=digits"], "conv_light"),
     "mlp": (["task=digits_mlp", "blueprint=[mlp_small]"], "mlp_small"),
     "transformer": (["task=python_text", "task.epoch_samples=128", "task.valid_samples=16"], "lora"),
+    "numbers": (["task=diabetes", "task.epoch_samples=128", "task.valid_samples=0", "blueprint=[mlp_small]"], "mlp_small"),
     "deployed": (
         ["task=digits_drift", "task.events.count=[1]", "task.events.last=2", "task.pretrain=1", "task.pretrain_pool=2"],
         "conv_light",

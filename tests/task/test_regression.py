@@ -80,7 +80,13 @@ def test_train_evaluate_and_compare_print_r2(tmp_path):
     tiny += ["blueprint=[mlp_small]", "blueprint.mlp_small.init=informed", "optimiser.learning_rate=0.02"]
     arms = {
         "squared": ["agent.hidden=8", "agent.minibatches=1", "agent.epochs=1", "devices.auto.resident=false"],
-        "huber": ["agent=random", "task.objective=huber", "task.events.kinds=[noise]", "task.events.first=1", "task.events.last=2"],
+        "huber": [
+            "agent=random",
+            "task.objective=huber",
+            "task.events.kinds=[noise]",
+            "task.events.first=1",
+            "task.events.last=2",
+        ],
     }
     arms["huber"] += ["task.pretrain=1", "task.pretrain_pool=2", "task.pretrain_folder=pool", "counterfactuals.at_end=[shapley]"]
     done = [run_forked("esper.train", *tiny, *own, f"hydra.run.dir={tmp_path}/{arm}", cwd=tmp_path) for arm, own in arms.items()]
