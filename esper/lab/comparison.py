@@ -1,6 +1,6 @@
 """Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -166,12 +166,6 @@ def compare(
     if config.margin is not None:
         margins[config.outcome] = config.margin
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
-    controls: dict[str, Difference] = {}
-    if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
-        for name, rows in tables.items():
-            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
-            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=config.alpha)
-            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
     deviating = deviations(design, config, overrides)
     results = {
         name: compare_arms(
@@ -194,13 +188,24 @@ def compare(
         results=results,
         hosts=host_table(finished, scoring),
         costs=cost_table(finished, scoring),
-        controls=controls,
+        controls=_controls(tables, margins, config.alpha),
         warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
         design=design,
         deviations=deviating,
         overrides=overrides,
         score=" or ".join(sorted({one.score for one in objectives})),
     )
+
+
+def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, Difference]:
+    """Return the difference of the first arm to its A/A control, if there is one, by outcome."""
+    controls: dict[str, Difference] = {}
+    for name, rows in tables.items():
+        if AA_CONTROL in (arms := rows["arm"].unique().tolist()):
+            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
+            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=alpha)
+            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
+    return controls
 
 
 def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log: Callable[[str], None]) -> pd.DataFrame:

@@ -66,6 +66,14 @@ def test_shards_of_one_host_have_the_numbers_of_one_program(world: str, tmp_path
     np.testing.assert_allclose(grown(world, alone), grown(world, environment(world, tmp_path)), rtol=0.02)
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_streamed_data_gives_the_bits_of_resident_data(world: str, tmp_path: Path) -> None:
+    streamed = environment(world, tmp_path, ["cuda:0"], "devices.cuda:0.resident=false")
+    np.testing.assert_array_equal(grown(world, streamed), grown(world, environment(world, tmp_path)))
+    (data,) = streamed.pool._data.values()
+    assert data.train_x.device.type == "cpu"
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second CUDA device on this machine")
 def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
     both = environment("cnn", tmp_path, ["cuda:0", "cuda:1"])
