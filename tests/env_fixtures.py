@@ -12,6 +12,7 @@ from esper.env.actions import PINNED, Head
 from esper.env.base import EnvParts
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.shard import DeviceConfig
+from esper.fusion.precision import Precision
 from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.base import HostConfig
@@ -85,6 +86,7 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
         gamma: float = GAMMA,
         governor: GovernorConfig | None = None,
         members_per_shard: int = 0,
+        precision: Precision = Precision.fp32,
         blueprints: dict[str, BlueprintConfig] | None = None,
         host: HostConfig | None = None,
         **others: Any,
@@ -96,7 +98,7 @@ def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
             blueprints=blueprints or BLUEPRINTS,
             reward=reward or ShapedConfig(),
             governor=governor or WatchdogConfig(),
-            devices={"cpu": DeviceConfig(members_per_shard=members_per_shard)},
+            devices={"cpu": DeviceConfig(members_per_shard=members_per_shard, precision=precision)},
             gamma=gamma,
             num_hosts=hosts,
             num_steps=steps,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.layout import Layout, side_by_side
+from esper.fusion.precision import Precision
 from esper.growth.network import GrowingNetwork
 from esper.hosts.base import SlotSpec
 from esper.hosts.cnn import CNNConfig
@@ -226,6 +227,7 @@ class Grown:
         optimiser: OptimiserConfig | None = None,
         hosts: Sequence[nn.Module] = (),
         frozen: bool = False,
+        precision: Precision = Precision.fp32,
     ) -> None:
         optimiser = optimiser or SGDConfig(weight_decay=5e-3, seeds=SeedSettingsConfig(max_norm=0.3))
         generator = torch.Generator().manual_seed(members)
@@ -234,7 +236,9 @@ class Grown:
         usual = IMAGE_BLUEPRINTS if layout is Layout.IMAGES else (WideConfig(), WideConfig(factor=3))
         self.blueprints = tuple(blueprints) or usual
         hosts = hosts or [make_host(layout, member) for member in range(members)]
-        self.network = GrowingNetwork(hosts, self.blueprints, optimiser=optimiser, incubation=incubation, frozen=frozen)
+        self.network = GrowingNetwork(
+            hosts, self.blueprints, optimiser=optimiser, incubation=incubation, frozen=frozen, precision=precision
+        )
         self.references = [Reference(host, optimiser, incubation) for host in hosts]
         shape = (members, 3)
         self.blueprint, self.alpha = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)

@@ -141,6 +141,7 @@ BAD: list[tuple[str, str]] = [
     ("blueprint=[mlp] blueprint.mlp.expansion=0", "blueprint.mlp.expansion"),
     ("blueprint=[mlp_small] blueprint.mlp_small.expansion=0", "blueprint.mlp_small.expansion"),
     ("devices.auto.members_per_shard=-1", "members_per_shard"),
+    ("devices.auto.precision=fp8", "devices.auto.precision"),
     ("reward.rent=-1", "reward.rent"),
     ("reward=sparse reward.terminal=nan", "reward.terminal"),
     ("hosts=2", "agent.minibatches=4 exceeds hosts=2"),

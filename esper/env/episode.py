@@ -2,6 +2,7 @@
 
 # N hosts, S slots
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,11 +36,13 @@ class Episode(EpisodeRecord):
     signals: StepSignals | None = None
     """Signals of the last step."""
     tally: Counter[str] = field(default_factory=Counter[str])
-    """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, and of suspect or vetoed host epochs."""
+    """Number of pruned seeds (rollbacks excluded), of rollbacks by cause, of suspect or vetoed host epochs, and of overflows."""
     samples: int = 0
     """Number of training samples per host epoch."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
+    loss_scale: float = math.nan
+    """Lowest loss scale of a host after the last step; NaN without loss scales."""
     costs: Costs | None = None
     """Costs of hosts and seeds."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
@@ -76,6 +79,8 @@ class Episode(EpisodeRecord):
         events = rollbacks | {name: info[name] for name in ("suspect", "vetoed")}
         self.tally.update({"pruned": int(pruned.sum())} | {name: int(which_N.sum()) for name, which_N in events.items()})
         self.tally["retired"] = int(info["retired"].sum())
+        self.tally["overflows"] += int(np.nansum(info["overflows"]))
+        self.loss_scale = float(np.fmin.reduce(info["scale"]))
         # A rolled-back host has the fossils of its last healthy step again.
         healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
@@ -134,6 +139,7 @@ class Episode(EpisodeRecord):
             "host/training_flops": self.training_flops_N.mean(),
             "host/measuring_flops": self.measuring_flops_N.mean(),
             "host/seeds_pruned": self.tally["pruned"] / hosts,
+            "host/loss_scale": self.loss_scale,
             "time/samples_per_second": self.samples * epochs_per_second,
         }
         values |= {f"governor/{name}": count for name, count in self.tally.items() if name != "pruned"}

@@ -163,7 +163,7 @@ class GrowthEnv(Environment):
         report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
         self.state = replace(self.state, gradient_ratio=ratio_NS, gradient_norm=report.seed_norm_MS)
-        # The host's losses show neither a seed that trains behind it nor an infinite variance of its batch norm.
+        # The host's losses show no seed that trains behind it, no infinite variance of its batch norm, and no skipped step.
         unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
@@ -185,9 +185,9 @@ class GrowthEnv(Environment):
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
-        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N}
+        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N, "overflows": report.overflows_M}
         info["fossilized"] = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N, "scale": report.scale_M}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)

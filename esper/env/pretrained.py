@@ -25,6 +25,7 @@ from esper.checkpoint import CheckpointError, DiskError, disk, encode, entries, 
 from esper.env.host_sampler import HostSampler
 from esper.env.shard import DeviceConfig, find_device
 from esper.env.shard_pool import ShardPool
+from esper.fusion.precision import Precision
 from esper.hosts.base import HostConfig
 from esper.optimisers.base import OptimiserConfig, SeedSettingsConfig
 from esper.task.base import POOL, Task
@@ -87,7 +88,7 @@ class Pretrained:
         """Train the hosts of a pool, and return their states."""
         name, members = self._place()
         epochs, finite_P = self.task.config.pretrain, np.ones(len(hosts), np.bool_)
-        devices = {name: DeviceConfig(members_per_shard=members)}
+        devices = {name: DeviceConfig(members_per_shard=members, precision=self.devices[name].precision)}
         shards = ShardPool(self.task, (), devices, len(hosts), optimiser=self.optimiser)
         shards.start(hosts, views)
         for time in range(epochs):
@@ -115,6 +116,7 @@ class Pretrained:
         facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes, task.objective]
         facts += [replace(self.optimiser, seeds=SeedSettingsConfig())]
         facts += [view.timetable for view in views if view.timetable]
+        facts += [self.devices[name].precision] * (self.devices[name].precision is not Precision.fp32)
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         with suppress(OSError, TypeError):  # a class without a file
             digest.update(inspect.getsource(sys.modules[type(hosts[0]).__module__]).encode())

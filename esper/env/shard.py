@@ -6,8 +6,9 @@ another process. All of its tensors are on its device; results are copied once p
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.checkpoint import Notice
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
+from esper.fusion.precision import Precision
 from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
@@ -60,6 +63,9 @@ class DeviceConfig:
     """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
     from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
     mapped. Results are the same."""
+    precision: Precision = Precision.fp32
+    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
+    loss scale for each host. Weights, optimisers, losses, batch statistics and the policy are in single precision anyway."""
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
@@ -83,18 +89,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
-    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
-    if resident is not None:
-        return resident
-    return not data.mapped if free is None else 2 * data.packed_bytes() <= free
+def check_precision(name: str, precision: Precision) -> None:
+    """Check that a device of this machine computes in a precision, and notify the user where it is slow.
 
-
-def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
-    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
-    packed = data if data.mapped else data.packed()
-    resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
-    return replace(packed.to(device) if resident else packed, mapped=not resident)
+    Raises:
+        ValueError: it does not, or this machine does not have the device.
+    """
+    device = find_device(name)
+    if precision is Precision.bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        chip = torch.cuda.get_device_name(device)
+        raise ValueError(f"devices.{name}.precision=bf16 needs a GPU that computes in it, and {chip} does not: choose fp16")
+    if precision is Precision.fp16 and device.type == "cpu":
+        slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
+        warnings.warn(slow, Notice, stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +115,12 @@ class TrainReport:
     seed_norm_MS: npt.NDArray[np.float32]
     """Norm of each seed's gradient; NaN where no seed learns, infinite where the gradient is not finite."""
     finite_M: npt.NDArray[np.bool_]
-    """Hosts whose buffers (batch statistics) are finite; an infinite variance does not show in any loss."""
+    """Hosts whose buffers (batch statistics) are finite, and which had no overflow at the lowest loss scale; neither an infinite
+    variance nor a skipped step shows in any loss."""
+    overflows_M: npt.NDArray[np.float32]
+    """Batches in which a gradient overflowed in fp16, and a step was skipped; NaN in other precisions."""
+    scale_M: npt.NDArray[np.float32]
+    """Loss scale after the epoch; NaN in other precisions."""
 
 
 class Shard:
@@ -126,6 +138,7 @@ class Shard:
         optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         frozen: bool = False,
+        precision: Precision = Precision.fp32,
     ) -> None:
         self.data, self.task, self.device = data, task, device
         self.views = MemberData(data, views, task.augmentation, device)
@@ -141,6 +154,7 @@ class Shard:
             objective=task.objective,
             frozen=frozen,
             device=device,
+            precision=precision,
         )
 
     @property
@@ -244,7 +258,7 @@ class Shard:
                 if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.where(taught_M, len(batches), 1)
-        columns = [(losses / seen)[:, None], network.take_norms(), network.finite_buffers()[:, None]]
+        columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)
         report[retired_M] = np.nan
@@ -252,8 +266,10 @@ class Shard:
         return TrainReport(
             loss_M=report[:, 0],
             host_norm_M=report[:, 1],
-            seed_norm_MS=report[:, 2:-1],
-            finite_M=report[:, -1] != 0,
+            seed_norm_MS=report[:, 2:-3],
+            finite_M=report[:, -3] != 0,
+            overflows_M=report[:, -2],
+            scale_M=report[:, -1],
         )
 
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:

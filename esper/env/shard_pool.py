@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device, place_data
+from esper.env.member_data import place_data
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, check_precision, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -67,9 +68,12 @@ class ShardPool:
         self.meter, self.times = meter, PhaseTimes()
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.optimiser = optimiser
+        for name, config in devices.items():
+            check_precision(name, config.precision)
         self.places = _deal(num_hosts, devices)
         resident = {find_device(name): config.resident for name, config in devices.items()}
         self._data = {device: place_data(task.data, device, resident[device]) for device, _ in self.places}
+        self._precision = {find_device(name): config.precision for name, config in devices.items()}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # One thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each other:
@@ -95,6 +99,7 @@ class ShardPool:
                 optimiser=self.optimiser,
                 incubation=self.incubation,
                 frozen=self.frozen,
+                precision=self._precision[device],
             )
             for device, rows in self.places
         ]

@@ -21,6 +21,7 @@ from esper.fusion.layers import (
     check_length,
 )
 from esper.fusion.layout import members_first, per_member
+from esper.fusion.precision import as_given
 
 
 class FusionError(ValueError):
@@ -111,7 +112,9 @@ class StackedGroupNorm(StackedLayer):
         if self.weight.requires_grad and not x.requires_grad:
             # On a CPU, torch 2.13 crashes in the backward of a channels-last group norm whose input needs no gradient.
             x = x.detach().requires_grad_()
-        return F.group_norm(x, self.members * self.num_groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+        weight, bias = self.weight.flatten().to(x.dtype), self.bias.flatten().to(x.dtype)
+        with as_given(x):
+            return F.group_norm(x, self.members * self.num_groups, weight, bias, self.eps)
 
 
 class StackedLayerNorm(StackedLayer):
@@ -127,13 +130,15 @@ class StackedLayerNorm(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             raise ValueError("a fused LayerNorm takes sequences or vectors, got images: use GroupNorm there")
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if members_first(x):
-            y, weight = x.unflatten(0, (self.members, -1)), self.weight[:, None, None]
-            bias = None if self.bias is None else self.bias[:, None, None]
+            y, weight = x.unflatten(0, (self.members, -1)), weight[:, None, None]
+            bias = None if bias is None else bias[:, None, None]
         else:
-            y, weight, bias = x.unflatten(1, (self.members, -1)), self.weight, self.bias
-        y = F.layer_norm(y, self.normalized_shape, None, None, self.eps)
-        return (y * weight if bias is None else torch.addcmul(bias, y, weight)).view(x.shape)
+            y = x.unflatten(1, (self.members, -1))
+        with as_given(x):
+            y = F.layer_norm(y, self.normalized_shape, None, None, self.eps)
+            return (y * weight if bias is None else torch.addcmul(bias, y, weight)).view(x.shape)
 
 
 class StackedLinear(StackedLayer):
@@ -179,9 +184,10 @@ class StackedChannelScale(StackedLayer):
     """`ChannelScale`: weight `[M, C]`."""
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
         if members_first(x):
-            return (x.unflatten(0, (self.members, -1)) * self.weight[:, None, None]).view(x.shape)
-        return x * self.weight.reshape(1, -1, *[1] * (x.dim() - 2))
+            return (x.unflatten(0, (self.members, -1)) * weight[:, None, None]).view(x.shape)
+        return x * weight.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
 class StackedCausalAttention(StackedLayer):

@@ -16,7 +16,8 @@ class Cause(IntEnum):
 
     HEALTHY = 0
     NONFINITE = 1
-    """The training loss, the validation loss, a seed's gradient or a batch statistic is NaN or infinite."""
+    """The training loss, the validation loss, a seed's gradient or a batch statistic is NaN or infinite, or a gradient overflows
+    at the lowest loss scale."""
     DIVERGENCE = 2
     """The validation loss is far above chance and far above the best that this host has shown."""
     LOBOTOMY = 3
@@ -76,7 +77,8 @@ class Governor:
         Args:
             health: health of the hosts before the epoch.
             train_loss_N: mean training loss of the epoch [nats]; infinite where a seed's gradient or the batch statistics of the
-                host are non-finite, undefined where a host is retired.
+                host are non-finite, or a gradient overflowed at the lowest loss scale; undefined where a host is retired. An
+                overflow at a higher scale only skips a step, see `LossScale`: governors do not see it.
             loss_N: validation loss after it [nats].
         """
         raise TypeError(f"{type(self).__name__} does not define judge(...)")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.fusion.layout import add_members, per_member, take_members
+from esper.fusion.precision import in_single
 
 
 class _Blend(torch.autograd.Function):
@@ -30,20 +31,26 @@ class _Blend(torch.autograd.Function):
             part, factor = take_members(h, live_L, members), torch.tanh(delta)
             effect, mixed = torch.where(per_member(times_L, delta), part * factor, delta), (alpha_L, times_L, part, factor)
         ctx.save_for_backward(pull_L, live_L, *mixed)
-        return add_members(h.clone(), live_L, effect * per_member(alpha_L, delta), members)
+        return _added(h, live_L, effect * per_member(alpha_L, delta), members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         pull_L, live_L, *mixed = ctx.saved_tensors
         g = take_members(grad, live_L, ctx.members)
-        grad_delta = g * per_member(pull_L, g)
+        grad_delta = g * per_member(pull_L, g).to(g.dtype)
         if mixed:
             alpha_L, times_L, part, factor = mixed
             times = per_member(times_L, g)
-            direct = torch.where(times, g * factor * per_member(alpha_L, g), 0.0)
-            grad = add_members(grad.clone(), live_L, direct, ctx.members)
+            direct = torch.where(times, g * factor * per_member(alpha_L, g).to(g.dtype), 0.0)
+            grad = _added(grad, live_L, direct, ctx.members)
             grad_delta = grad_delta * torch.where(times, part * (1.0 - factor.square()), 1.0)
         return grad, grad_delta, None, None, None, None, None
+
+
+def _added(h: Tensor, live_L: Tensor, part: Tensor, members: int) -> Tensor:
+    """Return `h` plus the part of the live members; half precision is added in single, where torch's `index_add_` is faster."""
+    whole = in_single(h)
+    return add_members(h.clone() if whole is h else whole, live_L, part.to(whole.dtype), members).to(h.dtype)
 
 
 def isolate(h: Tensor, open_L: Tensor) -> Tensor:
@@ -83,7 +90,7 @@ def blend(
 
     Args:
         h: host features of M members, in any layout.
-        delta: output of the branches of the L live members.
+        delta: output of the branches of the L live members, in the dtype of `h`.
         alpha_L: blend weights `[L]`.
         pull_L: weights of the seeds' gradients `[L]`.
         live_L: members with a seed `[L]`.

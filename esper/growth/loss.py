@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from esper.fusion.layout import by_member
+from esper.fusion.precision import in_single
 from esper.fusion.stacked import StackedLinear
 from esper.growth.objective import CLASSIFICATION, Objective
+from esper.seeds.slot_gradients import GradientHooks
 
 LOGITS = 2**27
 """Maximum number of logits held at once, 512 MB; at least those of one position of each sample. Fewer: less memory, more and
@@ -32,8 +34,8 @@ class LastSegment(NamedTuple):
     objective: Objective = CLASSIFICATION
 
     def logits(self) -> Tensor:
-        """Return the outputs of each member `[M, B, K]`."""
-        return by_member(self.segment(self.x), self.members)
+        """Return the outputs of each member `[M, B, K]`, at least in single precision."""
+        return in_single(by_member(self.segment(self.x), self.members))
 
     def losses(self, targets_LB: Tensor, chosen: Tensor | slice = slice(None), count_L: Tensor | None = None) -> Tensor:
         """Return the mean loss of the chosen members `[L]`.
@@ -54,12 +56,23 @@ class LastSegment(NamedTuple):
             x = layer(x)
 
         def summed(x: Tensor, y_LBT: Tensor) -> Tensor:
-            return self.objective.sums(_of(by_member(head(x.contiguous()), self.members), chosen), y_LBT.flatten(1))
+            logits = in_single(by_member(head(x.contiguous()), self.members))
+            return self.objective.sums(_of(logits, chosen), y_LBT.flatten(1))
 
         y_LBT = targets_LB.view(len(targets_LB), -1, x.shape[1])
         pieces = zip(x.split(max(1, each), 1), y_LBT.split(max(1, each), 2), strict=True)
         sums = [checkpoint(summed, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
         return torch.stack(sums).sum(0) / (self.objective.num_targets(targets_LB) if count_L is None else count_L)
+
+
+def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
+    """Add the gradients of losses, times a loss scale of each; slot gradients are not scaled."""
+    if scale_L is None:
+        loss_L.sum().backward()
+        return
+    (loss_L * scale_L).sum().backward()
+    if hooks is not None:
+        hooks.scale(scale_L.reciprocal())
 
 
 def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:

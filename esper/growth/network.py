@@ -10,7 +10,8 @@ in the banks. Seeds in training are behind the host: it computes the same as wit
 
 where sg stops the gradient. While a seed is behind, the host's own gradients are those of a host without it, bit for bit.
 
-Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings for hosts.
+Hosts and seeds have a clipping budget each. A fossil that learns does so with the settings for hosts. Forward passes are computed
+in the precision of the network; gradients of weights are in single precision, and in fp16 each member has a loss scale.
 """
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
@@ -27,14 +28,16 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import take_members
+from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.loss import LastSegment
+from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.base import OptimiserConfig
+from esper.optimisers.loss_scale import LossScale
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
@@ -80,6 +83,7 @@ class GrowingNetwork:
         objective: what hosts and seeds learn.
         frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
         device: device of all tensors.
+        precision: precision of forward passes.
     """
 
     def __init__(
@@ -93,11 +97,12 @@ class GrowingNetwork:
         objective: Objective = CLASSIFICATION,
         frozen: bool = False,
         device: torch.device | str = "cpu",
+        precision: Precision = Precision.fp32,
     ) -> None:
-        self.device = torch.device(device)
-        self.members = len(hosts)
-        self.slots = slot_specs(hosts[0])
-        self.blueprints = tuple(blueprints)
+        self.device, self.precision = torch.device(device), precision
+        self.loss_scale = LossScale(len(hosts), self.device) if precision is Precision.fp16 else None
+        self._computed = partial(computed_in, precision, self.device)
+        self.members, self.slots, self.blueprints = len(hosts), slot_specs(hosts[0]), tuple(blueprints)
         self.incubation, self.frozen, self.objective = incubation, frozen, objective
         self.host = Fleet(hosts, device)
         self.host.flat.requires_grad_(not frozen)
@@ -193,15 +198,15 @@ class GrowingNetwork:
     def train(self, mode: bool = True) -> None:
         self.host.module.train(mode and not self.frozen)
 
-    def forward(self, x: Tensor, hooks: GradientHooks | None = None, starts: dict[int, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, hooks: GradientHooks | None = None) -> Tensor:
         """Return the outputs `[M, B, K]` for a batch in the layout of its kind.
 
         Args:
             x: the batch.
             hooks: capture the features that leave each slot.
-            starts: stores the features where the closed-loop pass starts.
         """
-        return self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).logits()
+        with self._computed():
+            return self._through(self.host.bind(), self.plan, x, self.members, hooks).logits()
 
     def _through(
         self,
@@ -212,7 +217,7 @@ class GrowingNetwork:
         hooks: GradientHooks | None = None,
         starts: dict[int, Tensor] | None = None,
     ) -> LastSegment:
-        """Compute so many members with these seeds, up to their last segment."""
+        """Compute so many members with these seeds, up to their last segment; `starts` gets what the closed-loop pass needs."""
         *segments, last = self._segments(module)
         for slot, (segment, seeds) in enumerate(zip(segments, plan, strict=True)):
             x = segment(x)
@@ -238,14 +243,21 @@ class GrowingNetwork:
             Mean loss of each member in the main pass `[M]`; of a part, its share of the mean.
         """
         starts: dict[int, Tensor] = {}
-        loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
+        with self._computed():
+            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks, starts).losses(y_MB, count_L=targets_M)
         if loss_M.requires_grad:  # else nothing learns in this pass
-            loss_M.sum().backward()
+            backpropagate(loss_M, self._scale(), hooks)
         if hooks is not None and targets_M is not None:
             hooks.scale(targets_M / self.objective.num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
-            self.closed_loop.losses(self.host, starts, y_MB, targets_M, self.objective).sum().backward()
+            with self._computed():
+                loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M, self.objective)
+            backpropagate(loss_L, self._scale(self.closed_loop.members_L))
         return loss_M.detach()
+
+    def _scale(self, members_L: Tensor | None = None) -> Tensor | None:
+        """Return the loss scales of the chosen members `[L]`, None is all; None without loss scales."""
+        return None if self.loss_scale is None else self.loss_scale.of(members_L)
 
     def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
@@ -258,10 +270,11 @@ class GrowingNetwork:
         if pupils is None:
             return self.backward(x, y_MB, targets_M=targets_M)
         host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
-        last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
         targets_L = None if targets_M is None else targets_M[pupils.members_L]
-        loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
-        loss_L.sum().backward()
+        with self._computed():
+            last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
+            loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
+        backpropagate(loss_L, self._scale(pupils.members_L))
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
     def taught(self) -> Tensor:
@@ -276,7 +289,9 @@ class GrowingNetwork:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
         self.train(False)
         hooks = GradientHooks(self.members)
-        self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB).sum().backward()
+        with self._computed():
+            loss_M = self._through(self.host.bind(), self.plan, x, self.members, hooks).losses(y_MB)
+        backpropagate(loss_M, self._scale(), hooks)
         for fleet in (self.host, *(bank.fleet for bank in self.banks.values())):
             fleet.flat.grad = None
         return hooks.gradients()
@@ -287,7 +302,8 @@ class GrowingNetwork:
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
-        return path_logits(self.host, tree, x)
+        with self._computed():
+            return path_logits(self.host, tree, x)
 
     @torch.no_grad()
     def widths(self, x: Tensor) -> list[int]:
@@ -299,7 +315,7 @@ class GrowingNetwork:
         return sizes
 
     def step(self, progress: float = 0.0) -> None:
-        """Take one optimiser step for every host and every learning seed, each with its own clipping budget.
+        """Take one optimiser step for every host and every learning seed, each with its own clipping budget; see `LossScale`.
 
         Args:
             progress: share of the episode that has passed, which sets learning rates by the schedule.
@@ -307,11 +323,14 @@ class GrowingNetwork:
         host, seed = self._config.at(progress)
         if self._rate_M1 is not None:
             host, seed = host.faster(self._rate_M1), seed.faster(self._rate_M1)
-        self.optimiser.step(host)
+        scale_M1 = None if self.loss_scale is None else self.loss_scale.state["scale"]
+        overflows = [self.optimiser.step(host, scale_M1=scale_M1)]
         for learners in self._learners:
             settings = seed if learners.fossil_M1 is None else host.where(learners.fossil_M1, seed)
             for bank, _ in learners.banks:
-                bank.optimiser.step(settings, learners.learns_M1)
+                overflows.append(bank.optimiser.step(settings, learners.learns_M1, scale_M1))
+        if self.loss_scale is not None:
+            self.loss_scale.adjust([one for one in overflows if one is not None])
 
     def pace(self, rate_M1: Tensor) -> None:
         """Set the factor on each member's learning rates `[M, 1]`."""
@@ -329,17 +348,26 @@ class GrowingNetwork:
                 norms[rows, 1 + learners.slot] = bank.optimiser.take_norms()[rows]
         return norms
 
-    def finite_buffers(self) -> Tensor:
-        """Return which members have only finite buffers `[M]`; all of them if there are no buffers."""
-        finite_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
+    def take_faults(self) -> Tensor:
+        """Return what no loss shows of the batches since the last call `[M, 3]`: 1 for members with finite buffers and without an
+        overflow at the lowest loss scale, else 0; then overflows and loss scale, NaN without loss scales.
+        """
+        faults_M3 = torch.full((self.members, 3), torch.nan, device=self.device, dtype=self.host.flat.dtype)
+        faults_M3[:, 0] = 1.0
         for buffer in self.host.buffers.values():
-            finite_M &= buffer.isfinite().reshape(self.members, -1).all(1)
-        return finite_M
+            faults_M3[:, 0] *= buffer.isfinite().reshape(self.members, -1).all(1)
+        if self.loss_scale is not None:
+            faults_M3[:, 1], sick_M = self.loss_scale.take_overflows()
+            faults_M3[:, 0] *= ~sick_M
+            faults_M3[:, 2] = self.loss_scale.of()
+        return faults_M3
 
     def rows(self) -> dict[str, Tensor]:
         """Return the whole state of the members by name: a member is one row of every tensor."""
         rows = {"host": self.host.flat.detach()}
         rows.update({f"host_{part}": state for part, state in self.optimiser.state.items()})
+        if self.loss_scale is not None:
+            rows.update({f"loss_scale/{part}": state for part, state in self.loss_scale.state.items()})
         rows.update({f"buffer/{name}": buffer for name, buffer in self.host.buffers.items()})
         for (slot, blueprint, gated), bank in self.banks.items():
             name = f"{slot}/{blueprint}/gated" if gated else f"{slot}/{blueprint}"

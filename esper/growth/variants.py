@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
 from esper.fusion.layout import by_member, join_members, per_member, split_members, take_members
+from esper.fusion.precision import in_single
 from esper.growth.active import ActiveSeeds
 from esper.seeds.bank import SeedBank
 from esper.seeds.errors import seed_errors
@@ -163,7 +164,7 @@ def _rows(seeds: ActiveSeeds, place: IntArray) -> Iterator[tuple[SeedBank, IntAr
 
 @torch.no_grad()
 def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
-    """Compute the logits `[P, B, K]` of a batch on every path.
+    """Compute the logits `[P, B, K]` of a batch on every path, at least in single precision.
 
     Args:
         host: the members.
@@ -178,7 +179,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
         elif fork is not None:
             x, owner_P = _forked(fork, x), fork.owner_P
     host.bind()
-    return by_member(x, len(owner_P))
+    return in_single(by_member(x, len(owner_P)))
 
 
 def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
@@ -187,7 +188,7 @@ def _unforked(fork: Unforked, x: Tensor, members: int) -> Tensor:
     if not (fork.whole and dense and seeds.times_L is None):
         return seeds.varied(x, seeds.delta(take_members(x, seeds.live_L, members)), fork.alpha_L, members)
     delta = seeds.delta(x)
-    return x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))
+    return (x + (delta if fork.full else delta * per_member(fork.alpha_L, delta))).to(x.dtype)
 
 
 def _forked(fork: Fork, x: Tensor) -> Tensor:
@@ -201,8 +202,8 @@ def _forked(fork: Fork, x: Tensor) -> Tensor:
         if fork.times_O.any():
             delta = torch.where(per_member(_tensor(fork.times_O, x), h), h * torch.tanh(delta), delta)
         if (fork.alpha_O != 1).any():
-            delta = delta * per_member(_tensor(fork.alpha_O, x).to(x.dtype), delta)
-        parts.append(h + delta)
+            delta = delta * per_member(_tensor(fork.alpha_O, x), delta)
+        parts.append((h + delta).to(x.dtype))
     if len(fork.kept):
         parts.append(_take(x, fork.kept, fork.before))
     return join_members(parts)
@@ -212,8 +213,9 @@ def _delta(bank: SeedBank, rows: IntArray, x: Tensor) -> Tensor:
     """Return the deltas of seeds. Rows may repeat; a single row of several is computed twice, as in a bank."""
     with seed_errors(bank.blueprint, bank.slot):
         if len(rows) == 1 < bank.fleet.members:
-            return split_members(_computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x])), [1, 1])[0]
-        return _computed(bank.fleet, bank.fleet.module, rows, x)
+            both = _computed(bank.fleet, bank.fleet.module, rows.repeat(2), join_members([x, x]))
+            return split_members(both, [1, 1])[0].to(x.dtype)
+        return _computed(bank.fleet, bank.fleet.module, rows, x).to(x.dtype)
 
 
 def _computed(fleet: Fleet, part: nn.Module, rows: IntArray, x: Tensor) -> Tensor:

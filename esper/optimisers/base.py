@@ -111,20 +111,32 @@ class MemberOptimiser:
         self.flat, self._warmup = flat, warmup_batches
         self.state = {name: torch.zeros_like(flat, requires_grad=False) for name in rows}
         self._norms, self._batches = torch.zeros_like(flat[:, :1], requires_grad=False), 0
+        self._skipped: int | Tensor = 0
         if counts or warmup_batches:
             self.state["steps"] = torch.zeros_like(self._norms)
 
-    def step(self, settings: StepSettings, takes_M1: Tensor | None = None) -> None:
+    def step(self, settings: StepSettings, takes_M1: Tensor | None = None, scale_M1: Tensor | None = None) -> Tensor | None:
         """Take one step from `flat.grad`, which is then dropped. A row's numbers do not depend on the settings of others.
 
         Args:
             takes_M1: bool `[M, 1]`, rows that take the step; others keep parameters and state. None: all.
+            scale_M1: loss scale of each row `[M, 1]`, by which its gradient is divided first. A row whose gradient is then not
+                finite does not take the step. None: gradients are not scaled, and are taken as they are.
+
+        Returns:
+            Rows whose gradient overflowed, bool `[M, 1]`; None without loss scales or gradients.
         """
         grad = self.flat.grad
         if grad is None:
-            return
+            return None
+        overflows_M1 = None
         with torch.no_grad():
+            grad = grad if scale_M1 is None else grad / scale_M1
             norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+            if scale_M1 is not None:
+                overflows_M1 = ~norm.isfinite()
+                takes_M1 = ~overflows_M1 if takes_M1 is None else takes_M1 & ~overflows_M1
+                norm, self._skipped = norm.masked_fill(overflows_M1, 0.0), self._skipped + overflows_M1
             self._norms.add_(norm)
             self._batches += 1
             grad = grad * ((norm + 1e-6).reciprocal_() * settings.max_norm).clamp_(max=1.0)
@@ -134,6 +146,7 @@ class MemberOptimiser:
                 settings = settings.faster(((self.state["steps"] - 0.5) / self._warmup).clamp_(max=1.0))
             self.update(grad, settings, takes_M1)
         self.flat.grad = None
+        return overflows_M1
 
     def update(self, grad: Tensor, settings: StepSettings, takes_M1: Tensor | None) -> None:
         """Update parameters and state in place.
@@ -151,10 +164,10 @@ class MemberOptimiser:
     def take_norms(self) -> Tensor:
         """Return the mean gradient norm of each row before clipping, over the steps since the last call `[M]`.
 
-        NaN without steps, infinite where a gradient is not finite.
+        NaN without steps, infinite where a gradient is not finite. Steps that were skipped for an overflow do not count.
         """
-        mean = (self._norms / self._batches if self._batches else torch.full_like(self._norms, torch.nan)).squeeze(1)
-        mean = torch.where(mean.isnan(), torch.inf, mean) if self._batches else mean
+        norms = torch.where(self._norms.isnan(), torch.inf, self._norms)
+        mean = (norms / (self._batches - self._skipped)).squeeze(1)
         self._norms.zero_()
-        self._batches = 0
+        self._batches = self._skipped = 0
         return mean

@@ -68,7 +68,7 @@ class SeedBank:
         self.optimiser.forget(members)
 
     def delta(self, live_L: Tensor, x: Tensor, taught_L1: Tensor | None = None, *, learns: bool = True) -> Tensor:
-        """Return the deltas of the live members' seeds, in the layout of `x`: delta(x), or g(x) * delta(x) with a gate.
+        """Return the deltas of the live members' seeds, in layout and dtype of `x`: delta(x), or g(x) * delta(x) with a gate.
 
         A single live row of several is computed twice: an ungrouped convolution may round differently from a grouped one, and the
         numbers of a member should not depend on whether others hold a seed.
@@ -88,8 +88,8 @@ class SeedBank:
             rows = torch.where(taught_L1, rows, rows.detach())
         with seed_errors(self.blueprint, self.slot):
             if len(live_L) == 1 < self.fleet.members:
-                return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0]
-            return self.fleet.bind(rows)(x)
+                return split_members(self.fleet.bind(rows.expand(2, -1))(join_members([x, x])), [1, 1])[0].to(x.dtype)
+            return self.fleet.bind(rows)(x).to(x.dtype)
 
 
 def seed_module(blueprint: BlueprintConfig, slot: SlotSpec, *, gated: bool) -> nn.Module:

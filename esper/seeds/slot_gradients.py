@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.fusion.layout import members_first
+from esper.fusion.precision import in_single
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,8 @@ class SlotGradients:
 
 
 class GradientHooks:
-    """Captures the features of slots in a forward pass, and their gradients in the backward pass that follows."""
+    """Captures the features of slots in a forward pass, and their gradients in the backward pass that follows, both at least in
+    single precision."""
 
     def __init__(self, members: int, count: int | None = None, spots: int = 0) -> None:
         """Prepare to capture the first samples of each member.
@@ -56,11 +58,11 @@ class GradientHooks:
     def watch(self, x: Tensor) -> None:
         """Capture the features of the next slot, and their gradient when it arrives. `x` is not changed."""
         slot, count = len(self._features), self._enough(x)
-        self._features.append(samples_of(x.detach(), self.members, count))
+        self._features.append(in_single(samples_of(x.detach(), self.members, count)))
         scale = x.numel() / self._features[-1].numel()  # the mean loss of fewer samples has larger gradients
 
         def capture(grad: Tensor) -> None:
-            self._grads[slot] = scale * samples_of(grad, self.members, count)
+            self._grads[slot] = scale * in_single(samples_of(grad, self.members, count))
 
         if not x.requires_grad:  # nothing that learns lies before this slot
             x.requires_grad_()

@@ -15,6 +15,7 @@ from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.pretrained import Pretrained
 from esper.env.shard import DeviceConfig
 from esper.env.shard_pool import ShardPool
+from esper.fusion.precision import Precision
 from esper.governor.watchdog import StrictWatchdogConfig
 from esper.growth.network import GrowingNetwork
 from esper.hosts.base import HostConfig
@@ -185,7 +186,7 @@ def deployed(tmp_path):
     """Make an environment of pretrained hosts with a cache folder; keyword arguments replace keys of the task."""
     made = []
 
-    def make(hosts, *, folder="cache", members=0, frozen=True, twins=1, split=Split.TRAINING, optimiser=None, **task):
+    def make(hosts, *, folder="cache", frozen=True, twins=1, split=Split.TRAINING, optimiser=None, device=None, **task):
         keys = {"batch_size": 256, "pretrain": 2, "pretrain_pool": 10, "pretrain_folder": str(tmp_path / folder)} | task
         config, host = DigitsConfig(**keys), CNNConfig(frozen=frozen)
         parts = EnvParts(
@@ -196,7 +197,7 @@ def deployed(tmp_path):
             blueprints=BLUEPRINTS,
             reward=OnlineConfig(),
             governor=StrictWatchdogConfig(),
-            devices={"cpu": DeviceConfig(members_per_shard=members)},
+            devices={"cpu": device or DeviceConfig()},
             gamma=0.9,
             num_hosts=hosts,
             num_steps=3,
@@ -229,7 +230,8 @@ def trainings(monkeypatch):
 def test_pretrained_hosts_do_not_depend_on_the_cache_the_number_of_hosts_or_the_shards(deployed, trainings):
     mixed = {"label_noise": [0.0, 0.3], "data_share": [1.0, 0.5], "classes": [0, 5], "rate_factor": [1.0, 0.5]}
     cold = deployed(6, **mixed)
-    warm, few, apart = deployed(6, **mixed), deployed(3, members=2, **mixed), deployed(6, folder="other", **mixed)
+    warm, apart = deployed(6, **mixed), deployed(6, folder="other", **mixed)
+    few = deployed(3, device=DeviceConfig(members_per_shard=2), **mixed)
     assert len(trainings) == 2
     bits = hosts_of(cold)
     assert bits == hosts_of(warm) == hosts_of(apart)
@@ -276,7 +278,7 @@ def test_what_determines_a_pool_is_in_its_name_and_nothing_else(deployed, traini
     for same in (
         {"frozen": False},
         {"valid_samples": 100},
-        {"members": 3},
+        {"device": DeviceConfig(members_per_shard=3)},
         {"optimiser": SGDConfig(seeds=SeedSettingsConfig(max_norm=2.0))},
         {"events": EventsConfig(kinds=["invert", "leave"])},
     ):
@@ -284,7 +286,7 @@ def test_what_determines_a_pool_is_in_its_name_and_nothing_else(deployed, traini
     assert len(trainings) == 1
     others = ({"pretrain": 1}, {"pretrain_pool": 3}, {"label_noise": [0.1]}, {"optimiser": SGDConfig(momentum=0.5)})
     others += ({"epoch_samples": 512}, {"split_seed": 1}, {"instances": Instances.healthy}, {"batch_size": 128})
-    others += ({"events": EventsConfig(kinds=["arrive"], last=16)},)
+    others += ({"events": EventsConfig(kinds=["arrive"], last=16)}, {"device": DeviceConfig(precision=Precision.bf16)})
     for number, other in enumerate(others, 2):
         deployed(2, **other)
         assert len(trainings) == number, other

@@ -9,6 +9,7 @@ from torch import nn
 from esper.fusion.fuse import Fleet, flatten_parameters, fuse
 from esper.fusion.layers import CausalAttention, ChannelScale, MaskedConv2d, MaskedLinear, Positions
 from esper.fusion.layout import add_members, side_by_side, take_members
+from esper.fusion.precision import HALF, Precision, computed_in
 from esper.fusion.stacked import STACKED, FusionError
 from esper.hosts.cnn import CNNConfig
 
@@ -103,6 +104,42 @@ def test_a_stacked_layer_matches_its_layers(float64, name, members, training, he
             assert torch.allclose(
                 stacked.get_buffer(buffer), torch.stack([layer.get_buffer(buffer) for layer in layers]), atol=1e-12
             )
+
+
+STREAM = ("embedding", "positions")
+"""Layers that return single precision whatever they are given: they start the residual stream of sequences."""
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_stacked_layer_in_half_precision_rounds_its_layers(name, precision, training):
+    """Half precision in, half precision out; gradients of weights and running statistics are in single precision."""
+    layers = [random_module(LAYERS[name][0]).train(training).float() for _ in range(3)]
+    fleet, half, x_MB = Fleet(layers), HALF[precision], samples(name, 3)
+    if float_input := x_MB.is_floating_point():
+        x_MB = x_MB.to(half).float()
+    stacked = fleet.bind().train(training)
+    with computed_in(precision, torch.device("cpu")):
+        x = side_by_side(x_MB.to(half) if float_input else x_MB).requires_grad_(float_input)
+        y = stacked(x)
+    assert y.dtype is (torch.float32 if name in STREAM else half)
+    xs = [part.clone().requires_grad_(float_input) for part in x_MB]
+    wanted = [layer(part) for layer, part in zip(layers, xs, strict=True)]
+    pull = torch.randn_like(torch.stack(wanted)).to(half).float()
+    y.backward(side_by_side(pull).to(y.dtype))
+    torch.autograd.backward(wanted, list(pull))
+    pairs = [(y, side_by_side(torch.stack(wanted)))]
+    if float_input:
+        pairs.append((x.grad, side_by_side(torch.stack([part.grad for part in xs]))))
+    if fleet.flat.numel():
+        gradients = [torch.cat([p.grad.flatten() for p in layer.parameters()]) for layer in layers]
+        assert fleet.flat.grad.dtype is torch.float32
+        pairs.append((fleet.flat.grad, torch.stack(gradients)))
+    for buffer in fleet.buffers.values():
+        assert buffer.dtype is not half
+    for rounded, exact in pairs:
+        assert (rounded - exact).norm() <= 2 * torch.finfo(half).eps * exact.norm()
 
 
 @pytest.mark.parametrize("members", [1, 3, 8])

@@ -27,7 +27,7 @@ RENAMED = {
 """Part of a path in the earlier tree -> its name in this one."""
 DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/", "aa_control/block"}
 """Parts of paths that were removed on purpose and may be missing."""
-ADDED = {"policy/skipped_fraction", "/watch/streaks/"}
+ADDED = {"policy/skipped_fraction", "/watch/streaks/", "host/loss_scale", "governor/overflows"}
 """Parts of paths that the earlier tree may lack."""
 
 
