@@ -34,6 +34,7 @@ from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.per_host import OBJECTIVES, PREFIX, HostSearch, check_method, names
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
+from esper.telemetry.tags import in_terms_of
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
@@ -104,14 +105,14 @@ def title(evaluation: Evaluation) -> str:
     return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
-def show(rows: list[dict[str, Any]], heading: str, console: Console, against: str = "wait") -> None:
+def show(rows: list[dict[str, Any]], heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
     """Print the rows as a table: controllers by their return, or searches against the policy."""
     # Without borders it fits 80 columns.
     table = Table(title=escape(heading), title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.caption, costs = f"{CAPTION} {MORE[against]}".format(against=against), COSTS[against]
+    table.caption, costs = in_terms_of(score, f"{CAPTION} {MORE[against]}".format(against=against)), COSTS[against]
     scores = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
     for column in ("controller", *(name for key in scores for name in (key, f"over {against}")), "params", *costs):
-        table.add_column(column, justify="left" if column == "controller" else "right", overflow="fold")
+        table.add_column(in_terms_of(score, column), justify="left" if column == "controller" else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
         means = (row[key] for score in scores for key in (score, f"{score}_over_{against}"))
         cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
@@ -169,9 +170,10 @@ def main(arguments: list[str]) -> None:
         searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
         searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
         evaluation.env.close()
-        show(rows, heading, Console())
+        score = evaluation.config.task.build_objective().score
+        show(rows, heading, Console(), score=score)
         if searched:
-            show(searched, f"Search per host by {asked.search_by}", Console(), against="policy")
+            show(searched, f"Search per host by {asked.search_by}", Console(), against="policy", score=score)
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
         parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
         out = folder / f"{'_'.join(filter(None, [*parts, transfer.slug]))}.json"

@@ -30,12 +30,12 @@ TASKS = groups()["task"]
 CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
 
 
-def train(folder, *overrides):
-    """Train for two updates, and check the records."""
+def train(folder, *overrides, low=0):
+    """Train for two updates, and check the records; `low` is the lowest possible score."""
     Trainer(check([*TINY, *overrides]), folder).run()
     records = [record for record in read_records(folder / "metrics.jsonl") if "host/accuracy" in record]
     assert len(records) == 2
-    assert all(np.isfinite(record["host/loss"]) and 0 <= record["host/accuracy"] <= 100 for record in records)
+    assert all(np.isfinite(record["host/loss"]) and low <= record["host/accuracy"] <= 100 for record in records)
 
 
 def idx(array):
@@ -110,7 +110,23 @@ def test_image_folder(tmp_path):
         path = tmp_path / "images" / f"class{number % 4}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(path)
-    train(tmp_path, "task=image_folder", f"task.folder={tmp_path}/images", "task.size=16", *SMALL, "steps=2", "blueprint=[norm]")
+    train(
+        tmp_path,
+        "task=image_folder",
+        f"task.folder={tmp_path}/images",
+        "task.size=16",
+        "task.mapped=true",
+        *SMALL,
+        "steps=2",
+        "blueprint=[norm]",
+    )
+
+
+@pytest.mark.parametrize("name", ["diabetes", "table"])
+def test_tables(tmp_path, name):
+    (tmp_path / "table.csv").write_text("a,b,c\n" + "".join(f"{row},{row % 5},{row % 7}\n" for row in range(90)))
+    more = [f"task.file={tmp_path}/table.csv", "task.target=b", "task.objective=huber"] if name == "table" else []
+    train(tmp_path, f"task={name}", *more, low=-100)
 
 
 def test_text_folder(tmp_path):

@@ -69,7 +69,7 @@ class GrowthEnv(Environment):
         self.task, self.slots, self.gates, self.heads = task, parts.slots, parts.gates, parts.heads
         self.counterfactuals, self.test_at_end, self.test_online = parts.counterfactuals, parts.test_at_end, parts.test_online
         self.reward = (parts.reward.build_training if parts.trains else parts.reward.build)(gamma=parts.gamma)
-        self.governor = parts.governor.build(num_classes=task.data.num_classes)
+        self.governor = parts.governor.build(chance_loss=task.chance_loss)
         self.guard = Guard(self.governor)
         self.sampler = HostSampler(
             task=task, split=parts.split, num_hosts=parts.num_hosts, twins=parts.num_twins, epochs=parts.num_steps
@@ -77,7 +77,7 @@ class GrowthEnv(Environment):
         example, blueprints = task.host(parts.seed, parts.split, 0, 0), tuple(parts.blueprints.values())
         specs = slot_specs(example)
         self.costs = count_costs(example, blueprints, task.data.inputs(task.data.valid_x[:1]))
-        self.host_params, self.chance_loss = int(self.costs.params.host), math.log(task.data.num_classes)
+        self.host_params, self.chance_loss = int(self.costs.params.host), task.chance_loss
         incubation, frozen = self.slots.incubation, parts.host.frozen
         self.meter = Meter(self.costs.flops, incubation, frozen=frozen)
         self.pool = ShardPool(

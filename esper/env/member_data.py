@@ -7,106 +7,176 @@ there are no weights.
 # M members, B batch, T targets of a sample (positions of a sequence, 1 of an image), K classes, D domains
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper.env.prefetch import Reader
 from esper.fusion.layout import repeated, side_by_side
 from esper.task.augment import Augmentation
-from esper.task.data import IGNORED, Data
+from esper.task.data import ROWS, Data, is_padding, target_values
 from esper.task.events import RATES, change, class_shares, pace
 from esper.task.instances import DataView
 
 
 class MemberData:
-    """The views of M members of one data set, on its device."""
+    """The views of M members of one data set.
+
+    Data that lies on their device is used in place. Data that lies elsewhere, or in files, is streamed: a background thread reads
+    the samples of the next batches into pinned memory, from which they are copied to the device.
+    """
 
     def __init__(self, data: Data, views: Sequence[DataView], augmentation: Augmentation | None, device: torch.device) -> None:
         """Stack the views of the members, one each; without views all members see the data unchanged."""
-        self.data, self.augmentation = data, augmentation
+        self.data, self.augmentation, self.device = data, augmentation, device
+        self.home = data.train_y.device
+        """The device of the samples."""
+        self._batches, self._parts = Reader(self._batch, ahead=data.mapped), Reader(self._measured, ahead=data.mapped)
+        self._inputs = replace(data, mean=_on(data.mean, device), std=_on(data.std, device)).inputs
+        self._pinned = data.mapped and device.type == "cuda"
         self.labels_M = self.classes_MK = self.rate_M1 = self._share_MK = None
         if any(one.labels is not None for one in views):
             plain = data.train_y.cpu()
             labels = [plain if one.labels is None else one.labels for one in views]
             small = next(one.labels.dtype for one in views if one.labels is not None)
-            self.labels_M = torch.stack([row.to(small) for row in labels]).to(device)
+            self.labels_M = torch.stack([row.to(small) for row in labels]).to(self.home)
         if any(one.classes is not None for one in views):
             everything = np.ones(data.num_classes, dtype=np.bool_)
             rows = [everything if one.classes is None else one.classes for one in views]
-            self.classes_MK = torch.from_numpy(np.stack(rows)).to(device)
+            self.classes_MK = torch.from_numpy(np.stack(rows)).to(self.home)
         self._rates, self._timetables = [one.rate_factor for one in views], [one.timetable for one in views]
         self.paced = any(event.kind in RATES for events in self._timetables for event in events)
         """Whether learning rates change."""
         if any(rate != 1.0 for rate in self._rates):
             self.rate_M1 = torch.tensor(self._rates, device=device)[:, None]
-        self._member_M1 = torch.arange(len(views), device=device)[:, None]
+        self._member_M1 = torch.arange(len(views), device=self.home)[:, None]
         self._domains = data.domains if any(self._timetables) else None
         self.at(0)
         measured = (data.valid_y, data.test_y) if self._domains is None else (self._domains.valid_y, self._domains.test_y)
-        self._ragged = bool(torch.stack([(part == IGNORED).any() for part in measured]).any())
+        self._ragged = any(bool(is_padding(rows).any()) for part in measured for rows in part.split(ROWS))
 
     def at(self, epoch: int) -> None:
         """Set the state of all events to that of a host epoch, which determines it."""
         if self._domains is None:
             return
-        device, names = self._member_M1.device, self._domains.names
+        home, names = self.home, self._domains.names
         state = [change(events, epoch, names) for events in self._timetables]
         old_M, new_M = ([names.index(getattr(one, end)) for one in state] for end in ("old", "new"))
-        self._old_M1, self._new_M1 = (torch.tensor(end_M, device=device)[:, None] for end_M in (old_M, new_M))
-        self._share_M1 = torch.tensor([[one.share] for one in state], dtype=torch.float64, device=device)
+        self._old_M1, self._new_M1 = (torch.tensor(end_M, device=home)[:, None] for end_M in (old_M, new_M))
+        self._share_M1 = torch.tensor([[one.share] for one in state], dtype=torch.float64, device=home)
         shares = [class_shares(events, epoch, self.data.num_classes) for events in self._timetables]
         if any(one is not None for one in shares):
             ones = np.ones(self.data.num_classes)
-            self._share_MK = torch.from_numpy(np.stack([ones if one is None else one for one in shares])).to(device)
+            self._share_MK = torch.from_numpy(np.stack([ones if one is None else one for one in shares])).to(home)
         if self.paced:
             rates = [rate * pace(events, epoch) for rate, events in zip(self._rates, self._timetables, strict=True)]
-            self.rate_M1 = torch.tensor(rates, device=device)[:, None]
+            self.rate_M1 = torch.tensor(rates, device=self.device)[:, None]
 
     def _domain(self, rank: Tensor) -> Tensor:
         """Return the domain of each member's samples `[M, B]` from their ranks `[M, B]` or `[B]`."""
         return torch.where(rank < self._share_M1, self._new_M1, self._old_M1)
 
+    def batches(self, index_MBs: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Announce the batches that will be read within the context, in order; streamed data is then read ahead."""
+        return self._batches.announced(index_MBs)
+
+    def parts(self, samples: Sequence[tuple[slice, bool]]) -> AbstractContextManager[None]:
+        """Announce the samples that will be measured within the context, and whether they are of the test split."""
+        return self._parts.announced(samples)
+
     def batch(self, index_MB: Tensor, draws_MB3: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these training samples.
+        """Return `micro_batches` for a single part."""
+        return self.micro_batches(index_MB, draws_MB3, 1)[0]
+
+    def micro_batches(self, index_MB: Tensor, draws_MB3: Tensor | None, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these training samples, in so many parts.
 
         Args:
-            index_MB: samples of each member.
+            index_MB: samples of each member, on the device `home`.
             draws_MB3: shift and flip of each image; None for no augmentation.
+            count: number of parts along the batch.
         """
-        domains = self._domains
-        domain_MB = None if domains is None else self._domain(domains.train_rank[index_MB])
-        x = self.data.train_x[index_MB] if domains is None else domains.train_x[domain_MB, index_MB]
-        if draws_MB3 is not None and self.augmentation is not None:
-            moved = self.augmentation.apply(x.flatten(0, 1), draws_MB3.flatten(0, 1))
-            x = moved.view(x.shape)
-        y = self.data.train_y[index_MB] if self.labels_M is None else self.labels_M[self._member_M1, index_MB].long()
-        if domains is not None:
-            right = domains.train_y[domain_MB, index_MB]
-            shifted = (right + y - self.data.train_y[index_MB]) % self.data.num_classes  # a wrong label stays as wrong as it was
-            y = shifted if self.labels_M is not None else right
-            y = torch.where(right == IGNORED, right, y)
-        return side_by_side(self.data.inputs(x)), y.flatten(1)
+        x, y = (part.to(self.device, non_blocking=True) for part in self._batches.read(index_MB))
+        draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
+        return [self._host_inputs(*part) for part in zip(x.tensor_split(count, 1), y.tensor_split(count, 1), draws, strict=True)]
 
-    def measured(self, samples: slice, *, test: bool, members: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return inputs of these samples for every member, targets `[M, B, T]`, and weights `[M, B, T]` (None: all 1)."""
-        data, domains, part = self.data, self._domains, "test" if test else "valid"
-        y_BT = getattr(data, f"{part}_y")[samples].view(-1, data.positions)
+    def _batch(self, index_MB: Tensor) -> tuple[Tensor, Tensor]:
+        """Read training samples `[M, B, ...]` and their targets `[M, B]` or `[M, B, T]`."""
+        data, domains = self.data, self._domains
+        y = target_values(data.train_y[index_MB] if self.labels_M is None else self.labels_M[self._member_M1, index_MB])
+        if domains is None:
+            return self._pin(data.train_x[index_MB]), self._pin(y)
+        domain_MB = self._domain(domains.train_rank[index_MB])
+        right = target_values(domains.train_y[domain_MB, index_MB])
+        if self.labels_M is not None:  # a wrong label stays as wrong as it was
+            y = torch.where(is_padding(right), right, (right + y - data.train_y[index_MB].long()) % data.num_classes)
+        else:
+            y = right
+        return self._pin(domains.train_x[domain_MB, index_MB]), self._pin(y)
+
+    def _pin(self, part: Tensor) -> Tensor:
+        return part.pin_memory() if self._pinned else part
+
+    def _host_inputs(self, x: Tensor, y: Tensor, draws_MB3: Tensor | None) -> tuple[Tensor, Tensor]:
+        if draws_MB3 is not None and self.augmentation is not None:
+            x = self.augmentation.apply(x.flatten(0, 1), draws_MB3.to(x.device).flatten(0, 1)).view(x.shape)
+        return side_by_side(self._inputs(x)), y.flatten(1)
+
+    def measured(self, samples: tuple[slice, bool], members: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return inputs of these samples for every member, targets `[M, B, T]`, and weights `[M, B, T]` (None: all 1).
+
+        Args:
+            samples: samples of the validation split, or of the test split if true.
+            members: M.
+        """
+        x, y, weight = (part if part is None else part.to(self.device, non_blocking=True) for part in self._parts.read(samples))
+        assert x is not None
+        assert y is not None
+        y_MBT = y.expand(members, *y.shape[-2:])
+        inputs = repeated(self._inputs(x), members) if self._domains is None else side_by_side(self._inputs(x))
+        return inputs, y_MBT, None if weight is None else weight.expand_as(y_MBT)
+
+    def _measured(self, samples: tuple[slice, bool]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Read samples `[B, ...]` and targets `[B, T]`, or `[M, B, ...]` and `[M, B, T]` if members differ; and weights."""
+        (rows, test), data, domains = samples, self.data, self._domains
+        part = "test" if test else "valid"
+        y_BT = target_values(getattr(data, f"{part}_y")[rows]).view(-1, data.positions)
         weight = None if self.classes_MK is None else self.classes_MK[:, y_BT.clamp(min=0)]
         if domains is None:
-            x, y_MBT = repeated(data.inputs(getattr(data, f"{part}_x")[samples]), members), y_BT.expand(members, *y_BT.shape)
+            x, y = getattr(data, f"{part}_x")[rows], y_BT
         else:
-            rank_B = getattr(domains, f"{part}_rank")[samples]
+            rank_B = getattr(domains, f"{part}_rank")[rows]
             at = self._domain(rank_B), torch.arange(len(y_BT), device=rank_B.device)
-            x = side_by_side(data.inputs(getattr(domains, f"{part}_x")[:, samples][at]))
-            y_MBT = getattr(domains, f"{part}_y")[:, samples][at].view(members, *y_BT.shape)
+            x = getattr(domains, f"{part}_x")[:, rows][at]
+            y = target_values(getattr(domains, f"{part}_y")[:, rows][at]).view(-1, *y_BT.shape)
             if self._share_MK is not None:
                 present = rank_B[:, None] < self._share_MK[:, y_BT.clamp(min=0)]
                 weight = present if weight is None else weight & present
         if self._ragged:
-            weight = (y_MBT != IGNORED) if weight is None else weight & (y_MBT != IGNORED)
-        return x, y_MBT, None if weight is None else weight.double()
+            weight = ~is_padding(y) if weight is None else weight & ~is_padding(y)
+        return self._pin(x), self._pin(y), None if weight is None else self._pin(weight.double())
 
     def num_measured(self, *, test: bool) -> int:
         """Return the number of samples in the validation or test split."""
         return len(self.data.test_y if test else self.data.valid_y)
+
+
+def _on(part: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if part is None else part.to(device)
+
+
+def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
+    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
+    if resident is not None:
+        return resident
+    return not data.mapped if free is None else 2 * data.packed_bytes() <= free
+
+
+def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
+    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
+    packed = data if data.mapped else data.packed()
+    resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
+    return replace(packed.to(device) if resident else packed, mapped=not resident)

@@ -39,9 +39,9 @@ class HostView(Protocol):
     accuracy_NH: FloatArray
     """Validation accuracy now and 1, 2, 3 epochs ago [pp]; NaN before it was measured."""
     loss_N: FloatArray
-    """Validation loss [nats]."""
+    """Validation loss [nats; squared deviations of the training targets for numbers]."""
     chance_loss: float
-    """Loss of a random guess [nats]."""
+    """Loss of a guess that ignores the input."""
     state: SlotState
     potential_NSK: FloatArray
     """Growth potential of each blueprint, NaN where unknown [nats per unit of learning rate]."""
@@ -63,7 +63,7 @@ class RunScale(StrEnum):
     """A scale that depends on the run: an attribute of `HostView`."""
 
     num_steps = "an episode"
-    chance_loss = "a random guess, ln(number of classes)"
+    chance_loss = "a guess that ignores the input: ln(number of classes), or the loss of the mean target"
     host_params = "a host without seeds"
     max_seeds = "the seed cap, or without one the slots in use"
 
@@ -200,7 +200,7 @@ HOST_FEATURES: tuple[Feature, ...] = (
         unit="host epochs",
         scale=RunScale.num_steps,
     ),
-    Feature("accuracy", "validation accuracy", lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
+    Feature("accuracy", "validation accuracy, or R2 of numbers", lambda v: v.accuracy_NH[:, 0], unit="pp", scale=100.0),
     Feature(
         "loss",
         "validation loss; the upper bound where it is NaN",

@@ -113,7 +113,7 @@ class Pretrained:
         device = find_device(name)
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         facts = [FORMAT, torch.__version__, chip, members, task.config.pretrain, pool.root, str(pool.split)]
-        facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes]
+        facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes, task.objective]
         facts += [replace(self.optimiser, seeds=SeedSettingsConfig())]
         facts += [view.timetable for view in views if view.timetable]
         facts += [self.devices[name].precision] * (self.devices[name].precision is not Precision.fp32)

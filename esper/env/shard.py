@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.checkpoint import Notice
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
 from esper.fusion.precision import Precision
-from esper.growth.network import GrowingNetwork, num_targets
+from esper.growth.network import GrowingNetwork
 from esper.growth.variants import Tree
 from esper.hosts.base import SlotSpec
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -67,6 +66,10 @@ class DeviceConfig:
     tune: bool = False
     """If true, times sizes of shards before training and takes the fastest in the place of `members_per_shard`, which the run
     then keeps. Two runs of one command may take different sizes, and differ by float rounding."""
+    resident: bool | None = None
+    """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
+    from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
+    mapped. Results are the same."""
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host. Weights, optimisers, losses, batch statistics and the policy are in single precision anyway."""
@@ -115,7 +118,7 @@ class TrainReport:
     """The result of one epoch of training."""
 
     loss_M: npt.NDArray[np.float32]
-    """Mean training loss of each member [nats]; of the last batch only for a frozen host in which no seed learns."""
+    """Mean training loss of each member; of the last batch only for a frozen host in which no seed learns."""
     host_norm_M: npt.NDArray[np.float32]
     """Norm of each host's gradient before clipping, mean over the batches [nats per unit of weight]; NaN for frozen hosts."""
     seed_norm_MS: npt.NDArray[np.float32]
@@ -150,12 +153,14 @@ class Shard:
         self.views = MemberData(data, views, task.augmentation, device)
         self.members, self._widths, self._micro_batches = len(hosts), list[int](), optimiser.micro_batches
         self._gradients: list[SlotGradients] | None = None
+        self._valid_mean, self._test_mean = (task.objective.mean(part) for part in (data.valid_y, data.test_y))
         self.network = GrowingNetwork(
             hosts,
             blueprints,
             optimiser=optimiser,
             incubation=incubation,
             rate_M1=self.views.rate_M1,
+            objective=task.objective,
             frozen=frozen,
             device=device,
             precision=precision,
@@ -196,8 +201,10 @@ class Shard:
         They are kept until `take_gradients` or `arrange`.
         """
         self._follow(order.time)
-        batch = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.device)[0]
-        self._gradients = self.network.capture(*self.views.batch(*batch))
+        index_MB, draws_MB3 = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.views.home)[0]
+        with self.views.batches([index_MB]):
+            batch = self.views.batch(index_MB, draws_MB3)
+        self._gradients = self.network.capture(*batch)
 
     def take_gradients(self) -> list[SlotGradients]:
         """Return the captured gradients of each slot, and drop them."""
@@ -241,7 +248,7 @@ class Shard:
             probe: capture the slot gradients of a few samples of the last batch, for `take_gradients`.
             retired_M: members that stay at their snapshot: they are computed with the others, and restored afterwards.
         """
-        network, batches = self.network, order.batches(self.task.batch_size, self.device)
+        network, batches = self.network, order.batches(self.task.batch_size, self.views.home)
         network.train()
         self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
@@ -250,14 +257,15 @@ class Shard:
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
         taught = bool(taught_M.any())
-        for step, batch in enumerate(batches):
-            last = step == len(batches) - 1
-            if (in_vain or not taught) and not last:  # the hooks watch the last batch
-                continue
-            losses += self._learn_from(*batch, hooks, last=last)
-            network.step(order.progress((step + 0.5) / len(batches)))
-            if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
-                in_vain = not bool((losses.isfinite() & learning).any())
+        with self.views.batches([index_MB for index_MB, _ in (batches[-1:] if in_vain or not taught else batches)]):
+            for step, batch in enumerate(batches):
+                last = step == len(batches) - 1
+                if (in_vain or not taught) and not last:  # the hooks watch the last batch
+                    continue
+                losses += self._learn_from(*batch, hooks, last=last)
+                network.step(order.progress((step + 0.5) / len(batches)))
+                if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
+                    in_vain = not bool((losses.isfinite() & learning).any())
         seen = torch.where(taught_M, len(batches), 1)
         columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
@@ -274,14 +282,12 @@ class Shard:
         )
 
     def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:
-        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]` [nats]."""
+        """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]`."""
         network, count = self.network, min(self._micro_batches, index_MB.shape[1])
+        parts = self.views.micro_batches(index_MB, draws_MB3, count)
         if count == 1:
-            data = self.views.batch(index_MB, draws_MB3)
-            return network.backward(*data, hooks) if last else network.teach(*data)
-        draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
-        parts = [self.views.batch(*part) for part in zip(index_MB.tensor_split(count, 1), draws, strict=True)]
-        targets_M = num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
+            return network.backward(*parts[0], hooks) if last else network.teach(*parts[0])
+        targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
         losses = torch.zeros(self.members, device=self.device)
         for place, (x, y_MB) in enumerate(parts):
             first = hooks if place == 0 else None  # the samples that it would capture of the whole batch
@@ -297,78 +303,96 @@ class Shard:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.
             test: measure on the test split instead of the validation split.
         """
-        network, views = self.network, self.views
+        network, views, objective = self.network, self.views, self.task.objective
+        mean = self._test_mean if test else self._valid_mean
         network.train(False)
         tree, samples = network.tree(alpha_VMS), views.num_measured(test=test)
         path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM, tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
-        for start in range(0, samples, batch):
-            x, y_MBT, weight_MBT = views.measured(slice(start, start + batch), test=test, members=self.members)
-            logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
-            loss = F.cross_entropy(logits.flatten(0, 1), y_PBT.flatten(), reduction="none")
-            right_PBT, loss_PBT = (logits.argmax(-1).view_as(y_PBT) == y_PBT).double(), loss.view_as(y_PBT).double()
-            sums.append(_sums(right_PBT[path_VM], loss_PBT[path_VM], weight_MBT))
-        return _measurement(sums)
+        parts = [(slice(start, start + batch), test) for start in range(0, samples, batch)]
+        with views.parts(parts):
+            for part in parts:
+                x, y_MBT, weight_MBT = views.measured(part, self.members)
+                logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
+                loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
+                points_PBT = objective.points(logits, y_PBT, mean)
+                sums.append(_sums(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_MBT, mean), weight_MBT))
+        return _measurement(sums, objective.floor)
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
         if not self._widths:
-            x, _, _ = self.views.measured(slice(0, 1), test=False, members=self.members)
+            x, _, _ = self.views.measured((slice(0, 1), False), self.members)
             self._widths = self.network.widths(x)
         most = CPU_FEATURES if self.device.type == "cpu" else GPU_FEATURES
         return max(1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self._widths, tree.paths))))
 
 
 class Sums(NamedTuple):
-    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw."""
+    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw.
+
+    The points P of a sample and their scale n are sums over its targets; see `growth.objective`.
+    """
 
     targets: Tensor
     """Number of targets `[M]`."""
-    targets_square: Tensor
-    """Sum over samples of their squared number of targets `[M]`."""
-    right: Tensor
-    """Correct predictions of each variant `[V, M]`."""
+    scale: Tensor
+    """`[M]`"""
+    scale_square: Tensor
+    """Sum over samples of n^2 `[M]`."""
+    points: Tensor
+    """`[V, M]`"""
     loss: Tensor
-    """`[V, M]` [nats]"""
-    right_targets: Tensor
-    """Sum over samples of correct predictions times targets `[V, M]`."""
-    right_right: Tensor
-    """Sum over samples of the correct predictions of one variant times those of another `[V, V, M]`."""
+    """`[V, M]`"""
+    points_scale: Tensor
+    """Sum over samples of P n `[V, M]`."""
+    points_points: Tensor
+    """Sum over samples of P of one variant times P of another `[V, V, M]`."""
 
 
-def _sums(right_VMBT: Tensor, loss_VMBT: Tensor, weight_MBT: Tensor | None) -> Sums:
+def _sums(points_VMBT: Tensor, loss_VMBT: Tensor, scale_MBT: Tensor | None, weight_MBT: Tensor | None) -> Sums:
     """Return the sums over one batch."""
     if weight_MBT is None:
-        count_MB = torch.full_like(right_VMBT[0, :, :, 0], right_VMBT.shape[-1])
+        count_MB = torch.full_like(points_VMBT[0, :, :, 0], points_VMBT.shape[-1])
     else:
-        right_VMBT, loss_VMBT, count_MB = right_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
-    right_VMB = right_VMBT.sum(-1)
+        points_VMBT, loss_VMBT, count_MB = points_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
+    points_VMB, scale_MB = points_VMBT.sum(-1), count_MB
+    if scale_MBT is not None:
+        scale_MB = (scale_MBT if weight_MBT is None else scale_MBT * weight_MBT).sum(-1)
     return Sums(
         targets=count_MB.sum(-1),
-        targets_square=count_MB.square().sum(-1),
-        right=right_VMB.sum(-1),
+        scale=scale_MB.sum(-1),
+        scale_square=scale_MB.square().sum(-1),
+        points=points_VMB.sum(-1),
         loss=loss_VMBT.sum(-1).sum(-1),
-        right_targets=(right_VMB * count_MB).sum(-1),
-        right_right=torch.einsum("vmb,wmb->vwm", right_VMB, right_VMB),
+        points_scale=(points_VMB * scale_MB).sum(-1),
+        points_points=torch.einsum("vmb,wmb->vwm", points_VMB, points_VMB),
     )
 
 
-def _measurement(batches: Sequence[Sums]) -> Measurement:
-    """Return means over targets, their covariance, and the error of the difference to variant 0.
+def _measurement(batches: Sequence[Sums], floor: float) -> Measurement:
+    """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
 
-    With R correct predictions of n targets in a sample, a = sum R / sum n is an accuracy, and the covariance of two accuracies is
-    sum (R - a n)(R' - a' n) / (sum n)^2, that of means of samples drawn whole; for a difference, G = R - R' takes the place of R.
+    With the points P and the scale n of a sample, a = sum P / sum n is a score, and the covariance of two scores is
+    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place
+    of P. A variant below the floor, or without a finite score, has P = floor n in every sample.
     """
-    targets, square, right, loss, mixed, gram = (torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True))
-    share = right / targets
+    targets, scale, square, points, loss, mixed, gram = (
+        torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True)
+    )
+    low_VM = ~(points >= floor * scale)
+    if low_VM.any():
+        points, mixed = np.where(low_VM, floor * scale, points), np.where(low_VM, floor * square, mixed)
+        gram = np.where(low_VM[:, None], floor * mixed[None], np.where(low_VM[None], floor * mixed[:, None], gram))
+    share = points / scale
     cross = share[:, None] * mixed[None]
     spread = gram - cross - cross.swapaxes(0, 1) + share[:, None] * share[None] * square
-    gain, first = (right[:1] - right) / targets, np.diagonal(gram).T
+    gain, first = (points[:1] - points) / scale, np.diagonal(gram).T
     gain_square = first[:1] - 2 * gram[0] + first - 2 * gain * (mixed[:1] - mixed) + gain**2 * square
     return Measurement(
         accuracy_VM=(100.0 * share).astype(np.float32),
         loss_VM=(loss / targets).astype(np.float32),
-        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / targets).astype(np.float32),
-        covariance_VVM=1e4 * spread / targets**2,
+        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / scale).astype(np.float32),
+        covariance_VVM=1e4 * spread / scale**2,
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
+from esper.env.member_data import place_data
 from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, DeviceConfig, Shard, TrainReport, check_precision, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -28,7 +29,6 @@ from esper.phases import PhaseTimes
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import SlotGradients
 from esper.task.base import Task
-from esper.task.data import Data
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ class ShardPool:
         frozen: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        """Find the devices and copy the data there.
+        """Find the devices and place the data there.
 
         Args:
             frozen: if true, only seeds learn.
@@ -80,7 +80,8 @@ class ShardPool:
         self._pool = ThreadPoolExecutor(workers, "shard", torch.set_num_threads, (1,))
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
         self.deal(devices)
-        self._data: dict[torch.device, Data] = {device: task.data.to(device) for device, _ in self.places}
+        resident = {find_device(name): config.resident for name, config in devices.items()}
+        self._data = {device: place_data(task.data, device, resident[device]) for device, _ in self.places}
 
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""

@@ -47,9 +47,9 @@ class Verdict:
 class GovernorConfig:
     """Config of a governor."""
 
-    def build(self, *, num_classes: int) -> "Governor":
-        """Build the governor for hosts with `num_classes` classes."""
-        raise TypeError(f"{type(self).__name__} does not define build(num_classes)")
+    def build(self, *, chance_loss: float) -> "Governor":
+        """Build the governor for hosts with this loss of a random guess."""
+        raise TypeError(f"{type(self).__name__} does not define build(chance_loss)")
 
 
 class Governor:

@@ -14,7 +14,7 @@ from esper.governor.health import FloatArray, Health
 class NoGovernorConfig(GovernorConfig):
     """A governor without rollbacks: a non-finite host ends the run with an error."""
 
-    def build(self, *, num_classes: int) -> "NoGovernor":
+    def build(self, *, chance_loss: float) -> "NoGovernor":
         return NoGovernor()
 
 

@@ -21,7 +21,7 @@ class WatchdogConfig(GovernorConfig):
     """A governor that rolls back hosts whose loss is non-finite, divergent, or suspect for too long: back at chance, or far above
     its usual level.
 
-    The chance loss is the loss of a random guess, log(classes).
+    The chance loss is that of a guess that ignores the input: log(classes), or for numbers the loss of the mean target.
     """
 
     chance_multiple: float = 3.0
@@ -66,8 +66,8 @@ class WatchdogConfig(GovernorConfig):
                 "could be good and at chance at once: lower one of them"
             )
 
-    def build(self, *, num_classes: int) -> "Watchdog":
-        return Watchdog(self, num_classes)
+    def build(self, *, chance_loss: float) -> "Watchdog":
+        return Watchdog(self, chance_loss)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,9 +113,9 @@ class TolerantWatchdogConfig(WatchdogConfig):
 class Watchdog(Governor):
     """A governor with limits on every loss; see `WatchdogConfig`."""
 
-    def __init__(self, config: WatchdogConfig, num_classes: int) -> None:
+    def __init__(self, config: WatchdogConfig, chance_loss: float) -> None:
         self.config, self.window = config, config.window
-        self.chance_loss = math.log(num_classes)
+        self.chance_loss = chance_loss
 
     def judge(self, health: Health, train_loss_N: FloatArray, loss_N: FloatArray) -> Verdict:
         config, chance = self.config, self.chance_loss

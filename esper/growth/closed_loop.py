@@ -29,6 +29,7 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import join_members, take_members
 from esper.growth.active import ActiveSeeds, BoolArray, FindBank, live_seeds
 from esper.growth.loss import LastSegment
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.lifecycle.roles import Roles
 
 
@@ -63,14 +64,22 @@ class ClosedLoopPass:
         if joins is not None:
             starts[slot] = take_members(x.detach(), joins, members)
 
-    def losses(self, host: Fleet, starts: dict[int, Tensor], targets_MB: Tensor, count_M: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy of the members that learn `[L]` in the closed-loop pass [nats].
+    def losses(
+        self,
+        host: Fleet,
+        starts: dict[int, Tensor],
+        targets_MB: Tensor,
+        count_M: Tensor | None = None,
+        objective: Objective = CLASSIFICATION,
+    ) -> Tensor:
+        """Return the mean loss of the members that learn `[L]` in the closed-loop pass.
 
         Args:
             host: the hosts; their mode is restored afterwards.
             starts: the features that `start` stored.
             targets_MB: see `GrowingNetwork.backward`.
             count_M: see `LastSegment.losses`, for all members.
+            objective: what the members learn.
         """
         training, x, segments = host.module.training, None, list[nn.Module]()
         host.module.eval()
@@ -84,7 +93,7 @@ class ClosedLoopPass:
             if here is not self.slots[-1]:
                 x = segments[slot + 1](x)
         assert x is not None
-        last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L))
+        last = LastSegment(segments[-1], x, len(self.slots[-1].hosts_L), objective)
         loss_L = last.losses(targets_MB[self.members_L], self.places_L, None if count_M is None else count_M[self.members_L])
         host.module.train(training)
         return loss_L

@@ -11,13 +11,13 @@ rounding.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from esper.fusion.layout import by_member
 from esper.fusion.precision import in_single
 from esper.fusion.stacked import StackedLinear
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.seeds.slot_gradients import GradientHooks
 
 LOGITS = 2**27
@@ -31,45 +31,38 @@ class LastSegment(NamedTuple):
     segment: nn.Module
     x: Tensor
     members: int
+    objective: Objective = CLASSIFICATION
 
     def logits(self) -> Tensor:
         """Return the outputs of each member `[M, B, K]`, at least in single precision."""
         return in_single(by_member(self.segment(self.x), self.members))
 
     def losses(self, targets_LB: Tensor, chosen: Tensor | slice = slice(None), count_L: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy of the chosen members `[L]` [nats].
+        """Return the mean loss of the chosen members `[L]`.
 
         Args:
-            targets_LB: classes of each chosen member's samples, or of each of their positions `[L, B*T]`.
+            targets_LB: targets of each chosen member's samples, or of each of their positions `[L, B*T]`.
             chosen: members that count; the others are computed with them.
             count_L: number by which each sum of losses is divided; None is the number of targets.
         """
         *body, head = self.segment if type(self.segment) is nn.Sequential else [self.segment]
         if self.x.dim() != 3 or not isinstance(head, (nn.Linear, StackedLinear)):
-            return member_losses(_of(self.logits(), chosen), targets_LB, count_L)
+            return self.objective.mean_losses(_of(self.logits(), chosen), targets_LB, count_L)
         each = LOGITS // (self.x.shape[0] * head.weight.shape[-2])
         if each >= self.x.shape[1]:
-            return member_losses(_of(self.logits(), chosen), targets_LB, count_L)
+            return self.objective.mean_losses(_of(self.logits(), chosen), targets_LB, count_L)
         x = self.x
         for layer in body:
             x = layer(x)
 
         def summed(x: Tensor, y_LBT: Tensor) -> Tensor:
-            return _summed(_of(by_member(head(x.contiguous()), self.members), chosen), y_LBT.flatten(1))
+            logits = in_single(by_member(head(x.contiguous()), self.members))
+            return self.objective.sums(_of(logits, chosen), y_LBT.flatten(1))
 
         y_LBT = targets_LB.view(len(targets_LB), -1, x.shape[1])
         pieces = zip(x.split(max(1, each), 1), y_LBT.split(max(1, each), 2), strict=True)
         sums = [checkpoint(summed, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-        return torch.stack(sums).sum(0) / (num_targets(targets_LB) if count_L is None else count_L)
-
-
-def member_losses(logits_MBK: Tensor, targets_MB: Tensor, count_M: Tensor | None = None) -> Tensor:
-    """Return the mean cross entropy of each member `[M]` [nats]; for sequences `[M, B*T, K]`, targets are `[M, B*T]`.
-
-    Args:
-        count_M: number by which each sum of losses is divided; None is the number of targets.
-    """
-    return _summed(logits_MBK, targets_MB) / (num_targets(targets_MB) if count_M is None else count_M)
+        return torch.stack(sums).sum(0) / (self.objective.num_targets(targets_LB) if count_L is None else count_L)
 
 
 def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: GradientHooks | None = None) -> None:
@@ -82,15 +75,5 @@ def backpropagate(loss_L: Tensor, scale_L: Tensor | None = None, hooks: Gradient
         hooks.scale(scale_L.reciprocal())
 
 
-def num_targets(targets_MB: Tensor) -> Tensor:
-    """Return the number of targets of each member `[M]`. Negative ones (torch's ignore_index, such as padding) do not count."""
-    return (targets_MB >= 0).view(len(targets_MB), -1).sum(1)
-
-
 def _of(logits_MBK: Tensor, chosen: Tensor | slice) -> Tensor:
     return logits_MBK[chosen] if isinstance(chosen, slice) else logits_MBK.index_select(0, chosen)
-
-
-def _summed(logits_MBK: Tensor, targets_MB: Tensor) -> Tensor:
-    loss = F.cross_entropy(in_single(logits_MBK).flatten(0, 1), targets_MB.flatten(), reduction="none")
-    return loss.view(len(targets_MB), -1).sum(1)

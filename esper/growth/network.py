@@ -31,7 +31,8 @@ from esper.fusion.layout import take_members
 from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
-from esper.growth.loss import LastSegment, backpropagate, num_targets
+from esper.growth.loss import LastSegment, backpropagate
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -79,6 +80,7 @@ class GrowingNetwork:
         optimiser: optimiser of hosts and seeds.
         incubation: how seeds behind the host learn.
         rate_M1: factor on each member's learning rates `[M, 1]`; None is 1 for all.
+        objective: what hosts and seeds learn.
         frozen: if true, only seeds learn: hosts run in evaluation mode and get no gradients.
         device: device of all tensors.
         precision: precision of forward passes.
@@ -92,6 +94,7 @@ class GrowingNetwork:
         optimiser: OptimiserConfig,
         incubation: Incubation = Incubation.straight_through,
         rate_M1: Tensor | None = None,
+        objective: Objective = CLASSIFICATION,
         frozen: bool = False,
         device: torch.device | str = "cpu",
         precision: Precision = Precision.fp32,
@@ -99,10 +102,8 @@ class GrowingNetwork:
         self.device, self.precision = torch.device(device), precision
         self.loss_scale = LossScale(len(hosts), self.device) if precision is Precision.fp16 else None
         self._computed = partial(computed_in, precision, self.device)
-        self.members = len(hosts)
-        self.slots = slot_specs(hosts[0])
-        self.blueprints = tuple(blueprints)
-        self.incubation, self.frozen = incubation, frozen
+        self.members, self.slots, self.blueprints = len(hosts), slot_specs(hosts[0]), tuple(blueprints)
+        self.incubation, self.frozen, self.objective = incubation, frozen, objective
         self.host = Fleet(hosts, device)
         self.host.flat.requires_grad_(not frozen)
         self.optimiser = optimiser.build(self.host.flat)
@@ -226,20 +227,20 @@ class GrowingNetwork:
                 x = seeds.blended(x, members)
             if hooks is not None:
                 hooks.watch(x)
-        return LastSegment(last, x, members)
+        return LastSegment(last, x, members, self.objective)
 
     def backward(self, x: Tensor, y_MB: Tensor, hooks: GradientHooks | None = None, targets_M: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch: of hosts and seeds, and of seeds that learn in a closed loop.
 
         Args:
             x: the batch in the layout of its kind.
-            y_MB: classes of each member's samples, or of each of their positions.
+            y_MB: targets of each member's samples, or of each of their positions.
             hooks: see `forward`; they capture gradients of the mean loss of this batch alone.
             targets_M: number of targets by which each member's sum of losses is divided, for a part of a larger batch; None is
                 the number in this batch, for a mean.
 
         Returns:
-            Mean cross entropy of each member in the main pass `[M]` [nats]; of a part, its share of the mean.
+            Mean loss of each member in the main pass `[M]`; of a part, its share of the mean.
         """
         starts: dict[int, Tensor] = {}
         with self._computed():
@@ -247,10 +248,10 @@ class GrowingNetwork:
         if loss_M.requires_grad:  # else nothing learns in this pass
             backpropagate(loss_M, self._scale(), hooks)
         if hooks is not None and targets_M is not None:
-            hooks.scale(targets_M / num_targets(y_MB).clamp(min=1))
+            hooks.scale(targets_M / self.objective.num_targets(y_MB).clamp(min=1))
         if self.closed_loop is not None:
             with self._computed():
-                loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M)
+                loss_L = self.closed_loop.losses(self.host, starts, y_MB, targets_M, self.objective)
             backpropagate(loss_L, self._scale(self.closed_loop.members_L))
         return loss_M.detach()
 
@@ -263,7 +264,7 @@ class GrowingNetwork:
         at least one.
 
         Returns:
-            Mean cross entropy of each member `[M]` [nats], or its share of the mean; 0 for those left out.
+            Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
         """
         pupils = self._pupils
         if pupils is None:

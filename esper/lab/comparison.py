@@ -1,6 +1,6 @@
 """Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
-from esper.lab.scoring import TRAINING, Scoring, read_scores, score_all, scored_file
+from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
 from esper.lab.tables import host_table
 from esper.stats.paired import MIN_BLOCKS, Difference
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
+from esper.telemetry.tags import in_terms_of
 from esper.training.provenance import code_version
 
 
@@ -48,6 +49,8 @@ class Comparison:
     """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
+    score: str = "accuracy"
+    """Name of the hosts' score."""
 
     @property
     def arms(self) -> list[str]:
@@ -84,7 +87,8 @@ class Comparison:
             )
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
-        return lines + ([f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else [])
+        lines += [f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else []
+        return [in_terms_of(self.score, line) for line in lines]
 
     def _advice(self, results: Sequence[PairResult]) -> list[str]:
         """Say whether more hosts or more blocks would help, unless everything is decided."""
@@ -156,17 +160,12 @@ def compare(
     finished = [run for run in runs if run.finished]
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
-    outcomes = _outcomes(runs, config, scoring, log)
+    outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
+    floor = 100.0 * min(one.floor for one in objectives)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()}
     if config.margin is not None:
         margins[config.outcome] = config.margin
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
-    controls: dict[str, Difference] = {}
-    if AA_CONTROL in (arms := outcomes["arm"].unique().tolist()):
-        for name, rows in tables.items():
-            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
-            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=config.alpha)
-            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
     deviating = deviations(design, config, overrides)
     results = {
         name: compare_arms(
@@ -178,7 +177,7 @@ def compare(
             withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
             looks=design.plan.looks if design and name == config.outcome else None,
             final=config.final,
-            bounds=OUTCOMES[name].bounds,
+            bounds=(bounds := OUTCOMES[name].bounds) and (floor, bounds[1]),
         )
         for name, rows in tables.items()
     }
@@ -189,12 +188,24 @@ def compare(
         results=results,
         hosts=host_table(finished, scoring),
         costs=cost_table(finished, scoring),
-        controls=controls,
+        controls=_controls(tables, margins, config.alpha),
         warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
         design=design,
         deviations=deviating,
         overrides=overrides,
+        score=" or ".join(sorted({one.score for one in objectives})),
     )
+
+
+def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, Difference]:
+    """Return the difference of the first arm to its A/A control, if there is one, by outcome."""
+    controls: dict[str, Difference] = {}
+    for name, rows in tables.items():
+        if AA_CONTROL in (arms := rows["arm"].unique().tolist()):
+            own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
+            (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=alpha)
+            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
+    return controls
 
 
 def _outcomes(runs: Sequence[Run], config: CompareConfig, scoring: Scoring, log: Callable[[str], None]) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from matplotlib.typing import ColorType
 from esper.lab.comparison import wide
 from esper.lab.runs import OutcomeSpec, Run, records_of
 from esper.stats.intervals import mean_interval
+from esper.telemetry.tags import in_terms_of
 
 CURVE = "host/committed_accuracy"
 FEW = 5
@@ -41,19 +42,20 @@ class Drawing:
         return buffer.getvalue()
 
 
-def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list[Drawing]:
+def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str = "accuracy") -> list[Drawing]:
     """Draw all figures of an experiment.
 
     Args:
         runs: its runs.
         outcomes: the table of `Comparison.outcomes`.
         spec: the primary outcome.
+        score: name of the hosts' score.
     """
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
     colours = dict(zip(values_BA, cycle([*palette[::2], *palette[1::2]]), strict=False))
     drawings = [
-        Drawing(name, caption, Figure(figsize=(7.0, 3.8), layout="constrained"))
+        Drawing(name, in_terms_of(score, caption), Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
             ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
             ("slopes", f"{spec.name} by arm, one line per block: {spec.description}."),
@@ -64,6 +66,9 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec) -> list
     learning_curves(learning.subplots(), [run for run in runs if run.finished], colours)
     slopes(joined.subplots(), values_BA, spec, colours)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours)
+    for figure in (learning, joined, costs):
+        for axes in figure.axes:
+            axes.set_ylabel(in_terms_of(score, axes.get_ylabel()))
     return drawings
 
 

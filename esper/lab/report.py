@@ -23,6 +23,7 @@ from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw
 from esper.lab.runs import OUTCOMES
 from esper.lab.tables import blocks_of, latex, p_of
+from esper.telemetry.tags import in_terms_of
 
 HEAD = (
     "first - second",
@@ -69,7 +70,8 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     measured = {name: spec for name, spec in OUTCOMES.items() if name != ONLINE or name == decisive}
     means: list[Any] = [found.values(name).mean() for name in measured]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
-    units = [f"{name.replace('_', chr(10))}\n[{spec.unit}]" for name, spec in measured.items()]  # line breaks keep columns narrow
+    heads = {name: in_terms_of(found.score, name.replace("_", "\n")) for name in measured}  # line breaks keep columns narrow
+    units = [f"{heads[name]}\n[{spec.unit}]" for name, spec in measured.items()]
     caption = "Means over all blocks that were measured, with collapsed runs"
     shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
     pairs = differences(found)
@@ -78,6 +80,7 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
         if len(chosen):
             kind = ", exploratory" if found.deviations or name != decisive else ""
             caption = f"Differences in {name} [{OUTCOMES[name].unit}]{kind}: {OUTCOMES[name].description}"
+            caption = in_terms_of(found.score, caption)
             shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
     return shown
 
@@ -176,7 +179,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings, pairs = draw(found.runs, found.outcomes, found.outcome), differences(found)
+    drawings, pairs = draw(found.runs, found.outcomes, found.outcome, found.score), differences(found)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
@@ -195,9 +198,10 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
+    outcome = in_terms_of(found.score, found.outcome.name)
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
     return page.render(
-        title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([found.outcome.name, *found.overrides])}",
+        title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([outcome, *found.overrides])}",
         sentences=found.sentences(),
         tables=tables(found),
         figures=[{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings],

@@ -17,13 +17,15 @@ from joblib import Parallel, delayed
 from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
-from esper.config import ConfigError
+from esper.config import GROUPS, ConfigError
 from esper.env.shard_pool import available_cores, limit_cores
+from esper.growth.objective import CLASSIFICATION, Numbers, Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
+from esper.task.regression import RegressionConfig
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
@@ -113,6 +115,13 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
     if greedy:
         scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
     return scores if overrides else scores | _training_scores(run)
+
+
+def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
+    """Return what the held-out hosts of a run learn, with these evaluation overrides; tasks of numbers have task.objective."""
+    names = [override.removeprefix("task=") for override in overrides if override.startswith("task=")]
+    kinds = [GROUPS["task"].get(name) for name in names] or [RegressionConfig if "task.objective" in run.config else None]
+    return Numbers() if kinds[-1] is not None and issubclass(kinds[-1], RegressionConfig) else CLASSIFICATION
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:

@@ -78,9 +78,9 @@ class Measurement:
     """The results of a validation, for each variant of the alphas."""
 
     accuracy_VM: npt.NDArray[np.float32]
-    """[pp]"""
+    """Accuracy, or R2 of numbers [pp]."""
     loss_VM: npt.NDArray[np.float32]
-    """[nats]"""
+    """Mean loss; see `growth.objective`."""
     error_VM: npt.NDArray[np.float32]
     """Standard error of the accuracy difference to variant 0, paired by sample [pp]."""
     covariance_VVM: npt.NDArray[np.float64]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.layout import Layout
+from esper.growth.objective import CLASSIFICATION, Objective
 from esper.hosts.base import HostConfig
 from esper.ranges import check_ranges
 from esper.seeding import stream, torch_stream
@@ -104,6 +105,11 @@ class TaskConfig:
         if not good or not all(good):
             raise ValueError(f"task.{name} must list at least one value, each {rule}, got {getattr(self, name)}")
 
+    def check_mapped(self, mapped: bool) -> None:
+        """Raise ValueError if copies of the data, which drifts need, would lie in memory."""
+        if mapped and set(self.events.kinds) & set(self.drifts):
+            raise ValueError("task.mapped=true has no room for the copies of the data that drifts need: leave one of them out")
+
     def check_host(self, host: HostConfig) -> None:
         """Raise ValueError if the instances of this task cannot be made of a host that reads its samples."""
         if self.instances is Instances.healthy:
@@ -133,6 +139,10 @@ class TaskConfig:
         """
         raise TypeError(f"{type(self).__name__} does not load data: define load(context)")
 
+    def build_objective(self) -> Objective:
+        """Return what the hosts learn; by default classes, or the next token."""
+        return CLASSIFICATION
+
     def augmentation(self) -> Augmentation | None:
         """Return the augmentation of training images, or None."""
         return None
@@ -140,7 +150,7 @@ class TaskConfig:
     def drifted(self, kind: str, data: Data) -> Data:
         """Return the data after a drift of this kind."""
         drifted = self.drifts[kind](data, stream(self.split_seed, "drift", kind))
-        check_samples(drifted, self.samples, self.batch_size)
+        check_samples(drifted, self.samples, self.batch_size, numbers=self.build_objective().numbers)
         return drifted
 
     def draw_classes(self, name: Name, num_classes: int) -> tuple[int, ...] | None:
@@ -150,7 +160,7 @@ class TaskConfig:
     def build(self, host: HostConfig) -> "Task":
         """Load and check the data, and return the task for hosts of this architecture; see `load`."""
         data = self.load(host.sequence_length())
-        check_samples(data, self.samples, self.batch_size)
+        check_samples(data, self.samples, self.batch_size, numbers=self.build_objective().numbers)
         return Task(self, host, data)
 
 
@@ -159,7 +169,8 @@ class Task:
 
     def __init__(self, config: TaskConfig, host: HostConfig, data: Data) -> None:
         self.batch_size, self.epoch_samples = config.batch_size, config.epoch_samples
-        self.augmentation = config.augmentation()
+        self.augmentation, self.objective = config.augmentation(), config.build_objective()
+        self.chance_loss = self.objective.chance_loss(data.train_y, data.num_classes)
         self.config, self._host, self.data = config, host, _shortened(data, config.valid_samples)
         if kinds := config.events.kinds:
             drifts = {kind: partial(config.drifted, kind) for kind in kinds if kind in config.drifts}
@@ -208,7 +219,7 @@ class Task:
         share_K = class_shares(view.timetable, epoch, data.num_classes, self.config.events.replay)
         if share_K is None or data.domains is None:
             return view.samples
-        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y]).numpy()
+        present = (data.domains.train_rank < torch.from_numpy(share_K)[data.train_y.long()]).numpy()
         return np.flatnonzero(present) if view.samples is None else view.samples[present[view.samples]]
 
     def host(self, root: int, split: Split, episode: int, index: int) -> nn.Module:
@@ -246,4 +257,7 @@ def _shortened(data: Data, valid_samples: int) -> Data:
         raise TaskError(f"task.valid_samples={valid_samples} exceeds the {len(data.valid_y)} validation samples: use 0 for all")
     if not valid_samples:
         return data
-    return replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])
+    short = replace(data, valid_x=data.valid_x[:valid_samples], valid_y=data.valid_y[:valid_samples])
+    if short.valid_y.is_floating_point() and short.valid_y.min() == short.valid_y.max():
+        raise TaskError(f"task.valid_samples={valid_samples} leaves only equal targets, so R2 is undefined: raise it")
+    return short

@@ -4,28 +4,32 @@ import torch
 from torch import Tensor
 
 from esper.fusion.layout import Layout
-from esper.task.data import IGNORED, Data, DataError
+from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
 
 PARTS = ("train", "valid", "test")
-INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: (torch.int64,)}
+INTEGERS = (torch.int64, *SMALL)
+INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: INTEGERS}
 """Types of the inputs of each layout."""
 AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
 
 
-def check_samples(data: object, layout: Layout, batch_size: int) -> None:
+def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False) -> None:
     """Check the three parts of the data of a task.
 
     Args:
         layout: layout of a sample.
         batch_size: samples per optimiser step.
+        numbers: whether targets are numbers, not classes.
 
     Raises:
         DataError: an entry is missing, has another form, or holds values that nobody can learn from.
     """
     if not isinstance(data, Data):
         raise DataError(f"load returns a {type(data).__name__}: return a Data")
-    if data.num_classes < 2:
+    if numbers and data.num_classes != 1:
+        raise DataError(f"num_classes must be 1 where targets are numbers, got {data.num_classes}")
+    if data.num_classes < 2 and not numbers:
         raise DataError(f"num_classes must be at least 2, got {data.num_classes}")
     for part in PARTS:
         x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
@@ -37,7 +41,10 @@ def check_samples(data: object, layout: Layout, batch_size: int) -> None:
         if len(x) != len(y):
             raise DataError(f"{part}_x has {len(x)} samples and {part}_y has {len(y)}: give each sample its target")
         _check_inputs(f"{part}_x", x, layout, data)
-        _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
+        if numbers:
+            _check_numbers(f"{part}_y", y, (len(x),))
+        else:
+            _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
     if len(data.train_x) < batch_size:
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"
@@ -50,30 +57,45 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
     if x.dtype not in INPUTS[layout]:
         raise DataError(f"{name} is {x.dtype}: make it {' or '.join(map(str, INPUTS[layout]))}")
     if layout is Layout.SEQUENCES:
-        _check_range(f"{name}, as a token,", x, data.num_classes)
+        _check_range(f"{name}, as a token,", *ends(x), data.num_classes)
     elif x.dtype is torch.uint8 and (data.mean is None or data.std is None):
         raise DataError(
             f"{name} holds bytes, and the data has no mean and std: return normalised(data), or make it torch.float32"
         )
-    elif x.is_floating_point() and not x.isfinite().all():
-        raise DataError(f"{name} has {int((~x.isfinite()).sum())} values that are NaN or infinite: remove or replace them")
+    elif x.is_floating_point() and (wrong := sum(int((~part.isfinite()).sum()) for part in x.split(ROWS))):
+        raise DataError(f"{name} has {wrong} values that are NaN or infinite: remove or replace them")
     if data.mean is not None and data.std is not None and not (data.mean.isfinite().all() and (data.std > 0).all()):
         raise DataError("mean or std is not finite, or std is 0: leave out constant channels")
 
 
-def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:
+def _check_shape(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(y.shape) != shape:
         raise DataError(f"{name} has the shape {list(y.shape)}: make it {list(shape)}")
-    if y.dtype is not torch.int64:
+
+
+def _check_numbers(name: str, y: Tensor, shape: tuple[int, ...]) -> None:
+    _check_shape(name, y, shape)
+    if y.dtype is not torch.float32:
+        raise DataError(f"{name} is {y.dtype}: make it torch.float32")
+    if not y.isfinite().all():
+        raise DataError(f"{name} has {int((~y.isfinite()).sum())} values that are NaN or infinite: remove these samples")
+    if y.min() == y.max():
+        raise DataError(f"{name} has the same value in all samples, and R2 is undefined: use samples with different targets")
+
+
+def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: int) -> None:
+    _check_shape(name, y, shape)
+    if y.dtype not in INTEGERS:
         raise DataError(f"{name} is {y.dtype}: make it torch.int64, the number of each class")
-    known = y[y != IGNORED] if len(shape) > 1 else y  # positions may be padded
-    if not len(known):
-        raise DataError(f"{name} has no target but {IGNORED}, which is ignored: remove padded samples")
-    _check_range(name, known, num_classes)
+    low, high = ends(y)
+    if len(shape) > 1 and low < 0:  # positions may be padded
+        if high == IGNORED:
+            raise DataError(f"{name} has no target but {IGNORED}, which is ignored: remove padded samples")
+        low = min(ends(part[part != IGNORED])[0] for part in y.split(ROWS) if (part != IGNORED).any())
+    _check_range(name, low, high, num_classes)
 
 
-def _check_range(name: str, values: Tensor, num_classes: int) -> None:
-    low, high = int(values.min()), int(values.max())
+def _check_range(name: str, low: int, high: int, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         wrong, rule = low if low < 0 else high, f"from 0 to num_classes - 1 = {num_classes - 1}"
         raise DataError(f"{name} has the value {wrong}: correct it, to be {rule}")

@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from torch import Tensor
 
 IGNORED = -100
 """Target of padded positions, which loss and accuracy leave out (torch's `ignore_index`)."""
+ROWS = 4096
+"""Samples that are read at once, so that data in files need not fit into memory."""
+SMALL = (torch.uint8, torch.int16, torch.int32)
+"""Types of tokens and classes, the smallest that holds them."""
 
 
 class TaskError(ValueError):
@@ -65,9 +69,10 @@ class Domains:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Inputs and targets of three sets: images `[n, C, H, W]` and classes `[n]`, or tokens and next tokens `[n, T]`.
+    """Inputs and targets of three sets: images `[n, C, H, W]` and classes or numbers `[n]`, or tokens and next tokens `[n, T]`.
 
-    Hosts learn from `train`; rewards, counterfactuals and the governor use `valid`; `test` is for final scores only.
+    Hosts learn from `train`; rewards, counterfactuals and the governor use `valid`; `test` is for final scores only. The tensors
+    may lie in memory-mapped files, as in `torch.from_numpy(np.load(path, mmap_mode="c"))`, with `mapped=True`.
     """
 
     train_x: Tensor
@@ -77,21 +82,39 @@ class Data:
     test_x: Tensor
     test_y: Tensor
     num_classes: int
+    """Outputs of a host: the number of classes or of different tokens; 1 where targets are numbers."""
     mean: Tensor | None = None
     """Mean of each channel of byte images `[C, 1, 1]`, from 0 to 255; None for other data."""
     std: Tensor | None = None
     """Standard deviation of each channel `[C, 1, 1]`."""
     domains: Domains | None = None
     """The data after each drift that may happen; None if none can."""
+    mapped: bool = False
+    """If true, the samples lie in memory-mapped files, and are read from there batch by batch."""
 
     def to(self, device: torch.device) -> "Data":
         """Copy the data to a device."""
         return Data(**_moved(self, device))
 
+    def packed(self) -> "Data":
+        """Return the data with tokens and classes in the smallest integer type that holds them."""
+        domains = self.domains and replace(self.domains, **_packed(self.domains))
+        return replace(self, **_packed(self), domains=domains)
+
+    def packed_bytes(self) -> int:
+        """Return the size of the packed data [bytes]."""
+        return sum(part.numel() * _packed_type(part).itemsize for part in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, with those of `domains`."""
+        sets = [one for one in (self, self.domains) if one is not None]
+        parts = [getattr(one, field.name) for one in sets for field in fields(one)]
+        return [part for part in parts if isinstance(part, Tensor)]
+
     def inputs(self, samples: Tensor) -> Tensor:
         """Convert samples `[..., C, H, W]` or `[..., T]` to host inputs: bytes become floats of mean 0 and deviation 1."""
         if self.mean is None or self.std is None:
-            return samples
+            return samples if samples.is_floating_point() else samples.long()
         return samples.float().sub_(self.mean).div_(self.std)
 
     def fingerprint(self) -> str:
@@ -100,14 +123,49 @@ class Data:
         for field in fields(self):
             part = getattr(self, field.name)
             if isinstance(part, Tensor):
-                array: Any = part.cpu().contiguous().numpy()
-                digest.update(array)
+                plain = part.is_floating_point() or (self.mean is not None and field.name.endswith("_x"))  # bytes of images
+                for rows in part.split(ROWS):
+                    array: Any = (rows if plain else rows.long()).cpu().contiguous().numpy()
+                    digest.update(array)
         return digest.hexdigest()[:16]
 
     @property
     def positions(self) -> int:
         """Number of targets per sample: T of a sequence, 1 of an image."""
         return self.train_y[0].numel()
+
+
+def is_padding(targets: Tensor) -> Tensor:
+    """Return which targets are ignored; numbers never are."""
+    return torch.zeros_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets < 0
+
+
+def target_values(targets: Tensor) -> Tensor:
+    """Return targets in the type that a loss takes."""
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def ends(values: Tensor) -> tuple[int, int]:
+    """Return the lowest and the highest value, read part by part."""
+    pairs = [torch.aminmax(part) for part in values.split(ROWS)]
+    return min(int(low) for low, _ in pairs), max(int(high) for _, high in pairs)
+
+
+def _packed(node: Data | Domains) -> dict[str, Tensor]:
+    """Return the integer tensors in their smallest types."""
+    parts: dict[str, Any] = {field.name: getattr(node, field.name) for field in fields(node)}
+    return {name: part.to(_packed_type(part)) for name, part in parts.items() if isinstance(part, Tensor)}
+
+
+def _packed_type(part: Tensor) -> torch.dtype:
+    """Return the smallest integer type that holds the values of an integer tensor, and the type of any other."""
+    return smallest_type(*ends(part)) if part.dtype is torch.int64 else part.dtype
+
+
+def smallest_type(low: int, high: int) -> torch.dtype:
+    """Return the smallest integer type that holds all values from `low` to `high`."""
+    limits = [torch.iinfo(kind) for kind in SMALL]
+    return next((kind for kind, limit in zip(SMALL, limits, strict=True) if limit.min <= low and high <= limit.max), torch.int64)
 
 
 def _moved(node: Data | Domains, device: torch.device) -> dict[str, Any]:

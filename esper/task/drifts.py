@@ -60,7 +60,7 @@ def relabel(data: Data, rng: np.random.Generator) -> Data:
     new[shuffled] = np.roll(shuffled, 1)
     table = torch.from_numpy(new)
     parts = {name: getattr(data, name) for name in ("train_y", "valid_y", "test_y")}
-    return replace(data, **{name: torch.where(y == IGNORED, y, table[y.clamp(min=0)]) for name, y in parts.items()})
+    return replace(data, **{name: torch.where(y == IGNORED, y, table[y.clamp(min=0).long()]) for name, y in parts.items()})
 
 
 def mislabel(data: Data, rng: np.random.Generator) -> Data:

@@ -19,6 +19,7 @@ from esper.ranges import check_ranges
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.images import AugmentedConfig, normalised
+from esper.task.mapped import joined
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of the files that are read, in lower case: those of torchvision's ImageFolder."""
@@ -37,6 +38,8 @@ class ImageFolderConfig(AugmentedConfig):
     size: int = 32
     """Height and width of the images that the hosts read [pixels], from 8 to 1024. Each image is cropped to the square in its
     centre, resized, and converted to three colours. Higher: more detail; memory and time grow with the square."""
+    mapped: bool = False
+    """If true, the images lie in a temporary file, in the folder that the variable TMPDIR names, not in memory."""
     crop_padding: int = 4
     flip: bool = True
     """If true, mirror each training image with probability 1/2. Turn it off where left and right differ, as in text."""
@@ -44,6 +47,7 @@ class ImageFolderConfig(AugmentedConfig):
     def __post_init__(self) -> None:
         AugmentedConfig.__post_init__(self)
         check_ranges("task", self, {"[8, 1024]": ["size"]})
+        self.check_mapped(self.mapped)
 
     def load(self, context: int) -> Data:
         classes, listed = self._listed()
@@ -55,10 +59,10 @@ class ImageFolderConfig(AugmentedConfig):
         parts: dict[str, Any] = {}
         for name, files in sets.items():
             with ThreadPoolExecutor() as pool:
-                images = list(pool.map(partial(_read, size=self.size), [path for path, _ in files]))
-            parts[f"{name}_x"] = torch.from_numpy(np.stack(images))
+                images = pool.map(partial(_read, size=self.size), [path for path, _ in files])
+                parts[f"{name}_x"] = joined((image[None] for image in images), mapped=self.mapped)
             parts[f"{name}_y"] = torch.tensor([kind for _, kind in files])
-        return normalised(Data(**parts, num_classes=classes))
+        return normalised(Data(**parts, num_classes=classes, mapped=self.mapped))
 
     def _listed(self) -> tuple[int, dict[str, list[tuple[Path, int]]]]:
         """Return the number of classes, and the image files of each set with their classes.

@@ -15,7 +15,7 @@ from esper.ranges import check_ranges
 from esper.task.augment import Augmentation
 from esper.task.base import Task, TaskConfig
 from esper.task.check import PARTS
-from esper.task.data import Data, DataError, TaskError
+from esper.task.data import ROWS, Data, DataError, TaskError
 from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
@@ -116,7 +116,11 @@ def divide(
 def normalised(data: Data) -> Data:
     """Return byte images with the exact mean and standard deviation of each channel of the training set."""
     images, channels = data.train_x, data.train_x.shape[1]
-    counts = [torch.bincount(images[:, channel].flatten().int(), minlength=256).numpy() for channel in range(channels)]
+    counts = np.zeros((channels, 256), np.int64)
+    for part in images.split(ROWS):
+        counts += np.stack(
+            [torch.bincount(part[:, channel].flatten().int(), minlength=256).numpy() for channel in range(channels)]
+        )
     value = np.arange(256)
     mean = np.array([np.average(value, weights=count) for count in counts])
     square = np.array([np.average(value**2, weights=count) for count in counts])

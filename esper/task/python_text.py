@@ -46,7 +46,9 @@ def swapcase(data: Data, rng: np.random.Generator) -> Data:
     """Exchange upper and lower case."""
     table = torch.tensor([ord(chr(byte).swapcase()) if byte < 128 else byte for byte in range(BYTES)])
     parts = {f"{part}_{axis}": getattr(data, f"{part}_{axis}") for part in ("train", "valid", "test") for axis in "xy"}
-    return replace(data, **{name: torch.where(part == IGNORED, part, table[part.clamp(min=0)]) for name, part in parts.items()})
+    return replace(
+        data, **{name: torch.where(part == IGNORED, part, table[part.clamp(min=0).long()]) for name, part in parts.items()}
+    )
 
 
 TEXT_DRIFTS: Mapping[str, Drift] = {"prose": prose, "swapcase": swapcase, **LABEL_DRIFTS}
@@ -70,7 +72,7 @@ class PythonTextConfig(TextConfig):
 
     def load(self, context: int) -> Data:
         texts = _texts(Path(self.root) if self.root else None, topics=self.with_topics)
-        return byte_data(texts, self.split_seed, "python_text", context)
+        return byte_data(texts, self.split_seed, "python_text", context, mapped=self.mapped)
 
 
 def _texts(root: Path | None, *, topics: bool) -> dict[str, bytes]:

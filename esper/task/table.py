@@ -2,6 +2,7 @@
 
 from esper.task.base import TaskConfig
 from esper.task.cifar import Cifar10Config, Cifar100Config
+from esper.task.diabetes import DiabetesConfig
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.fashion_mnist import FashionMnistConfig
@@ -10,6 +11,7 @@ from esper.task.mnist5k import Mnist5kConfig
 from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.svhn import SvhnConfig
+from esper.task.table_file import TableFileConfig
 from esper.task.text_folder import TextFolderConfig
 from esper.task.tinystories import TinyStoriesConfig
 
@@ -20,6 +22,8 @@ TASKS: dict[str, type[TaskConfig]] = {
     "fashion_mnist": FashionMnistConfig,
     "python_text": PythonTextConfig,
     "python_text_drift": PythonTextDriftConfig,
+    "diabetes": DiabetesConfig,
+    "table": TableFileConfig,
     "cifar10_baseline": Cifar10Config,
     "cifar100": Cifar100Config,
     "svhn": SvhnConfig,

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,8 @@ from esper.fusion.layout import Layout
 from esper.hosts.base import HostConfig
 from esper.seeding import stream
 from esper.task.base import TaskConfig
-from esper.task.data import IGNORED, Data, TaskError
+from esper.task.data import IGNORED, Data, TaskError, ends, smallest_type
+from esper.task.mapped import joined
 
 BYTES = 256
 """Vocabulary of texts that are read byte by byte."""
@@ -33,62 +35,90 @@ class TextConfig(TaskConfig):
     default_blueprint: ClassVar[tuple[str, ...]] = ("lora", "attention", "mlp_small")
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xx")}
 
+    mapped: bool = False
+    """If true, the blocks lie in a temporary file, in the folder that the variable TMPDIR names, not in memory."""
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        self.check_mapped(self.mapped)
+
     def check_host(self, host: HostConfig) -> None:
         TaskConfig.check_host(self, host)
         if not host.sequence_length():
             raise ValueError("host.context must be at least 1 for a text task, got 0: set it to the length of a block")
 
 
-def blocks(texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, filler: int) -> tuple[Tensor, Tensor]:
+def blocks(
+    texts: Iterable[Sequence[int] | npt.NDArray[np.uint8]], context: int, filler: int, *, vocab: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Cut texts into tokens `[n, T]` and next tokens `[n, T]`, T = context, so that each token but the first is predicted once.
 
     The last block of a text is padded with `filler`, with the target `IGNORED`. Texts of fewer than two tokens are skipped.
 
+    Args:
+        texts: tokens of each text.
+        context: T.
+        filler: token of padded positions.
+        vocab: number of different tokens if the blocks are to lie in a temporary file, in the smallest type; None for memory.
+
     Raises:
         ValueError: all texts have fewer than two tokens.
     """
-    rows: list[Tensor] = []
-    for text in texts:
-        tokens = torch.tensor(text, dtype=torch.int64)
-        if len(tokens) < 2:
-            continue
-        starts = range(0, len(tokens) - 1, context)
-        row = torch.full((len(starts), context + 1), IGNORED, dtype=torch.int64)
-        for part, start in zip(row, starts, strict=True):
-            chunk = tokens[start : start + context + 1]
-            part[: len(chunk)] = chunk
-        rows.append(row)
-    if not rows:
+    kind = torch.int64 if vocab is None else smallest_type(IGNORED, vocab - 1)
+    filled = (_padded(torch.tensor(text, dtype=torch.int64), context) for text in texts if len(text) > 1)
+    pairs = (torch.stack([torch.where(row == IGNORED, filler, row)[:, :-1], row[:, 1:]], 1) for row in filled)
+    first = next(pairs, None)
+    if first is None:
         raise ValueError("no text has two tokens")
-    whole = torch.cat(rows)
-    x, y = whole[:, :-1], whole[:, 1:]
-    return torch.where(x == IGNORED, filler, x), y
+    whole = joined((pair.to(kind).numpy() for pair in chain([first], pairs)), mapped=vocab is not None)
+    return whole[:, 0], whole[:, 1]
 
 
-def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int) -> Data:
+def _padded(tokens: Tensor, context: int) -> Tensor:
+    """Return the overlapping blocks of a text `[n, T + 1]`, the last padded with `IGNORED`."""
+    starts = range(0, len(tokens) - 1, context)
+    row = torch.full((len(starts), context + 1), IGNORED, dtype=torch.int64)
+    for part, start in zip(row, starts, strict=True):
+        chunk = tokens[start : start + context + 1]
+        part[: len(chunk)] = chunk
+    return row
+
+
+def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: bool = False) -> Data:
     """Return the data of training, validation and test blocks; validation blocks must be shuffled, since a task may cut them."""
     (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = parts
-    highest = max(int(x.max()) for x, _ in parts)
+    highest = max(ends(x)[1] for x, _ in parts)
     if highest >= vocab:
         raise TaskError(f"token {highest} exceeds the vocabulary of {vocab}: use the tokenizer of these texts")
     return Data(
-        train_x=train_x, train_y=train_y, valid_x=valid_x, valid_y=valid_y, test_x=test_x, test_y=test_y, num_classes=vocab
+        train_x=train_x,
+        train_y=train_y,
+        valid_x=valid_x,
+        valid_y=valid_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=vocab,
+        mapped=mapped,
     )
 
 
-def divided(texts: Mapping[str, bytes], rng: np.random.Generator, context: int) -> list[tuple[Tensor, Tensor]]:
+def divided(
+    texts: Mapping[str, bytes], rng: np.random.Generator, context: int, *, mapped: bool = False
+) -> list[tuple[Tensor, Tensor]]:
     """Divide texts at random, and return the blocks of training, validation and test texts."""
     names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
     parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
     for place in rng.permutation(len(names)):
         part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
         part.append(texts[names[place]])
-    valid, test, train = (blocks([np.frombuffer(text, np.uint8) for text in part], context, 0) for part in parts)
+    valid, test, train = (
+        blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts
+    )
     return [train, valid, test]
 
 
-def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int) -> Data:
+def byte_data(texts: Mapping[str, bytes], split_seed: int, name: str, context: int, *, mapped: bool = False) -> Data:
     """Return the bytes of texts, split by text; `name` is that of the random streams."""
-    train, (valid_x, valid_y), test = divided(texts, stream(split_seed, f"{name}_split"), context)
+    train, (valid_x, valid_y), test = divided(texts, stream(split_seed, f"{name}_split"), context, mapped=mapped)
     shuffled = stream(split_seed, f"{name}_valid").permutation(len(valid_x))
-    return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES)
+    return text_data([train, (valid_x[shuffled], valid_y[shuffled]), test], BYTES, mapped=mapped)

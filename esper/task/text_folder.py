@@ -42,4 +42,4 @@ class TextFolderConfig(TextConfig):
                 f"task=text_folder needs at least {LEAST} bytes in three files, and task.folder={self.folder} has {total} in "
                 f"{len(texts)} that match task.pattern={self.pattern}: choose a folder or a pattern with more text"
             )
-        return byte_data(texts, self.split_seed, "text_folder", context)
+        return byte_data(texts, self.split_seed, "text_folder", context, mapped=self.mapped)

@@ -59,8 +59,10 @@ class TinyStoriesConfig(TextConfig):
             for encoded in tokenizer.encode_batch(stories):
                 yield [*encoded.ids, end]
 
-        parts = [blocks(tokens(stories), context, end) for stories in (train, valid, test)]
-        return text_data(parts, tokenizer.get_vocab_size())
+        size = tokenizer.get_vocab_size()
+        vocab = size if self.mapped else None
+        parts = [blocks(tokens(stories), context, end, vocab=vocab) for stories in (train, valid, test)]
+        return text_data(parts, size, mapped=self.mapped)
 
 
 def _tokenizer(path: Path) -> Any:

@@ -29,6 +29,8 @@ class RunInfo:
     """If true, other runs write to the same terminal at the same time."""
     announced: bool = False
     """If true, the console shows the title of the run already."""
+    score: str = "accuracy"
+    """Name of the hosts' score: accuracy, or R2 where they predict numbers."""
     size: str = ""
     """Size of the run in one line: hosts, parameters, memory, host epochs; and a line for each device whose shards were timed."""
     file: TextIO | None = None

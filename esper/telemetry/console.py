@@ -17,7 +17,7 @@ from rich.text import Text
 
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
-from esper.telemetry.tags import ROLLBACKS, STAGES, metric
+from esper.telemetry.tags import ROLLBACKS, STAGES, in_terms_of, metric
 
 SHOWN = {
     "sandbox/share_of_optimum": "share of optimum",
@@ -77,7 +77,7 @@ class PlainConsole(Writer):
         self._file = file
         self._lead = f"{run.name}: " if run.name else ""
         self._first, self._size, self._announced = run.resume_update, run.size, run.announced
-        self._total = run.total_updates
+        self._total, self._names = run.total_updates, _names(run)
         self._tenth = 10 * self._first // self._total
         self._began = time.monotonic()
 
@@ -108,7 +108,7 @@ class PlainConsole(Writer):
                 self._print_line(f"update {update}/{self._total}: about {duration(left)} left{at}")
             return
         self._tenth = tenth
-        values = ", ".join(f"{SHOWN[tag]} {quantity(tag, metrics[tag])}" for tag in SHOWN if tag in metrics)
+        values = ", ".join(f"{name} {quantity(tag, metrics[tag])}" for tag, name in self._names.items() if tag in metrics)
         self._print_line(f"update {update}/{self._total}, {clock(elapsed)} elapsed, {clock(left)} left: {values}")
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
@@ -118,6 +118,11 @@ class PlainConsole(Writer):
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
         summary = ", ".join(f"{name} {value}" for name, value in rows)
         self._print_line(f"done after {clock(time.monotonic() - self._began)}: {summary}")
+
+
+def _names(run: RunInfo) -> dict[str, str]:
+    """Return the names of the metrics that are displayed."""
+    return {tag: in_terms_of(run.score, name) for tag, name in SHOWN.items()}
 
 
 def clock(seconds: float) -> str:
@@ -140,7 +145,7 @@ class LiveConsole(Writer):
     def __init__(self, console: RichConsole, run: RunInfo) -> None:
         self._console = console
         self._lead = f"{run.name}: " if run.name else ""
-        self._done, self._total = run.resume_update, run.total_updates
+        self._done, self._total, self._names = run.resume_update, run.total_updates, _names(run)
         self._latest: dict[str, float] = {}
         self._trends: dict[str, deque[float]] = {tag: deque(maxlen=TREND) for tag in SHOWN}
         self._rollbacks = 0.0
@@ -213,7 +218,7 @@ class LiveConsole(Writer):
 
     def _numbers(self) -> Table:
         table = _grid("cyan")
-        for tag, label in SHOWN.items():
+        for tag, label in self._names.items():
             value = quantity(tag, self._latest[tag]) if tag in self._latest else "-"
             table.add_row(label, value, spark(self._trends[tag]))
         table.add_row("rollbacks", number(self._rollbacks), "")

@@ -224,3 +224,8 @@ def measured(metrics: Mapping[str, Value]) -> dict[str, float]:
         if value is not None and not math.isnan(number := float(value)):
             values[tag] = number
     return values
+
+
+def in_terms_of(score: str, text: str) -> str:
+    """Return a text about accuracy in terms of another score; keys such as reward=accuracy_minus_rent stay."""
+    return text if score == "accuracy" else re.sub(r"\b[Aa]ccurac(?:y|ies)(?=\b|_greedy\b)", score, text)

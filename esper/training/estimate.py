@@ -8,7 +8,7 @@ samples. The constants were measured; a test compares the estimate with the memo
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
+from esper.env.member_data import is_resident
 from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH, find_device
 from esper.env.shard_pool import available_cores, fitting_members
 from esper.growth.loss import LOGITS
@@ -224,6 +225,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     batch, positions = min(task.batch_size, len(task.data.train_y)), task.data.positions
     copies = COPIES + 2 * (config.optimiser.tensors - 1)  # in use and in the snapshot
     on_cpu = device.type == "cpu"
+    copied = not on_cpu and is_resident(task.data, config.devices[name].resident, capacity(device))
     members = min(hosts, members or fitting_members(task.batch_size * size.layer))
     active = min(hosts, members * available_cores()) if on_cpu else hosts  # hosts that train at the same time
     measured = active * size.widest * max(1, VALIDATION_BATCH // positions)
@@ -232,7 +234,7 @@ def _on_device(config: Config, task: Task, size: HostSize, hosts: int, name: str
     sensed = hosts * size.features * CAPTURED_BATCHES * batch * 2 * FLOAT
     both = ("task.batch_size", f"devices.{name}.members_per_shard" if on_cpu and members else "hosts")
     return [
-        *([] if on_cpu else [Part("the data", _data_bytes(task), ())]),
+        *([Part("the data", float(task.data.packed_bytes()), ())] if copied else []),
         Part("hosts", hosts * size.parameters * FLOAT * copies, ("hosts", _size_key(config))),
         Part("seeds", hosts * size.seeds * FLOAT * copies, ("hosts", _seed_key(config))),
         Part("training on a batch", GRAPH * active * -(-batch // config.optimiser.micro_batches) * size.saved, both),
@@ -278,10 +280,10 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _data_bytes(task: Task) -> float:
-    """Return the size of the data, with its copies for every drift."""
-    sets = [one for one in (task.data, task.data.domains) if one is not None]
-    parts = [getattr(one, field.name) for one in sets for field in fields(one)]
-    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+    """Return the size of the data in memory, with its copies for every drift."""
+    if task.data.mapped:
+        return 0.0
+    return float(sum(part.nbytes for part in task.data.tensors()))
 
 
 def capacity(device: torch.device) -> float:

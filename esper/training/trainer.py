@@ -18,7 +18,7 @@ from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
-from esper.telemetry.tags import measured
+from esper.telemetry.tags import in_terms_of, measured
 from esper.training.config_io import difference, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.environment import build_env
@@ -90,6 +90,7 @@ class Trainer:
                 name=name,
                 shared=shared,
                 announced=announced,
+                score=config.task.build_objective().score,
                 size="\n".join([estimate(config).line(done=self.update * config.hosts * config.steps), *self._tuned.lines()]),
             )
             with (
@@ -214,8 +215,9 @@ class Trainer:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary at the end: name and text of each row."""
+        score = self.config.task.build_objective().score
         return [
-            *(self._last.summary() if self._last is not None else ()),
+            *((in_terms_of(score, name), text) for name, text in (self._last.summary() if self._last is not None else ())),
             *(self.learner.summary() if self.learner else ()),
             ("files", str(self.folder)),
             ("next", f"python -m esper.evaluate checkpoint={self.folder}"),

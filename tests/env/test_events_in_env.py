@@ -65,7 +65,7 @@ def test_training_validation_and_test_follow_the_same_timetable():
         x, y = members.batch(every)
         found = {"train": (images(x, HOSTS), y)}
         for part in ("valid", "test"):
-            x, y_MBT, weight = members.measured(slice(None), test=part == "test", members=HOSTS)
+            x, y_MBT, weight = members.measured((slice(None), part == "test"), HOSTS)
             assert weight is None
             found[part] = images(x, HOSTS), y_MBT[..., 0]
         for host, view in enumerate(own):
@@ -123,7 +123,7 @@ def test_classes_come_and_go_in_training_and_in_measurements():
         members.at(epoch)
         order_NI = sampler.order(epoch, own).samples_NI
         for test, part in ((False, "valid"), (True, "test")):
-            _, y_MBT, weight_MBT = members.measured(slice(None), test=test, members=HOSTS)
+            _, y_MBT, weight_MBT = members.measured((slice(None), test), HOSTS)
             for host, view in enumerate(own):
                 here_K = class_shares(view.timetable, epoch, 10) * (1 if view.classes is None else view.classes)
                 present = getattr(data.domains, f"{part}_rank") < torch.from_numpy(here_K)[getattr(data, f"{part}_y")]

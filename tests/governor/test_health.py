@@ -96,7 +96,7 @@ def test_verdicts_match_a_scalar_implementation(config, data):
     hosts, epochs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     row = st.lists(some_loss, min_size=hosts, max_size=hosts)
     first = data.draw(st.lists(st.floats(0.125, 6.0, width=32), min_size=hosts, max_size=hosts))
-    governor = config.build(num_classes=10)
+    governor = config.build(chance_loss=math.log(10))
     health, slow = governor.start(np.array(first, np.float32)), [Slow(config, [one], best=one) for one in first]
     for _ in range(epochs):
         losses, train = data.draw(row), data.draw(st.sampled_from([1.0, 1.0, 1.0, 1.0, NAN]))
@@ -126,7 +126,7 @@ def test_the_spread_is_a_robust_standard_deviation():
 
 
 def test_a_good_host_that_stays_at_chance_is_a_lobotomy():
-    governor = WatchdogConfig(patience=2).build(num_classes=10)
+    governor = WatchdogConfig(patience=2).build(chance_loss=math.log(10))
     for best, loss, cause in [
         (1.0, CHANCE, Cause.LOBOTOMY),
         (1.0, 1.06 * CHANCE, Cause.LOBOTOMY),
@@ -145,7 +145,7 @@ def test_a_good_host_that_stays_at_chance_is_a_lobotomy():
 
 
 def test_a_suspect_host_recovers_or_declines():
-    governor = WatchdogConfig(patience=2).build(num_classes=10)
+    governor = WatchdogConfig(patience=2).build(chance_loss=math.log(10))
     health = governor.start(np.array([0.5, 0.5], np.float32))
     for _ in range(4):
         _, health = step(governor, health, 1.0, [0.5, 0.5])
@@ -162,7 +162,7 @@ def test_a_suspect_host_recovers_or_declines():
 
 
 def test_rollbacks_end_with_retirement_unless_the_host_recovers():
-    governor = WatchdogConfig(max_falls=3, recovery=2).build(num_classes=10)
+    governor = WatchdogConfig(max_falls=3, recovery=2).build(chance_loss=math.log(10))
     health = governor.start(np.ones(3, np.float32))
     for losses in ([NAN, NAN, NAN], [NAN, 1.0, NAN], [1.0, NAN, 1.0], [NAN, 1.0, 1.0], [1.0, NAN, NAN]):
         verdict, health = step(governor, health, 1.0, losses)
@@ -192,7 +192,7 @@ def test_vetoes_of_suspect_and_retired_hosts():
 
 def test_hosts_non_finite_before_training_are_refused():
     with pytest.raises(FloatingPointError, match="hosts 1, 2 have a non-finite loss before any training"):
-        WatchdogConfig().build(num_classes=10).start(np.array([1.0, NAN, INF], np.float32))
+        WatchdogConfig().build(chance_loss=math.log(10)).start(np.array([1.0, NAN, INF], np.float32))
 
 
 def test_strict_reacts_no_later_than_watchdog():
@@ -200,7 +200,7 @@ def test_strict_reacts_no_later_than_watchdog():
     rng = np.random.default_rng(1)
     health = newborn(rng.uniform(0.1, 3.0, 4000).astype(np.float32), 20)
     losses = np.exp(rng.uniform(np.log(0.1), np.log(30), 4000)).astype(np.float32)
-    usual_one, strict = (config.build(num_classes=10) for config in OPTIONS[:2])
+    usual_one, strict = (config.build(chance_loss=math.log(10)) for config in OPTIONS[:2])
     one, two = (governor.judge(health, np.ones_like(losses), losses) for governor in (usual_one, strict))
     assert not (one.rollback_N & ~two.rollback_N).any()
     assert (two.rollback_N & ~one.rollback_N).sum() > 100

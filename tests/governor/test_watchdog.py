@@ -15,7 +15,7 @@ NAN, INF = math.nan, math.inf
 
 def judge(train, valid, best, **fields):
     train_N, loss_N, best_N = (np.array(values, dtype=np.float32) for values in (train, valid, best))
-    governor = WatchdogConfig(**fields).build(num_classes=10)
+    governor = WatchdogConfig(**fields).build(chance_loss=math.log(10))
     return governor.judge(governor.start(best_N), train_N, loss_N)
 
 
@@ -48,7 +48,7 @@ def test_the_tolerant_watchdog_takes_a_drift_for_healthy():
         (WatchdogConfig(), True, [Cause.HEALTHY, Cause.HEALTHY, Cause.DIVERGENCE, Cause.DIVERGENCE, Cause.NONFINITE]),
         (TolerantWatchdogConfig(), False, [Cause.HEALTHY] * 3 + [Cause.DIVERGENCE, Cause.NONFINITE]),
     ):
-        governor = config.build(num_classes=10)
+        governor = config.build(chance_loss=math.log(10))
         loss_N = np.full(5, 0.1, dtype=np.float32)
         health = governor.start(loss_N)
         for _ in range(5):
@@ -64,7 +64,7 @@ def test_a_high_training_loss_alone_is_no_divergence():
 
 
 def test_without_a_governor_non_finite_hosts_raise_an_error():
-    governor = NoGovernorConfig().build(num_classes=10)
+    governor = NoGovernorConfig().build(chance_loss=math.log(10))
     fine = np.ones(3, dtype=np.float32)
     health = governor.start(fine)
     assert not governor.judge(health, fine, 1e9 * fine).rollback_N.any()
@@ -92,6 +92,6 @@ def test_invalid_config_is_refused(field, value, rule):
 
 def test_abstract_governors_name_the_missing_method():
     with pytest.raises(TypeError, match="define build"):
-        GovernorConfig().build(num_classes=2)
+        GovernorConfig().build(chance_loss=1.0)
     with pytest.raises(TypeError, match="define judge"):
         Governor().judge(newborn(np.ones(1, dtype=np.float32), 1), *[np.ones(1, dtype=np.float32)] * 2)

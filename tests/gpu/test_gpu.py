@@ -23,6 +23,7 @@ WORLDS = {
     "cnn": (["task=digits"], "conv_light"),
     "mlp": (["task=digits_mlp", "blueprint=[mlp_small]"], "mlp_small"),
     "transformer": (["task=python_text", "task.epoch_samples=128", "task.valid_samples=16"], "lora"),
+    "numbers": (["task=diabetes", "task.epoch_samples=128", "task.valid_samples=0", "blueprint=[mlp_small]"], "mlp_small"),
     "deployed": (
         ["task=digits_drift", "task.events.count=[1]", "task.events.last=2", "task.pretrain=1", "task.pretrain_pool=2"],
         "conv_light",
@@ -64,6 +65,14 @@ def _state(env: Environment, world: str) -> list[torch.Tensor]:
 def test_shards_of_one_host_have_the_numbers_of_one_program(world: str, tmp_path: Path) -> None:
     alone = environment(world, tmp_path, ["cuda:0"], "devices.cuda:0.members_per_shard=1")
     np.testing.assert_allclose(grown(world, alone), grown(world, environment(world, tmp_path)), rtol=0.02)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_streamed_data_gives_the_bits_of_resident_data(world: str, tmp_path: Path) -> None:
+    streamed = environment(world, tmp_path, ["cuda:0"], "devices.cuda:0.resident=false")
+    np.testing.assert_array_equal(grown(world, streamed), grown(world, environment(world, tmp_path)))
+    (data,) = streamed.pool._data.values()
+    assert data.train_x.device.type == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second CUDA device on this machine")

@@ -7,8 +7,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.growth import loss
-from esper.growth.loss import LastSegment, member_losses
+from esper.growth.loss import LastSegment
 from esper.growth.network import GrowingNetwork
+from esper.growth.objective import CLASSIFICATION
 from esper.hosts.transformer import TransformerConfig
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.optimisers.sgd import SGDConfig
@@ -117,7 +118,7 @@ def test_a_head_that_is_no_linear_map_is_computed_as_a_whole(monkeypatch):
     monkeypatch.setattr(loss, "LOGITS", 1)
     head = nn.Sequential(nn.Linear(2, 5), nn.Softplus())
     x, y = torch.randn(4, 3, 2), torch.randint(5, (1, 12))
-    assert LastSegment(head, x, 1).losses(y).equal(member_losses(head(x).view(1, 12, 5), y))
+    assert LastSegment(head, x, 1).losses(y).equal(CLASSIFICATION.mean_losses(head(x).view(1, 12, 5), y))
 
 
 @pytest.mark.parametrize("chosen", [torch.tensor([2, 0]), slice(1, 3)])
@@ -127,4 +128,4 @@ def test_only_chosen_members_count(monkeypatch, chosen):
     whole = LastSegment(head, x, 3).losses(y, chosen)
     monkeypatch.setattr(loss, "LOGITS", 1)
     torch.testing.assert_close(LastSegment(head, x, 3).losses(y, chosen), whole)
-    torch.testing.assert_close(whole, member_losses(head(x).view(3, 6, 5)[chosen], y))
+    torch.testing.assert_close(whole, CLASSIFICATION.mean_losses(head(x).view(3, 6, 5)[chosen], y))

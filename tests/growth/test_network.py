@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from esper.fusion.layout import Layout
-from esper.growth.loss import member_losses
+from esper.growth.objective import CLASSIFICATION
 from esper.lifecycle.roles import Blend, Incubation
 from esper.seeds.slot_gradients import GradientHooks
 from tests.reference_host import variants
@@ -206,7 +206,7 @@ def test_variants_have_no_side_effects(grown):
 def test_member_losses_are_mean_cross_entropies():
     logits, targets = torch.randn(3, 8, 10), torch.randint(10, (3, 8))
     wanted = [nn.functional.cross_entropy(*pair) for pair in zip(logits, targets, strict=True)]
-    assert torch.allclose(member_losses(logits, targets), torch.stack(wanted))
+    assert torch.allclose(CLASSIFICATION.mean_losses(logits, targets), torch.stack(wanted))
 
 
 @pytest.mark.parametrize("layout", list(Layout))

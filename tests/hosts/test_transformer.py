@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from esper.fusion.fuse import Fleet, flatten_parameters
 from esper.fusion.layout import Layout, by_member, side_by_side
-from esper.growth.loss import member_losses
+from esper.growth.objective import CLASSIFICATION
 from esper.hosts.base import slot_specs
 from esper.hosts.transformer import TransformerConfig
 
@@ -93,11 +93,11 @@ def test_a_fused_host_matches_losses_and_gradients(float64, members, tied):
     assert fleet.flat.shape[1] == sum(parameter.numel() for parameter in hosts[0].parameters())
     assert flatten_parameters(fleet.member(members - 1)).equal(flatten_parameters(hosts[-1]))
     x, y = tokens[:, :, :-1], tokens[:, :, 1:].flatten(1)
-    losses = member_losses(by_member(fleet.bind()(side_by_side(x)), members), y)
+    losses = CLASSIFICATION.mean_losses(by_member(fleet.bind()(side_by_side(x)), members), y)
     wanted = torch.stack([F.cross_entropy(host(a).flatten(0, 1), b) for host, a, b in zip(hosts, x, y, strict=True)])
     assert losses.shape == (members,)
     assert torch.allclose(losses, wanted, atol=1e-12)
-    assert member_losses(by_member(fleet.bind()(side_by_side(x)), members), y.unflatten(1, (4, 9))).equal(losses)
+    assert CLASSIFICATION.mean_losses(by_member(fleet.bind()(side_by_side(x)), members), y.unflatten(1, (4, 9))).equal(losses)
     losses.sum().backward()
     wanted.sum().backward()
     for row, host in zip(fleet.flat.grad, hosts, strict=True):

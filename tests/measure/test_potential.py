@@ -8,8 +8,8 @@ from torch import nn
 
 from esper.fusion.layers import ChannelScale
 from esper.fusion.layout import Layout, side_by_side
-from esper.growth.loss import member_losses
 from esper.growth.network import GrowingNetwork
+from esper.growth.objective import CLASSIFICATION
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
@@ -102,7 +102,7 @@ def network_of(layout):
 def captured(network, x, y, count=None, spots=0):
     """Return the gradients of each slot, captured in a training step."""
     hooks = GradientHooks(MEMBERS, count, spots=spots)
-    member_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
+    CLASSIFICATION.mean_losses(network.forward(side_by_side(x), hooks), y).sum().backward()
     return hooks.gradients()
 
 

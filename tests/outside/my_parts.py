@@ -78,7 +78,7 @@ class GrimConfig(GovernorConfig):
     limit: float = 0.0
     """Highest loss of a healthy host [nats]."""
 
-    def build(self, *, num_classes: int) -> Governor:
+    def build(self, *, chance_loss: float) -> Governor:
         return Grim(self)
 
 

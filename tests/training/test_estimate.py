@@ -111,6 +111,26 @@ def test_the_memory_of_a_gpu_counts_what_lies_there(monkeypatch: pytest.MonkeyPa
         subject.check_memory(config)
 
 
+def test_data_counts_where_it_is_kept_in_its_smallest_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:0")
+    memory = {gpu: 24e9, torch.device("cpu"): 1e12}
+    monkeypatch.setattr(subject, "find_device", lambda name: gpu)
+    monkeypatch.setattr(subject, "capacity", lambda device: memory[device])
+    text = ["task=python_text", "task.valid_samples=16"]
+
+    def sizes(*overrides: str) -> list[float]:
+        """Memory for data on the GPU and in the machine."""
+        places = estimate(check([*text, *overrides])).places
+        return [sum(part.bytes for part in places[place] if part.name == "the data") for place in memory]
+
+    on_gpu, in_memory = sizes()
+    assert in_memory / on_gpu == pytest.approx(16 / 3, rel=1e-3)  # two int64 against a byte and an int16
+    assert sizes("task.mapped=true") == pytest.approx([on_gpu * 4 / 3, 0], rel=1e-3)  # both in one array of int16
+    assert sizes("devices.auto.resident=false") == [0, in_memory]
+    memory[gpu] = 1.9 * on_gpu
+    assert sizes() == [0, in_memory]
+
+
 def whole_numbers(node: Any, where: str = "") -> Iterator[tuple[Any, str, str]]:
     """All whole numbers of a config: their owner, field and key."""
     parts = {field.name: getattr(node, field.name) for field in fields(node)} if is_dataclass(node) else node

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import threading
 import time
 import warnings
 
@@ -49,6 +50,15 @@ def test_a_killed_run_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     for resumed_run in (folder, copied):
         assert same(newest(resumed_run)["agent"], newest(whole)["agent"])
         assert untimed(resumed_run) == untimed(whole)
+
+
+def test_a_run_on_streamed_data_resumes_to_the_numbers_of_resident_data(whole, tmp_path):
+    Trainer(config("devices.auto.resident=false"), tmp_path).run()
+    find_checkpoint(str(tmp_path), "resume").unlink()  # and again from the second update on
+    Trainer(config("devices.auto.resident=false"), tmp_path).run()
+    assert untimed(tmp_path) == untimed(whole)
+    assert same(newest(tmp_path)["agent"], newest(whole)["agent"])
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
 def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, capsys):

@@ -1,0 +1,29 @@
+"""Arrays in a temporary file instead of memory, for data sets that exceed it."""
+
+from collections.abc import Iterable
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def joined(parts: Iterable[npt.NDArray[Any]], *, mapped: bool) -> Tensor:
+    """Return the parts, at least one, concatenated along their first axis.
+
+    Args:
+        parts: arrays of one type and of equal shapes but for the first axis.
+        mapped: if true, they are written to a file without a name, in the folder that the variable TMPDIR names, as they come.
+            The file vanishes with the tensor.
+    """
+    if not mapped:
+        return torch.from_numpy(np.concatenate(list(parts)))
+    rows, last = 0, np.empty(0)
+    with TemporaryFile() as file:
+        for last in parts:
+            file.write(np.ascontiguousarray(last).data)
+            rows += len(last)
+        file.flush()
+        return torch.from_numpy(np.memmap(file, last.dtype, "r+", shape=(rows, *last.shape[1:])))

@@ -1,0 +1,76 @@
+"""Regression tasks: a sample is a row of numbers, its target a number."""
+
+# n rows, C columns
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from esper.growth.objective import Numbers, Objective, RegressionLoss
+from esper.ranges import check_ranges
+from esper.task.base import TaskConfig
+from esper.task.data import Data, TaskError
+from esper.task.drifts import Drift, noise
+
+SHARE = 0.2
+"""Share of the rows held out for validation, and again for testing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RegressionConfig(TaskConfig):
+    """Fields of all regression tasks."""
+
+    default_host: ClassVar[str] = "mlp"
+    default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "mlp_small", "mlp")
+    standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox")}
+    drifts: ClassVar[Mapping[str, Drift]] = {"noise": noise}
+
+    objective: RegressionLoss = RegressionLoss.mse
+    """Loss of the hosts: mse, the mean squared error, or huber, which limits the influence of outliers. The score is R2."""
+    delta: float = 1.0
+    """Error where the Huber loss passes from a square to a line, > 0 [standard deviations of the training targets]. Lower:
+    outliers count less. No effect with objective=mse."""
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        check_ranges("task", self, {"(0, inf)": ["delta"]})
+        if self.label_noise != [0.0]:
+            raise ValueError("task.label_noise exchanges classes, and the targets of this task are numbers: leave it out")
+
+    def build_objective(self) -> Objective:
+        return Numbers(self.objective, self.delta)
+
+
+def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shuffle: np.random.Generator, name: str) -> Data:
+    """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
+
+    Rows become images `[n, C, 1, 1]`, which every host reads that reads images.
+
+    Args:
+        rows: numbers of each sample.
+        targets: target of each sample.
+        shuffle: stream of the order.
+        name: name of the table in errors.
+
+    Raises:
+        TaskError: there are too few rows, or the targets of a set are all equal.
+    """
+    held_out = round(SHARE * len(targets))
+    if held_out < 2:
+        raise TaskError(f"{name} has {len(targets)} rows, and a division into three sets needs at least 8: add rows")
+    order = shuffle.permutation(len(targets))
+    parts = {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
+    if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
+        raise TaskError(f"{name} has equal targets in all rows of the {constant[0]} set, so R2 is undefined: add other rows")
+    tensors: dict[str, Any] = {}
+    for axis, whole in (("x", rows), ("y", targets)):
+        mean, std = whole[parts["train"]].mean(0), whole[parts["train"]].std(0)
+        scaled = ((whole - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
+        scaled = scaled[:, :, None, None] if axis == "x" else scaled
+        tensors |= {f"{part}_{axis}": torch.from_numpy(scaled[chosen]) for part, chosen in parts.items()}
+    return Data(**tensors, num_classes=1)

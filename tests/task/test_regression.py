@@ -1,0 +1,97 @@
+"""Regression tasks: tables, their errors, and a run that people read as R2."""
+
+import json
+
+import numpy as np
+import pytest
+
+from esper.growth.objective import Numbers, RegressionLoss
+from esper.hosts.mlp import MLPConfig
+from esper.task.data import TaskError
+from esper.task.diabetes import DiabetesConfig
+from esper.task.loading import load_task
+from esper.task.table_file import TableFileConfig
+from esper.telemetry.tags import in_terms_of
+from tests.forked import run_forked
+
+GOOD = "size,price,rooms\n" + "".join(f"{row % 7},{3 * row},{row % 3}\n" for row in range(40))
+
+
+def table(folder, content=GOOD, **fields):
+    (folder / "table.csv").write_text(content)
+    return TableFileConfig(file=str(folder / "table.csv"), batch_size=8, **fields)
+
+
+def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
+    data = table(tmp_path, target="price").load(0)
+    assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [24, 8, 8]
+    assert data.train_x.shape[1:] == (2, 1, 1)
+    for part in (data.train_x.squeeze(), data.train_y):
+        np.testing.assert_allclose(part.mean(0), 0, atol=1e-6)
+        np.testing.assert_allclose(part.std(0, correction=0), 1, atol=1e-6)
+    whole = np.concatenate([part.numpy() for part in (data.train_y, data.valid_y, data.test_y)])
+    steps = np.diff(np.sort(whole))
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-3)  # prices rise by 3
+    assert table(tmp_path).load(0).train_x.shape == (24, 2, 1, 1)
+    assert not table(tmp_path, split_seed=1, target="price").load(0).valid_y.equal(data.valid_y)
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "message"),
+    [
+        (None, {}, "which does not exist: set task.file to a CSV file"),
+        ("", {}, "does not name at least two different columns"),
+        ("a,a\n1,2\n", {}, "does not name at least two different columns"),
+        ("a,b\n1,2\n3\n", {}, "row 3 has 1 values and the first line 2"),
+        ("a,b\n1,x\n", {}, "row 2, column b holds 'x', which is no finite number"),
+        ("a,b\n1,inf\n", {}, "row 2, column b holds 'inf', which is no finite number"),
+        ("a,b\n1,2\n3,4\n", {}, "has 2 rows, and a division into three sets needs at least 8: add rows"),
+        ("a,b\n" + "1,2\n" * 20, {}, "has equal targets in all rows of the valid set, so R2 is undefined: add other rows"),
+        (GOOD, {"target": "cost"}, "task.target=cost is no column of .*: choose from size, price, rooms"),
+        (GOOD, {"valid_samples": 1}, "task.valid_samples=1 leaves only equal targets, so R2 is undefined: raise it"),
+    ],
+)
+def test_a_table_that_cannot_be_learnt_is_named_in_one_sentence(tmp_path, content, fields, message):
+    config = table(tmp_path, content or "", **fields)
+    if content is None:
+        (tmp_path / "table.csv").unlink()
+    with pytest.raises(TaskError, match=message) as found:
+        load_task(config, MLPConfig())
+    assert "\n" not in str(found.value)
+
+
+def test_the_loss_is_chosen_by_name():
+    assert DiabetesConfig().build_objective() == Numbers()
+    assert DiabetesConfig(objective=RegressionLoss.huber, delta=0.3).build_objective() == Numbers(RegressionLoss.huber, 0.3)
+    data = DiabetesConfig().load(0)
+    assert [len(part) for part in (data.train_y, data.valid_y, data.test_y)] == [266, 88, 88]
+    assert DiabetesConfig().build(MLPConfig()).chance_loss == pytest.approx(1.0, rel=1e-5)
+
+
+def test_texts_about_accuracy_keep_their_keys():
+    text = "Accuracy and accuracy_greedy of reward=accuracy_minus_rent; accuracies"
+    assert in_terms_of("R2", text) == "R2 and R2_greedy of reward=accuracy_minus_rent; R2"
+    assert in_terms_of("accuracy", text) == text
+
+
+def test_train_evaluate_and_compare_print_r2(tmp_path):
+    """With informed seeds, pretrained hosts, drifts and streamed data along the way."""
+    tiny = ["task=diabetes", "hosts=4", "steps=4", "updates=2", "gates.min_training=1", "gates.min_blending=1"]
+    tiny += ["blueprint=[mlp_small]", "blueprint.mlp_small.init=informed", "optimiser.learning_rate=0.02"]
+    drift = ["task.events.kinds=[noise]", "task.events.first=1", "task.events.last=2"]
+    pretrained = ["task.pretrain=1", "task.pretrain_pool=2", "task.pretrain_folder=pool"]
+    arms = {
+        "squared": ["agent.hidden=8", "agent.minibatches=1", "agent.epochs=1", "devices.auto.resident=false"],
+        "huber": ["agent=random", "task.objective=huber", *drift, *pretrained, "counterfactuals.at_end=[shapley]"],
+    }
+    done = [run_forked("esper.train", *tiny, *own, f"hydra.run.dir={tmp_path}/{arm}", cwd=tmp_path) for arm, own in arms.items()]
+    done.append(run_forked("esper.evaluate", "checkpoint=squared", "hosts=4", "controllers=[wait]", "online=true", cwd=tmp_path))
+    done.append(run_forked("esper.compare", "squared", "huber", "hosts=4", "baselines=[wait]", cwd=tmp_path))
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    for text in [*(one.stdout for one in done), (tmp_path / "squared" / "report.html").read_text()]:
+        assert "R2" in text
+        assert "ccuracy" not in text
+    (numbers,) = (tmp_path / "squared").glob("evaluation_*.json")
+    rows = {row["controller"]: row for row in json.loads(numbers.read_text())["rows"]}
+    assert -100 <= rows["wait"]["accuracy"]["mean"] <= 100
