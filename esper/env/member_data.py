@@ -166,3 +166,17 @@ class MemberData:
 
 def _on(part: Tensor | None, device: torch.device) -> Tensor | None:
     return None if part is None else part.to(device)
+
+
+def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
+    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
+    if resident is not None:
+        return resident
+    return not data.mapped if free is None else 2 * data.packed_bytes() <= free
+
+
+def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
+    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
+    packed = data if data.mapped else data.packed()
+    resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
+    return replace(packed.to(device) if resident else packed, mapped=not resident)

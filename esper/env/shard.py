@@ -7,7 +7,7 @@ another process. All of its tensors are on its device; results are copied once p
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -81,20 +81,6 @@ def find_device(name: str) -> torch.device:
             "choose devices=[cpu], or leave devices out"
         )
     return device
-
-
-def is_resident(data: Data, resident: bool | None, free: float | None) -> bool:
-    """Return whether the data is kept on a device with so much free memory [bytes], None for a CPU; see `DeviceConfig`."""
-    if resident is not None:
-        return resident
-    return not data.mapped if free is None else 2 * data.packed_bytes() <= free
-
-
-def place_data(data: Data, device: torch.device, resident: bool | None) -> Data:
-    """Return the data on a device, or where it is, with `mapped` set, if it is streamed."""
-    packed = data if data.mapped else data.packed()
-    resident = is_resident(data, resident, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None)
-    return replace(packed.to(device) if resident else packed, mapped=not resident)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device, place_data
+from esper.env.member_data import place_data
+from esper.env.shard import CPU_MEMBERS, DeviceConfig, Shard, TrainReport, find_device
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig

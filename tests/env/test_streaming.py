@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from esper.env.host_sampler import EpochOrder, HostSampler
-from esper.env.member_data import MemberData
+from esper.env.member_data import MemberData, place_data
 from esper.env.prefetch import AHEAD, Prefetch
-from esper.env.shard import Shard, place_data
+from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
