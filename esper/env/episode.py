@@ -79,8 +79,9 @@ class Episode(EpisodeRecord):
         events = rollbacks | {name: info[name] for name in ("suspect", "vetoed")}
         self.tally.update({"pruned": int(pruned.sum())} | {name: int(which_N.sum()) for name, which_N in events.items()})
         self.tally["retired"] = int(info["retired"].sum())
-        self.tally["overflows"] += int(np.nansum(info["overflows"]))
-        self.loss_scale = float(np.fmin.reduce(info["scale"]))
+        if "scale" in info:
+            self.tally["overflows"] += int(info["overflows"].sum())
+            self.loss_scale = float(np.fmin.reduce(info["scale"]))
         # A rolled-back host has the fossils of its last healthy step again.
         healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
         kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)

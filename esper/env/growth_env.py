@@ -185,9 +185,9 @@ class GrowthEnv(Environment):
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
         )
-        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N, "overflows": report.overflows_M}
+        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N} | _scaling(report)
         info["fossilized"] = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N, "scale": report.scale_M}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
@@ -354,6 +354,13 @@ class GrowthEnv(Environment):
     def _test_accuracy(self, alpha_NS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the accuracy of each host with these alphas on the test split `[N]` [pp]."""
         return self.pool.validate(alpha_NS[None], test=True).accuracy_VM[0]
+
+
+def _scaling(report: TrainReport) -> dict[str, Array]:
+    """Return the overflows and the loss scale of each host; nothing without loss scales."""
+    if np.isnan(report.scale_M).all():
+        return {}
+    return {"overflows": np.nan_to_num(report.overflows_M), "scale": report.scale_M}
 
 
 def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:

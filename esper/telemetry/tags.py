@@ -142,7 +142,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("governor/rollbacks_decline", "count", "Hosts rolled back because their loss stayed above their usual range."),
     Metric("governor/suspect", "count", "Host epochs with a loss above the usual range or at chance, without rollbacks."),
     Metric("governor/vetoed", "count", "Steps of a host in which the governor vetoed an operation that was otherwise legal."),
-    Metric("governor/overflows", "count", "Batches of a host in which a gradient overflowed in fp16, and a step was skipped."),
+    Metric("governor/overflows", "count", "Batches of a host with an overflow and a skipped step; only with precision=fp16."),
     Metric("governor/retired", "count", "Hosts frozen at their last snapshot after too many rollbacks without recovery."),
     Metric("time/rollout_seconds", "s", "Time spent in the rollout: hosts train and the controller acts."),
     Metric("time/act_seconds", "s", "Part of rollout_seconds in which the controller chooses actions."),

@@ -14,8 +14,7 @@ def test_a_run_in_bf16(tmp_path):
     devices = yaml.safe_load((tmp_path / "run/.hydra/config.yaml").read_text())["devices"]
     assert devices["auto"]["precision"] == "bf16"
     (row,) = untimed(tmp_path / "run")
-    assert row["governor/overflows"] == 0
-    assert "host/loss_scale" not in row, "there is none"
+    assert not {"governor/overflows", "host/loss_scale"} & row.keys(), "there is no loss scale"
 
 
 def test_a_run_in_fp16_shows_its_loss_scales(tmp_path):
@@ -24,4 +23,5 @@ def test_a_run_in_fp16_shows_its_loss_scales(tmp_path):
     assert done.returncode == 0
     (row,) = untimed(tmp_path / "run")
     assert 1 <= row["host/loss_scale"] <= 4096
+    assert row["governor/overflows"] >= 0
     assert row["governor/rollbacks_nonfinite"] == 0
