@@ -20,8 +20,8 @@ from paired_timing import claim, in_turn, ratio, timed
 
 from esper.env.actions import Head
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig

@@ -17,8 +17,9 @@ from gpu import images
 from paired_timing import in_turn, print_comparison
 
 from esper.cli.overrides import check
+from esper.env.devices import find_device
 from esper.env.host_sampler import HostSampler
-from esper.env.shard import Shard, find_device
+from esper.env.shard import Shard
 from esper.fusion.precision import Precision
 from esper.lifecycle.roles import Roles
 from esper.task.base import Task

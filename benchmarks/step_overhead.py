@@ -22,8 +22,8 @@ from paired_timing import claim
 
 from esper.config import GROUPS
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.gates import StrictConfig

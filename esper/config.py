@@ -34,9 +34,9 @@ from esper.buffer.window import WindowConfig
 from esper.checkpoint import CheckpointsConfig
 from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig
 from esper.env.sandbox import SandboxConfig
-from esper.env.shard import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
 from esper.governor.watchdog import StrictWatchdogConfig, TolerantWatchdogConfig, WatchdogConfig

@@ -10,8 +10,8 @@ import pytest
 
 from esper.env.actions import PINNED, Head
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.shard import DeviceConfig
 from esper.fusion.precision import Precision
 from esper.governor.base import GovernorConfig
 from esper.governor.watchdog import WatchdogConfig

@@ -6,7 +6,7 @@ import torch
 
 from esper.checkpoint import load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
-from esper.env.shard import check_precision, find_device
+from esper.env.devices import find_device, find_precision
 from esper.env.shard_pool import largest_shard
 from esper.growth.compatibility import check_host, check_seeds
 from esper.hosts.base import slot_specs
@@ -40,7 +40,7 @@ def _check_devices(config: Config) -> None:
     names: dict[tuple[str, int], str] = {}
     for name in config.devices:
         device = find_device(name)
-        check_precision(name, config.devices[name].precision)
+        find_precision(name, config.devices[name].precision)
         other = names.setdefault((device.type, device.index or 0), name)
         if other != name:
             raise ConfigError(f"devices {other} and {name} are the same device on this machine: name it once")

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, legal_values, parameters_legal
-from esper.env.shard import DeviceConfig
+from esper.env.devices import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.checkpoint import CheckpointError, DiskError, disk, encode, entries, load, write_whole
+from esper.env.devices import DeviceConfig, find_device, find_precision
 from esper.env.host_sampler import HostSampler
-from esper.env.shard import DeviceConfig, find_device
 from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
 from esper.hosts.base import HostConfig
@@ -116,7 +116,8 @@ class Pretrained:
         facts += [task.batch_size, task.epoch_samples, task.augmentation, task.data.num_classes, task.objective]
         facts += [replace(self.optimiser, seeds=SeedSettingsConfig())]
         facts += [view.timetable for view in views if view.timetable]
-        facts += [self.devices[name].precision] * (self.devices[name].precision is not Precision.fp32)
+        precision = find_precision(name, self.devices[name].precision)
+        facts += [precision] * (precision is not Precision.fp32)
         digest = hashlib.sha256(repr([*facts, replace(self.host, frozen=False)]).encode())
         with suppress(OSError, TypeError):  # a class without a file
             digest.update(inspect.getsource(sys.modules[type(hosts[0]).__module__]).encode())

@@ -6,7 +6,6 @@ another process. All of its tensors are on its device; results are copied once p
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.checkpoint import Notice
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import MemberData
 from esper.fusion.precision import Precision
@@ -27,7 +25,6 @@ from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.measure.counterfactuals import Measurement
 from esper.measure.potential import SAMPLES, SPOTS
 from esper.optimisers.base import OptimiserConfig
-from esper.ranges import check_ranges
 from esper.seeding import torch_stream
 from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import GradientHooks, SlotGradients
@@ -53,64 +50,6 @@ every use, at twice the cost of computing with them."""
 GPU_FEATURES = 2**28
 """Maximum number of feature values per measurement on a GPU, 1 GB; at least those of one sample. Higher: more memory for logits
 of a large vocabulary."""
-
-
-@dataclass(kw_only=True, slots=True)
-class DeviceConfig:
-    """How hosts train on a device; the device's name is its key in the config."""
-
-    members_per_shard: int = 0
-    """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many
-    as fit the cache, at most 16. Shards run in parallel threads. Results are the same for every value up to float rounding."""
-
-    tune: bool = False
-    """If true, times sizes of shards before training and takes the fastest in the place of `members_per_shard`, which the run
-    then keeps. Two runs of one command may take different sizes, and differ by float rounding."""
-    resident: bool | None = None
-    """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
-    from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
-    mapped. Results are the same."""
-    precision: Precision = Precision.fp32
-    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
-    loss scale for each host. Weights, optimisers, losses, batch statistics and the policy are in single precision anyway."""
-
-    def __post_init__(self) -> None:
-        check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
-        if self.tune and self.members_per_shard:
-            raise ValueError("devices.<name>.tune=true finds members_per_shard by timing: leave out one of the two")
-
-
-def find_device(name: str) -> torch.device:
-    """Return the torch device of this name; auto is the first GPU, or the CPU where there is none.
-
-    Raises:
-        ValueError: this machine does not have the device.
-    """
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ValueError(
-            f"devices=[{name}] is not on this machine, which has {count} CUDA device{'s' * (count != 1)}: "
-            "choose devices=[cpu], or leave devices out"
-        )
-    return device
-
-
-def check_precision(name: str, precision: Precision) -> None:
-    """Check that a device of this machine computes in a precision, and notify the user where it is slow.
-
-    Raises:
-        ValueError: it does not, or this machine does not have the device.
-    """
-    device = find_device(name)
-    if precision is Precision.bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        chip = torch.cuda.get_device_name(device)
-        raise ValueError(f"devices.{name}.precision=bf16 needs a GPU that computes in it, and {chip} does not: choose fp16")
-    if precision is Precision.fp16 and device.type == "cpu":
-        slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
-        warnings.warn(slow, Notice, stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.env.devices import DeviceConfig, find_device, find_precision
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import place_data
-from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, DeviceConfig, Shard, TrainReport, check_precision, find_device
+from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard, TrainReport
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -69,9 +70,7 @@ class ShardPool:
         self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
         self.optimiser = optimiser
         self._num_hosts = num_hosts
-        for name, config in devices.items():
-            check_precision(name, config.precision)
-        self._precision = {find_device(name): config.precision for name, config in devices.items()}
+        self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
         # At most one thread per shard: kernels this small do not benefit from more threads, which spin while they wait for each

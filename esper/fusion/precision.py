@@ -22,6 +22,8 @@ class Precision(StrEnum):
     """8 bits of mantissa, and the range of single precision."""
     fp16 = "fp16"
     """11 bits of mantissa, and numbers up to 65,504: gradients need a loss scale."""
+    auto = "auto"
+    """Half precision where the device is made for it; see `env.devices`."""
 
 
 HALF = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}

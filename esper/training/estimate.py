@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from esper.config import Config, ConfigError
 from esper.env import observation as obs
 from esper.env.actions import VALUES, Op
+from esper.env.devices import find_device
 from esper.env.member_data import is_resident
-from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH, find_device
+from esper.env.shard import CAPTURED_BATCHES, CPU_FEATURES, GPU_FEATURES, VALIDATION_BATCH
 from esper.env.shard_pool import available_cores, fitting_members
 from esper.growth.loss import LOGITS
 from esper.hosts.base import slot_specs

@@ -20,7 +20,7 @@ import torch
 
 from esper.checkpoint import DiskError, write_whole
 from esper.config import ConfigError
-from esper.env.shard import find_device
+from esper.env.devices import find_device
 from esper.training.interrupt import Stopped
 
 FILE = "run.json"

@@ -1,4 +1,4 @@
-"""Timing of shard sizes on the hosts of a run, for `devices.<name>.tune`.
+"""What devices leave to the machine: precision, and by timing on the hosts of a run the size of shards (`devices.<name>.tune`).
 
 A candidate trains the hosts of the first episode for a few batches, with a seed in every second one. Sizes are halved from all
 hosts of the device down to single ones, until two in a row are slower than the fastest before them.
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
+from esper.env.devices import DeviceConfig, find_precision
 from esper.env.growth_env import GrowthEnv
-from esper.env.shard import DeviceConfig
 from esper.task.instances import Split
 from esper.training.environment import build_env
 
@@ -48,27 +48,25 @@ class Tuned(NamedTuple):
 
 
 def tuned(config: Config) -> Tuned:
-    """Time the shard sizes of every device with `tune=true`.
+    """Replace what devices leave to the machine: `precision=auto`, and the shard sizes of devices with `tune=true`, by timing.
 
     Raises:
         ConfigError: the environment trains no hosts.
+        ValueError: a device is not on this machine.
     """
-    seconds = dict[str, Mapping[int, float]]()
+    seconds, devices = dict[str, Mapping[int, float]](), dict[str, DeviceConfig]()
     for rank, (name, device) in enumerate(config.devices.items()):
+        found = devices[name] = replace(device, precision=find_precision(name, device.precision), tune=False)
         if device.tune:
             share = config.hosts * (rank + 1) // len(config.devices) - config.hosts * rank // len(config.devices)
-            seconds[name] = _timed(config, name, device, share)
-    fastest = {name: min(times, key=times.__getitem__) for name, times in seconds.items()}
-    devices = {
-        name: replace(device, members_per_shard=fastest[name], tune=False) if name in fastest else device
-        for name, device in config.devices.items()
-    }
-    return Tuned(replace(config, devices=devices) if fastest else config, seconds)
+            times = seconds[name] = _timed(config, name, found, share)
+            devices[name] = replace(found, members_per_shard=min(times, key=times.__getitem__))
+    return Tuned(config if devices == config.devices else replace(config, devices=devices), seconds)
 
 
 def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[int, float]:
     """Return the time of a round by hosts per shard [s]."""
-    alone = replace(config, devices={name: replace(device, tune=False)})
+    alone = replace(config, devices={name: device})
     with closing(build_env(alone, split=Split.TRAINING, hosts=hosts)) as env:
         if not isinstance(env, GrowthEnv):
             raise ConfigError(

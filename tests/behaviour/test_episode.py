@@ -9,8 +9,8 @@ import numpy as np
 from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig
-from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig

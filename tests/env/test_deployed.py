@@ -11,9 +11,9 @@ from esper.cli.overrides import check
 from esper.config import HOSTS
 from esper.env.actions import Op
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.env.pretrained import Pretrained
-from esper.env.shard import DeviceConfig
 from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
 from esper.governor.watchdog import StrictWatchdogConfig

@@ -8,8 +8,8 @@ import torch
 
 from esper.env.actions import Head, Op
 from esper.env.base import EnvParts
+from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
-from esper.env.shard import DeviceConfig
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig

@@ -8,7 +8,7 @@ import torch
 
 from esper.checkpoint import Notice
 from esper.env.actions import Op
-from esper.env.shard import check_precision
+from esper.env.devices import find_precision
 from esper.fusion.precision import HALF, Precision
 from esper.governor.base import Cause
 from esper.governor.off import NoGovernorConfig
@@ -121,11 +121,11 @@ def test_fp16_on_a_cpu_is_said_to_be_slow(make_env):
 
 
 def test_a_gpu_without_bf16_is_refused(monkeypatch):
-    monkeypatch.setattr("esper.env.shard.find_device", torch.device)
+    monkeypatch.setattr("esper.env.devices.find_device", torch.device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    check_precision("cuda:0", Precision.bf16)
+    assert find_precision("cuda:0", Precision.auto) is find_precision("cuda:0", Precision.bf16) is Precision.bf16
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.raises(ValueError, match=r"^devices\.cuda:0\.precision=bf16 needs a GPU .* Tesla T4 does not: choose fp16$"):
-        check_precision("cuda:0", Precision.bf16)
-    check_precision("cuda:0", Precision.fp16)
+        find_precision("cuda:0", Precision.bf16)
+    assert find_precision("cuda:0", Precision.auto) is find_precision("cuda:0", Precision.fp16) is Precision.fp16

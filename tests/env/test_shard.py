@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
+from esper.env.devices import DeviceConfig, find_device
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import DeviceConfig, Shard, find_device
+from esper.env.shard import Shard
 from esper.env.shard_pool import ShardPool, deal, fitting_members, return_memory
 from esper.fusion.layout import side_by_side
 from esper.growth.network import GrowingNetwork

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from esper.config import ConfigError
+from esper.fusion.precision import Precision
 from esper.training import tune_shards
 from esper.training.tune_shards import tuned
 from tests.forked import run_forked
@@ -69,6 +70,13 @@ def test_a_run_says_what_it_found_and_keeps_it(tmp_path):
     again = run_forked("esper.train", f"resume={tmp_path / 'run'}", "updates=4", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())[1]["tuned"] == {}
+
+
+def test_a_run_keeps_the_precision_that_auto_chose(monkeypatch):
+    config = small_run.config("devices=[cpu]", "devices.cpu.precision=auto")
+    assert tuned(config).config.devices["cpu"].precision is Precision.fp32
+    monkeypatch.setattr(tune_shards, "find_precision", lambda name, precision: Precision.bf16)
+    assert tuned(config).config.devices["cpu"].precision is Precision.bf16
 
 
 def test_an_environment_from_outside_without_hosts_is_refused(monkeypatch):

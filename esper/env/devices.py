@@ -1,0 +1,75 @@
+"""Devices of hosts: their config, and what this machine has."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from esper.checkpoint import Notice
+from esper.fusion.precision import Precision
+from esper.ranges import check_ranges
+
+
+@dataclass(kw_only=True, slots=True)
+class DeviceConfig:
+    """How hosts train on a device; the device's name is its key in the config."""
+
+    members_per_shard: int = 0
+    """Hosts trained as one fused program, at least 0; 0 takes all of the device's hosts on a GPU, and on a CPU as many
+    as fit the cache, at most 16. Shards run in parallel threads. Results are the same for every value up to float rounding."""
+
+    tune: bool = False
+    """If true, times sizes of shards before training and takes the fastest in the place of `members_per_shard`, which the run
+    then keeps. Two runs of one command may take different sizes, and differ by float rounding."""
+    resident: bool | None = None
+    """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
+    from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
+    mapped. Results are the same."""
+
+    precision: Precision = Precision.fp32
+    """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
+    loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch
+    statistics and the policy are in single precision anyway."""
+
+    def __post_init__(self) -> None:
+        check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})
+        if self.tune and self.members_per_shard:
+            raise ValueError("devices.<name>.tune=true finds members_per_shard by timing: leave out one of the two")
+
+
+def find_device(name: str) -> torch.device:
+    """Return the torch device of this name; auto is the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: this machine does not have the device.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"devices=[{name}] is not on this machine, which has {count} CUDA device{'s' * (count != 1)}: "
+            "choose devices=[cpu], or leave devices out"
+        )
+    return device
+
+
+def find_precision(name: str, precision: Precision) -> Precision:
+    """Return the precision in which a device of this machine computes, and notify the user where it is slow.
+
+    Raises:
+        ValueError: the device does not compute in it, or this machine does not have the device.
+    """
+    device = find_device(name)
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision is Precision.auto:
+        half = Precision.bf16 if has_bf16 else Precision.fp16
+        return half if device.type == "cuda" else Precision.fp32
+    if precision is Precision.bf16 and device.type == "cuda" and not has_bf16:
+        chip = torch.cuda.get_device_name(device)
+        raise ValueError(f"devices.{name}.precision=bf16 needs a GPU that computes in it, and {chip} does not: choose fp16")
+    if precision is Precision.fp16 and device.type == "cpu":
+        slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
+        warnings.warn(slow, Notice, stacklevel=2)
+    return precision
