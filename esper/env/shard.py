@@ -41,7 +41,7 @@ kernels, whose features leave the cache; see benchmarks/README.md."""
 CAPTURED_BATCHES = 2
 """Batches from which informed seeds get their initial weights. More: less noise, and slower germination."""
 CHECK_EVERY = 4
-"""Check for non-finite losses every N batches. Higher: fewer GPU syncs, more wasted work."""
+"""Check for non-finite losses every N batches, on a CPU. Higher: more wasted work."""
 VALIDATION_BATCH = 512
 """Samples measured at once: bounds memory, without effect on the result."""
 CPU_FEATURES = 2_000_000
@@ -179,8 +179,8 @@ class Shard:
         """Train every member on its own order of the training samples.
 
         Members are one program: a member with a non-finite loss is computed with the others, whose numbers do not depend on it
-        but for float rounding. The epoch is cut short once no member is finite. Frozen hosts in which no seed learns are computed
-        on the last batch only.
+        but for float rounding. On a CPU the epoch is cut short once no member is finite. Frozen hosts in which no seed learns
+        are computed on the last batch only.
 
         Args:
             order: samples of each member; only whole batches are used.
@@ -195,7 +195,7 @@ class Shard:
         retired_M = np.zeros(self.members, dtype=np.bool_) if retired_M is None else retired_M
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
-        taught = bool(taught_M.any())
+        taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # a GPU would have to be waited for
         with self.views.batches([index_MB for index_MB, _ in (batches[-1:] if in_vain or not taught else batches)]):
             for step, batch in enumerate(batches):
                 last = step == len(batches) - 1
@@ -203,9 +203,9 @@ class Shard:
                     continue
                 losses += self._learn_from(*batch, hooks, last=last)
                 network.step(order.progress((step + 0.5) / len(batches)))
-                if step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
+                if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
-        seen = torch.where(taught_M, len(batches), 1)
+        seen = torch.from_numpy(np.where(taught_M, len(batches), 1)).to(self.device)
         columns = [(losses / seen)[:, None], network.take_norms(), network.take_faults()]
         report = torch.cat(columns, 1).cpu().numpy()
         network.restore(retired_M)

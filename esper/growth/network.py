@@ -67,6 +67,8 @@ class Pupils:
     """Members in the pass; a single one of several is computed twice, as in `SeedBank.delta` and for the same reason."""
     members_L: Tensor
     """The members, each once."""
+    taught_M: npt.NDArray[np.bool_]
+    """Which members these are."""
     plan: tuple[ActiveSeeds | None, ...]
     """Their active seeds in each slot."""
 
@@ -181,7 +183,7 @@ class GrowingNetwork:
             for slot in range(len(self.slots))
         )
         hosts = np.repeat(members, 2) if len(members) == 1 else members
-        return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), plan=tuple(plan))
+        return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), taught_M=learns_M, plan=tuple(plan))
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
         """Return the banks of the marked seeds of a slot."""
@@ -277,13 +279,9 @@ class GrowingNetwork:
         backpropagate(loss_L, self._scale(pupils.members_L))
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
-    def taught(self) -> Tensor:
-        """Return which members `teach` computes, bool `[M]`."""
-        taught_M = torch.ones(self.members, dtype=torch.bool, device=self.device)
-        if self._pupils is not None:
-            taught_M[:] = False
-            taught_M[self._pupils.members_L] = True
-        return taught_M
+    def taught(self) -> npt.NDArray[np.bool_]:
+        """Return which members `teach` computes `[M]`."""
+        return np.ones(self.members, dtype=np.bool_) if self._pupils is None else self._pupils.taught_M
 
     def capture(self, x: Tensor, y_MB: Tensor) -> list[SlotGradients]:
         """Return the gradients of each slot on a batch, in evaluation mode; nothing is changed."""
