@@ -33,8 +33,7 @@ class Program:
     """Hosts as one program, with or without compilation."""
 
     def __init__(self, task_name: str, members: int, device: torch.device, overrides: list[str]) -> None:
-        kept = ["blueprint=[mlp]"] if task_name == "digits_mlp" else []
-        config = check([f"task={task_name}", *kept, *overrides])
+        config = check([f"task={task_name}", *overrides])
         task = load_task(config.task, config.host)
         self.fleet, self.members = Fleet([task.host(0, Split.TRAINING, 0, host) for host in range(members)], device), members
         self.fleet.flat.requires_grad_(True)

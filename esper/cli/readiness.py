@@ -55,7 +55,7 @@ def _check_hosts(config: Config) -> None:
     data, slots, members = task.data, slot_specs(host), largest_shard(config.hosts, config.devices)
     some = torch.arange(PROBED) % len(data.valid_y)
     wanted = (*data.valid_y[some].shape, data.num_classes)
-    features = check_host(host, same, data.inputs(data.valid_x[some]), wanted, members, named)
+    features = check_host(host, same, data.inputs(data.valid_x[some].contiguous()), wanted, members, named)
     names = tuple(slot.name for slot in slots)
     chosen_S = config.slots.chosen(names, config.choice("slots"))
     used = {slot: h for slot, h, chosen in zip(slots, features, chosen_S, strict=True) if chosen}

@@ -45,8 +45,9 @@ class EpochOrder(NamedTuple):
 
     def batches(self, size: int, device: torch.device) -> list[tuple[Tensor, Tensor | None]]:
         """Return the samples and draws of each whole batch, on a device; one smaller batch if there are fewer samples."""
-        size = min(size, self.samples_NI.shape[1])
-        count = self.samples_NI.shape[1] // size
+        whole = self.samples_NI.shape[1] if self.draws_NI3 is None else self.draws_NI3.shape[1]
+        size = min(size, whole)
+        count = whole // size
         arrays = (self.samples_NI, self.draws_NI3)
         samples, draws = (None if part is None else torch.from_numpy(part).to(device).split(size, 1) for part in arrays)
         assert samples is not None

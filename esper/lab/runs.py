@@ -284,6 +284,8 @@ MAX_BLUEPRINT_SHARE = 0.99
 """Share of germinations of one blueprint above which a policy has collapsed onto it."""
 DATA_KEYS = ("task", "steps")
 """Keys that determine, with hosts times updates, how much data an arm sees."""
+LOSSES = ("task.objective", "task.delta")
+"""Keys of these that change only what hosts minimise."""
 BY_BLOCK = "task.split_seed"
 """Key of these that may differ between blocks (vary_split)."""
 EPISODES = "hosts times updates"
@@ -310,7 +312,10 @@ def anomalies(runs: Sequence[Run]) -> list[str]:
 def _different_data(runs: Sequence[Run]) -> list[str]:
     """Return the ways in which the data of runs of one stratum differ."""
     found: list[str] = []
-    for key in [*dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS), EPISODES]:
+    for key in [
+        *dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS and key not in LOSSES),
+        EPISODES,
+    ]:
         values = [
             (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
         ]

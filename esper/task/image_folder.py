@@ -114,4 +114,4 @@ def _read(path: Path, size: int) -> npt.NDArray[np.uint8]:
                 square = pillow.fit(image.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
         except (SyntaxError, pillow.Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error
-    return np.asarray(square).transpose(2, 0, 1)
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))

@@ -33,12 +33,14 @@ class RegressionConfig(TaskConfig):
     """Loss of the hosts: mse, the mean squared error, or huber, which limits the influence of outliers. The score is R2."""
     delta: float = 1.0
     """Error where the Huber loss passes from a square to a line, > 0 [standard deviations of the training targets]. Lower:
-    outliers count less. No effect with objective=mse."""
+    outliers count less. Only with objective=huber."""
     batch_size: int = 32
 
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         check_ranges("task", self, {"(0, inf)": ["delta"]})
+        if self.objective is RegressionLoss.mse and self.delta != 1.0:
+            raise ValueError("task.delta is a limit of the Huber loss: set task.objective=huber, or leave it out")
         if self.label_noise != [0.0]:
             raise ValueError("task.label_noise exchanges classes, and the targets of this task are numbers: leave it out")
 
@@ -65,8 +67,10 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
         raise TaskError(f"{name} has {len(targets)} rows, and a division into three sets needs at least 8: add rows")
     order = shuffle.permutation(len(targets))
     parts = {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
+    if not np.ptp(targets):
+        raise TaskError(f"{name} has the same target in every row, so there is nothing to predict: name another column")
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
-        raise TaskError(f"{name} has equal targets in all rows of the {constant[0]} set, so R2 is undefined: add other rows")
+        raise TaskError(f"{name} has equal targets in all rows of its {constant[0]} split, so R2 is undefined: add rows")
     tensors: dict[str, Any] = {}
     for axis, whole in (("x", rows), ("y", targets)):
         mean, std = whole[parts["train"]].mean(0), whole[parts["train"]].std(0)

@@ -39,14 +39,16 @@ class TableFileConfig(RegressionConfig):
             with path.open(encoding="utf-8-sig", newline="") as file:
                 lines = [line for line in csv.reader(file) if line]
             names, cells = (lines[0], lines[1:]) if lines else ([], [])
-            if len(names) < 2 or len(set(names)) < len(names):
-                raise ValueError("its first line does not name at least two different columns")
+            if len(names) < 2:
+                raise ValueError("its first line does not name two columns, separated by commas")
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two of its columns have the name {twice[0]}")
             rows = np.empty((len(cells), len(names)))
             for number, (line, row) in enumerate(zip(cells, rows, strict=True), 2):
                 if len(line) != len(names):
-                    raise ValueError(f"row {number} has {len(line)} values and the first line {len(names)}")
+                    raise ValueError(f"line {number} has {len(line)} values and the first line {len(names)}")
                 for place, cell in enumerate(line):
-                    row[place] = _number(cell, f"row {number}, column {names[place]}")
+                    row[place] = _number(cell, f"line {number}, column {names[place]}")
         return names, rows
 
 

@@ -27,6 +27,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("reward=shaped,sparse", "add -m"),
     ("blueprint=norm,conv_light", "add -m .* or write 'blueprint=\\[norm,conv_light\\]'"),
     ("blueprint=[norm,conv_lite]", "no option conv_lite .*; did you mean conv_light?"),
+    ("devices.cpu.tune=true", "has no effect, since devices=\\[auto\\] is chosen: add 'devices=\\[cpu\\]'"),
     ("blueprint=[norm] blueprint.conv_light.kernel=5", "add 'blueprint=\\[norm,conv_light\\]'"),
     ("experiment=healthi", "no option healthi in group experiment: .*; did you mean healthy?"),
     ("sweep=nothing", "choose from ab, ab_reward"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.env.actions import Op
-from esper.env.host_sampler import HostSampler
+from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.task.augment import Augmentation
 from esper.task.instances import Split
@@ -65,6 +65,12 @@ def test_twins_share_augmentation_draws(small_task, monkeypatch):
     assert draws.shape == (4, cohort.samples_per_epoch, 3)
     assert np.array_equal(draws[0], draws[1])
     assert not np.array_equal(draws[1], draws[2])
+
+
+def test_a_large_batch_of_few_samples_has_a_draw_for_each():
+    order = EpochOrder(np.arange(18).reshape(2, 9), np.zeros((2, 6, 3), np.uint8))  # draws are made for whole batches of 6
+    ((samples_MB, draws_MB3),) = order.batches(12, torch.device("cpu"))
+    assert samples_MB.shape == draws_MB3.shape[:2] == (2, 6)
 
 
 def test_seed_stream_names_are_unique_by_host_slot_and_time(small_task):

@@ -102,6 +102,8 @@ def test_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert anomalies([run("a", 32, 10), run("b", 16, 20)]) == []  # equal numbers of host episodes
     (fault,) = anomalies([run("a", 32, 10), run("b", 16, 10)])
     assert fault.startswith("runs see different data: hosts times updates is a 320, b 160")
+    losses = [replace(run(arm, 32, 10), config={"hosts": 32, "task.objective": arm}) for arm in ("mse", "huber")]
+    assert anomalies(losses) == []  # the same data
     # One run was extended afterwards.
     longer = [run(arm, 32, 20 if (arm, block) == ("b", 0) else 10, block) for arm in "ab" for block in range(2)]
     assert "is a 320, b 320 and 640" in anomalies(longer)[0]
