@@ -2,7 +2,8 @@
 
 # N hosts, H heads
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -51,3 +52,7 @@ class Transition:
     """True where the governor rolled the host back in this step."""
     signals: StepSignals | None = None
     """Everything measured in the step; None in an environment that trains no hosts."""
+    paid: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
+    """Terms of the reward by name `[N]`; empty in an environment that does not report them."""
+    cause_N: npt.NDArray[np.int64] | None = None
+    """Cause of each rollback, 0 for none; None in an environment without a governor."""

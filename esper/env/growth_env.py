@@ -158,7 +158,7 @@ class GrowthEnv(Environment):
         """Run one step: act, train, validate, judge, reward, observe."""
         action_NH, self.refused_N = self.permitted(actions)
         before, accuracy_before_N, vetoed_N = self.state, self.accuracy_NH[:, 0].copy(), self._vetoed()
-        known_loss_N = self.loss_N
+        known_loss_N, known_potential_NSK = self.loss_N, self.potential_NSK
         self.act(action_NH)
         report, seen = self._train(last=self.time + 1 == self.num_steps)
         ratio_NS = gradient_ratio(report.seed_norm_MS, report.host_norm_M, self.costs.params.of(self.state), self.host_params)
@@ -184,9 +184,10 @@ class GrowthEnv(Environment):
             steps_left=self.num_steps - self.time,
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
+            potential_before_NSK=known_potential_NSK,
         )
         info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N} | _scaling(report)
-        info["fossilized"] = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
+        info |= {"fossilized": (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)}
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N

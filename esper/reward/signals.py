@@ -2,7 +2,7 @@
 
 # N hosts, S slots
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class StepSignals:
     """True for the last step of the episode."""
     rolled_back_N: npt.NDArray[np.bool_]
     """Hosts that the governor rolled back: the transition ends with the penalty, and its measurements are void."""
+    potential_before_NSK: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    """Growth potential of each blueprint in each slot before the step, NaN where unknown [nats per unit of learning rate]."""
 
     @property
     def ended_N(self) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from esper.telemetry.anomalies import Anomaly
+from esper.telemetry.traces import Table
 
 Hparam = bool | int | float | str
 Rows = Sequence[tuple[str, str]]
@@ -60,6 +61,9 @@ class Writer:
 
     def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the controller's decisions in an update that is written with all details."""
+
+    def trace(self, update: int, table: Table) -> None:
+        """Write the trace of an update: the columns of `telemetry.traces`, one row per host and host epoch."""
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         """Receive an anomaly that starts in this update; `first` is true for its first occurrence in the run."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from esper.telemetry.anomalies import AnomaliesConfig, Findings
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.profile import EPOCHS, UpdateProfile
 from esper.telemetry.tags import PHASES, Value, measured, metric
+from esper.telemetry.traces import Table
 from esper.telemetry.writers import check_writers
 
 
@@ -29,6 +30,9 @@ class TelemetryConfig:
     For telemetry.anomalies.hold updates after an anomaly, every update is written with all details."""
     decisions: bool = True
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
+    trace: bool = True
+    """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
+    decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     profile: bool = False
     """If true, profile the second update, or an only one: its last two host epochs, learning and saving. `profile/` then holds a
     trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten dearest operations of each phase."""
@@ -62,6 +66,9 @@ class QuietConfig(TelemetryConfig):
     Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
+    trace: bool = False
+    """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
+    decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
 
 
 class Telemetry:
@@ -70,7 +77,7 @@ class Telemetry:
     def __init__(self, config: TelemetryConfig, run: RunInfo) -> None:
         """See `TelemetryConfig.build`."""
         self._every, self._detail_every, self._decisions = config.every, config.every * config.detail_every, config.decisions
-        self._update, self._total = run.resume_update, run.total_updates
+        self._trace, self._update, self._total = config.trace, run.resume_update, run.total_updates
         self._seconds = Counter[str]()
         self._profile = UpdateProfile(run.folder / "profile") if config.profile else None
         self._profiled = min(self._update + 2, self._total)
@@ -125,6 +132,7 @@ class Telemetry:
         metrics: Mapping[str, Value],
         findings: Findings | None = None,
         decisions: Sequence[Mapping[str, Any]] = (),
+        trace: Callable[[], Table] | None = None,
     ) -> None:
         """Record an update.
 
@@ -133,6 +141,7 @@ class Telemetry:
             metrics: values by tag; None and NaN are not measured.
             findings: anomalies, if there was a check.
             decisions: records of the controller's decisions.
+            trace: function that returns the trace of the episode, called if it is written.
 
         Raises:
             UnknownTagError: a tag is not in the table, whichever writers there are.
@@ -142,12 +151,16 @@ class Telemetry:
         self._latest.update(values)
         self._seconds.update({tag: values[tag] for tag in PHASES if tag in values})
         findings, last = findings or Findings(), update == self._total
-        detailed = findings.detailed or last or update % self._detail_every == 0
+        regular = last or update % self._detail_every == 0
+        detailed = findings.detailed or regular
         selected = detailed or update % self._every == 0
         written = {tag: value for tag, value in values.items() if detailed or not metric(tag).detail}
+        table = trace() if trace and self._trace and (regular or update == 1) else None
         for writer in self._writers:
             if selected:
                 writer.write(update, written)
+            if table:
+                writer.trace(update, table)
             if detailed and self._decisions and decisions:
                 writer.decisions(update, decisions)
             writer.show(update, values)

@@ -12,12 +12,13 @@ from typing import Any, cast
 from esper.checkpoint import FileError, disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
+from esper.telemetry.traces import Table, trace_of_update, traced_updates, write_trace
 
 
 @dataclass(kw_only=True, slots=True)
 class JsonlConfig(WriterConfig):
-    """JSON lines: `metrics.jsonl`, `times.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; and costs of hosts and seeds,
-    `costs.json`."""
+    """JSON lines: `metrics.jsonl`, `times.jsonl`, `decisions.jsonl`, anomalies in `events.jsonl`; traces of episodes in
+    `trace/`; and costs of hosts and seeds, `costs.json`."""
 
     def build(self, run: RunInfo) -> "JsonlWriter":
         return JsonlWriter(run.folder, resume_update=run.resume_update)
@@ -77,7 +78,11 @@ class JsonlWriter(Writer):
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """See `Lines`."""
-        self._costs = folder / "costs.json"
+        self._folder, self._costs = folder, folder / "costs.json"
+        for update, path in traced_updates(folder).items():
+            if update > resume_update:
+                with disk(f"remove {path}"):
+                    path.unlink()
         names = ("metrics", "times", "decisions", "events")
         self._metrics, self._times, self._decisions, self._events = (
             Lines(folder / f"{name}.jsonl", resume_update=resume_update) for name in names
@@ -95,6 +100,9 @@ class JsonlWriter(Writer):
 
     def decisions(self, update: int, records: Sequence[Mapping[str, Any]]) -> None:
         self._decisions.append(update, *records)
+
+    def trace(self, update: int, table: Table) -> None:
+        write_trace(trace_of_update(self._folder, update), table)
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool = False) -> None:
         self._events.append(update, {"event": "anomaly", **asdict(anomaly)})

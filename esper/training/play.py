@@ -58,6 +58,8 @@ def play(
                 is_init_N=is_init_N,
                 rolled_back_N=info.get("rolled_back", no_host_N),
                 signals=info.get("signals"),
+                paid=info.get("components", {}),
+                cause_N=info.get("cause"),
             )
             record(transition)
         episode.add(info, reward_N)

@@ -3,6 +3,7 @@
 import time
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from esper.training.play import play
 from esper.training.provenance import Provenance
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
+from esper.training.trace import Trace
 from esper.training.tune_shards import tuned
 
 
@@ -70,7 +72,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         """Update whose policy has the highest return so far, and that return: that of the hosts that it trained to learn from."""
         self._last: EpisodeRecord | None = None
-        self._log = DecisionLog(self.env.layout, 0)
+        self._log, self._trace = DecisionLog(self.env.layout, 0), Trace(self.env.layout)
 
     def run(self) -> None:
         """Train hosts under the controller, and let it learn after each episode.
@@ -110,7 +112,8 @@ class Trainer:
                     metrics, begun = episode.metrics() | learned | {"time/save_seconds": saving}, time.perf_counter()
                     with marked("save"):
                         # Before the checkpoint: a resumed run removes later records.
-                        telemetry.update(self.update, metrics, self.findings, self._log.records)
+                        trace = partial(self._trace.table, episode)
+                        telemetry.update(self.update, metrics, self.findings, self._log.records, trace)
                         self.checkpoints.save(self.state_dict(), self.update, best=self.best["update"] if self.best else None)
                         provenance.save(self.update)
                     saving = time.perf_counter() - begun
@@ -131,6 +134,7 @@ class Trainer:
 
         def record(transition: Transition) -> None:
             self._log.add(transition)
+            self._trace.add(transition)
             if self.learner:
                 self.learner.observe(transition)
 
@@ -138,7 +142,7 @@ class Trainer:
         if self.env.episode != number:
             with asked.without_delay():
                 self.env.reset(options={"episode": number})
-        self._log = DecisionLog(self.env.layout, self.update + 1)
+        self._log, self._trace = DecisionLog(self.env.layout, self.update + 1), Trace(self.env.layout)
         if self.learner:
             self.learner.begin(self.update)
         self._last = play(self.env, self.agent, record=record, progress=progress)

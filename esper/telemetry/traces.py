@@ -1,0 +1,76 @@
+"""Files of traces: gzipped CSV, one row per host and host epoch. The columns are those of `training.trace`."""
+
+import csv
+import gzip
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from esper.checkpoint import FileError, disk, write_whole
+
+FOLDER = "trace"
+"""Folder of the traces in that of a run."""
+VERSION = 1
+"""Version of the columns; it goes up when a column changes its meaning or goes away."""
+Table = dict[str, list[Any]]
+"""Columns by name; None where a value does not exist or was not measured."""
+_UPDATE = re.compile(r"update_(\d{6,})\.csv\.gz")
+
+
+def trace_of_update(folder: Path, update: int) -> Path:
+    """Return the file of an update's trace in the folder of a run."""
+    return folder / FOLDER / f"update_{update:06d}.csv.gz"
+
+
+def trace_of_evaluation(folder: Path, update: int, controller: str) -> Path:
+    """Return the file of the trace of a controller on held-out hosts, after an update of the policy."""
+    return folder / FOLDER / f"held_out_{update:06d}_{controller}.csv.gz"
+
+
+def traced_updates(folder: Path) -> dict[int, Path]:
+    """Return the files of the traces in training by update, in rising order."""
+    found = ((_UPDATE.fullmatch(path.name), path) for path in (folder / FOLDER).glob("update_*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def write_trace(path: Path, table: Mapping[str, list[Any]]) -> None:
+    """Write a trace atomically; equal tables give equal files.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    with disk(f"create {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def read_trace(path: Path) -> Table:
+    """Return a trace: numbers as floats, names as strings, and None where there is no value.
+
+    Raises:
+        FileError: the file is not a trace of this version.
+    """
+    try:
+        with gzip.open(path, "rt", newline="") as file:
+            head, *rows = csv.reader(file)
+        table = {name: [_value(cell) for cell in column] for name, column in zip(head, zip(*rows, strict=True), strict=True)}
+        if set(table["version"]) != {VERSION}:
+            raise FileError(f"{path} is a trace of another version of Esper: remove it, or read it with pandas")
+    except (OSError, EOFError, ValueError, KeyError, csv.Error) as error:
+        raise FileError(f"{path} is damaged: remove it") from error
+    return table
+
+
+def _value(cell: str) -> float | str | None:
+    if not cell:
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
