@@ -32,6 +32,7 @@ from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
 from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.per_host import OBJECTIVES, PREFIX, HostSearch, check_method, names
+from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.stats.intervals import Interval
 from esper.telemetry.tags import in_terms_of
@@ -185,6 +186,8 @@ def main(arguments: list[str]) -> None:
         with writing_reports(folder):
             write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
         print(f"numbers: {out}")
+        if (folder / CHECKPOINTS).is_dir():
+            print(f"page: {write_page(folder, hosts=0)}")
 
 
 if __name__ == "__main__":

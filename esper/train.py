@@ -48,6 +48,10 @@ def main(cfg: DictConfig) -> None:
         try:
             shown, named = rehearsal.announced, context.name
             Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown).run()
+            if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
+                from esper.page.page import page_at_the_end
+
+                page_at_the_end(folder, shown_hosts, lead=f"{named}: " if named else "")
             if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
                 from esper.lab.tuning import score_tuned  # late: it imports the statistics
 

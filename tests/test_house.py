@@ -24,10 +24,11 @@ ROWS = (
     ("training",),
     ("cli",),
     ("lab",),
-    ("train", "evaluate", "compare"),
+    ("page",),
+    ("train", "evaluate", "compare", "report"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
-DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}
+DOOR = {"config", "training", "cli", "lab", "page", *ROWS[-1]}
 """Rooms that may know Hydra and OmegaConf."""
 MAX_LINES, MAX_FUNCTION = 400, 60
 LONG = {

@@ -223,6 +223,8 @@ BAD: list[tuple[str, str]] = [
     ("telemetry.writers=[{jsonl:{},console:{}}]", "telemetry.writers must hold names, or settings"),
     ("telemetry.writers=[{jsonl:{path:x}}]", "telemetry.writers=jsonl does not take {'path': 'x'}"),
     ("telemetry.detail_every=0", "telemetry.detail_every"),
+    ("telemetry.page_hosts=-1", "telemetry.page_hosts"),
+    ("telemetry.page_hosts=1", "telemetry.page_hosts=1 gives no interval"),
     ("telemetry.anomalies.ratio=1", "telemetry.anomalies.ratio must be above 1, got 1.0: the default is 20.0"),
     ("telemetry.anomalies.gradient_below=200", "telemetry.anomalies.gradient_below must be below gradient_above=100.0"),
 ]

@@ -52,7 +52,10 @@ _COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 @contextmanager
 def hydra_at_conf() -> Generator[ConfigLoader]:
-    """Initialise Hydra with the YAML folder, without running a command."""
+    """Initialise Hydra with the YAML folder, without running a command; inside a run, Hydra is ready."""
+    if GlobalHydra.instance().is_initialized():
+        yield GlobalHydra.instance().config_loader()
+        return
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield GlobalHydra.instance().config_loader()
 
@@ -67,6 +70,16 @@ def quoted(value: str) -> str:
 def check(overrides: list[str], *, config_name: str = "config") -> Config:
     """Return the typed config of one run; see `plan_run`."""
     return plan_run(overrides, config_name=config_name)[0][0]
+
+
+def config_of(overrides: list[str]) -> Config:
+    """Return the typed config of these overrides, without looking at its folder.
+
+    Raises:
+        ConfigError: the overrides do not give a valid config.
+    """
+    with hydra_at_conf() as loader:
+        return _job(loader, overrides, "config")[0]
 
 
 def plan_run(overrides: list[str], *, config_name: str = "config") -> tuple[list[Config], Path]:

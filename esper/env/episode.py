@@ -4,7 +4,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from esper.phases import PhaseTimes
 from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
 from esper.reward.table import SHAPING
+from esper.task.events import Event
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -63,6 +64,8 @@ class Episode(EpisodeRecord):
     """FLOPs of validating each host so far, counterfactuals included."""
     test_accuracy_N: FloatArray | None = None
     """Committed accuracy on the test split [pp]; None if not measured."""
+    timetable: list[Sequence[Event]] = field(default_factory=list[Sequence[Event]])
+    """Events of each host; known at the end, and to nobody before."""
     online_N: FloatArray | None = None
     """Mean over the host epochs of the accuracy on the test split, with all seeds as they are [pp]; None if not measured."""
 
@@ -96,7 +99,7 @@ class Episode(EpisodeRecord):
         assert self.costs is not None
         final, self.phases = info["final_info"], self.times.take()
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
-        self.instance, self.test_accuracy_N = final["instance"], final.get("test_accuracy")
+        self.instance, self.timetable, self.test_accuracy_N = final["instance"], final["timetable"], final.get("test_accuracy")
         self.online_N = final.get("online_accuracy")
         self.committed = self.costs.committed(self.kept_NS, self.blend_NS)
 

@@ -167,8 +167,7 @@ class GrowthEnv(Environment):
         unseen_N = np.isinf(report.seed_norm_MS).any(axis=1) | ~report.finite_M
         train_loss_N = np.where(unseen_N, np.inf, report.loss_M)
         verdict = self.governor.judge(self.guard.health, train_loss_N, self.loss_N)
-        self.time += 1
-        self.foresight_NF = self._foresight_TNF[self.time]
+        self.time, self.foresight_NF = self.time + 1, self._foresight_TNF[self.time + 1]
         signals = StepSignals(
             before=before,
             after=self.state,
@@ -205,7 +204,7 @@ class GrowthEnv(Environment):
         info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
         observation = self.observation()
         if signals.last:
-            final: dict[str, Any] = {"instance": self.sampler.instances()}
+            final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
             if self.test_at_end:
                 final["test_accuracy"] = self._test_accuracy(self._committed_alpha())
             if self.test_online:

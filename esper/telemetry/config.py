@@ -33,6 +33,9 @@ class TelemetryConfig:
     trace: bool = True
     """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
     decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
+    page_hosts: int = 24
+    """Held-out hosts that `run.html`, written at the end of the run, shows, at least 2 and at most `hosts` of the run; 0 writes
+    no page. Higher: narrower intervals, a longer end: up to three episodes of these hosts."""
     profile: bool = False
     """If true, profile the second update, or an only one: its last two host epochs, learning and saving. `profile/` then holds a
     trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten dearest operations of each phase."""
@@ -40,7 +43,9 @@ class TelemetryConfig:
     """Thresholds of anomalies in learning, as in telemetry.anomalies.entropy_share=0.05."""
 
     def __post_init__(self) -> None:
-        check_ranges("telemetry", self, {"[1, inf]": ["every", "detail_every"]})
+        check_ranges("telemetry", self, {"[1, inf]": ["every", "detail_every"], "[0, inf]": ["page_hosts"]})
+        if self.page_hosts == 1:
+            raise ValueError("telemetry.page_hosts=1 gives no interval: use at least 2, or 0 for no page")
         if "jsonl" not in check_writers(self.writers):
             warnings.warn(
                 "telemetry.writers leaves jsonl out, so there will be no metrics.jsonl, which esper.compare and sweep=tune need: "
@@ -69,6 +74,9 @@ class QuietConfig(TelemetryConfig):
     trace: bool = False
     """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
     decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
+    page_hosts: int = 0
+    """Held-out hosts that `run.html`, written at the end of the run, shows, at least 2 and at most `hosts` of the run; 0 writes
+    no page. Higher: narrower intervals, a longer end: up to three episodes of these hosts."""
 
 
 class Telemetry:

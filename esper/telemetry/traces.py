@@ -17,6 +17,7 @@ VERSION = 1
 Table = dict[str, list[Any]]
 """Columns by name; None where a value does not exist or was not measured."""
 _UPDATE = re.compile(r"update_(\d{6,})\.csv\.gz")
+_HELD_OUT = re.compile(r"held_out_(\d{6,})_(\d+)_hosts_(\w+)\.csv\.gz")
 
 
 def trace_of_update(folder: Path, update: int) -> Path:
@@ -24,15 +25,29 @@ def trace_of_update(folder: Path, update: int) -> Path:
     return folder / FOLDER / f"update_{update:06d}.csv.gz"
 
 
-def trace_of_evaluation(folder: Path, update: int, controller: str) -> Path:
-    """Return the file of the trace of a controller on held-out hosts, after an update of the policy."""
-    return folder / FOLDER / f"held_out_{update:06d}_{controller}.csv.gz"
+def trace_of_evaluation(folder: Path, update: int, hosts: int, controller: str) -> Path:
+    """Return the file of the trace of a controller on so many held-out hosts, after an update of the policy."""
+    return folder / FOLDER / f"held_out_{update:06d}_{hosts}_hosts_{controller}.csv.gz"
 
 
 def traced_updates(folder: Path) -> dict[int, Path]:
     """Return the files of the traces in training by update, in rising order."""
     found = ((_UPDATE.fullmatch(path.name), path) for path in (folder / FOLDER).glob("update_*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def traced_evaluation(folder: Path) -> tuple[int, dict[str, Path]]:
+    """Return the newest traces on held-out hosts by controller, of the largest number of hosts, and the update of their policy.
+
+    The update is 0 if there are none.
+    """
+    found = ((_HELD_OUT.fullmatch(path.name), path) for path in sorted((folder / FOLDER).glob("held_out_*")))
+    sets: dict[tuple[int, int], dict[str, Path]] = {}
+    for match, path in found:
+        if match:
+            sets.setdefault((int(match[1]), int(match[2])), {})[match[3]] = path
+    newest = max(sets, default=None)
+    return (0, {}) if newest is None else (newest[0], sets[newest])
 
 
 def write_trace(path: Path, table: Mapping[str, list[Any]]) -> None:

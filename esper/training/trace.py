@@ -2,6 +2,7 @@
 
 # T steps, N hosts, S slots, K blueprints
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from esper.env.episode import Episode
 from esper.governor.base import Cause
 from esper.lifecycle.stages import OCCUPIED, Stage
 from esper.reward.signals import StepSignals
+from esper.task.events import Event
 from esper.telemetry.traces import VERSION, Table
 
 DIGITS = 5
@@ -37,7 +39,7 @@ class Trace:
         Args:
             episode: the record of the whole episode.
         """
-        steps, layout = self._steps, self._layout
+        steps = self._steps
         assert steps, "an episode has at least one step"
         num_hosts, num_steps = len(episode.return_N), len(steps)
         stacked: dict[str, npt.NDArray[Any]] = {
@@ -46,6 +48,10 @@ class Trace:
             "epoch": np.repeat(np.arange(1, num_steps + 1)[:, None], num_hosts, axis=1),
             "kind": np.tile(np.array(episode.instance, dtype=object), (num_steps, 1)),
         }
+        if isinstance(episode, Episode) and any(episode.timetable):
+            stacked["events"] = np.array(
+                [[_events(one, epoch) for one in episode.timetable] for epoch in range(num_steps)], object
+            )
         rows = [self._decisions(step) | self._measurements(step) for step in steps]
         stacked |= {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         stacked |= {name: _at_the_end(value_N, num_steps) for name, value_N in self._results(episode).items()}
@@ -126,9 +132,16 @@ class Trace:
         }
 
 
+def _events(timetable: Sequence[Event], epoch: int) -> str | None:
+    """Return the events that start or begin to wane in a host epoch, counted from 0."""
+    starts = [event.kind for event in timetable if event.start == epoch]
+    wanes = [f"{event.kind} ends" for event in timetable if event.end == epoch]
+    return ", ".join([*starts, *wanes]) or None
+
+
 def _where(mask_N: npt.NDArray[np.bool_], value_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values where the mask is set, None elsewhere."""
-    return np.where(mask_N, value_N.astype(object), None)
+    return np.array([value if kept else None for kept, value in zip(mask_N, value_N, strict=True)], dtype=object)
 
 
 def _at_the_end(value_N: npt.NDArray[Any], num_steps: int) -> npt.NDArray[Any]:

@@ -1,0 +1,194 @@
+"""Everything that the page of a run shows, read from its folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esper.checkpoint import Checkpoints, load_run
+from esper.cli.help import as_typed
+from esper.cli.overrides import config_of
+from esper.config import CHECKPOINTS, Config
+from esper.page import findings
+from esper.page.curves import SHOWN, Chart, curves, reward_tags
+from esper.page.packing import packed, selection
+from esper.telemetry.jsonl import read_records
+from esper.telemetry.tags import PHASES
+from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
+from esper.training.config_io import dotted, flat, from_plain, to_plain
+from esper.training.provenance import FILE, read
+
+MOST_TRACES = 9
+"""Most traces of training on a page, which keeps it below a megabyte."""
+NEVER = "wait"
+MISSING = object()
+NAMES = {"policy": "held-out hosts, drawn actions", "policy_greedy": "held-out hosts, most probable actions", NEVER: ""}
+"""Names of the traces on held-out hosts; that of never growing serves as reference."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """The contents of a page."""
+
+    title: str
+    subtitle: str
+    score: str
+    sentences: list[str]
+    """What the policy did and was worth on held-out hosts; empty without their traces."""
+    cards: list[findings.Card]
+    curves: dict[str, list[Chart]]
+    terms: list[Chart]
+    """Reward by term."""
+    traces: list[dict[str, Any]]
+    anomalies: list[str]
+    costs: list[tuple[str, str]]
+    changed: list[tuple[str, str, str]]
+    """Key, value and default of what differs from the defaults."""
+    config: list[tuple[str, str]]
+    """All keys."""
+    history: list[dict[str, Any]]
+    """The records of `run.json`."""
+    folder: str
+
+
+def gather(folder: Path) -> Contents:
+    """Read the folder of a run; it may still be training, or have been killed.
+
+    Raises:
+        ConfigError: the checkpoint was written by another version.
+        FileError: a file is damaged.
+    """
+    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    assert newest is not None, "the caller has looked"
+    state = load_run(newest)
+    config = from_plain(state["config"])
+    score = config.task.build_objective().score
+    records = _metrics(folder)
+    update, held_out = traced_evaluation(folder)
+    tables = {name: read_trace(path) for name, path in held_out.items() if name in NAMES}
+    history = read(folder / FILE)
+    agent = config.choice("agent")
+    return Contents(
+        title=f"{agent} on {config.choice('task')}",
+        subtitle=_subtitle(config, state["update"], history),
+        score=score,
+        sentences=_sentences(folder, tables, update, agent, score),
+        cards=_cards(folder, tables, score),
+        curves={group: found for group, tags in SHOWN.items() if (found := curves(records, tags, score))},
+        terms=curves(records, reward_tags(records), score),
+        traces=_traces(folder, tables, update),
+        anomalies=_anomalies(folder),
+        costs=_costs(folder, records, history),
+        changed=_changed(config),
+        config=[(key, as_typed(value)) for key, value in sorted(flat(to_plain(config)).items())],
+        history=history,
+        folder=str(folder),
+    )
+
+
+def _metrics(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics and times of all written updates."""
+    if not (folder / "metrics.jsonl").exists():
+        return []
+    records = read_records(folder / "metrics.jsonl")
+    times = {record["update"]: record for record in read_records(folder / "times.jsonl")} if records else {}
+    return [times.get(record["update"], {}) | record for record in records]
+
+
+def _subtitle(config: Config, update: int, history: Sequence[Mapping[str, Any]]) -> str:
+    status = history[-1].get("status", "") if history else ""
+    state = {"finished": "", "running": ", not finished when this page was written"}.get(status, f", {status}")
+    updates = f"{update} of {config.updates} updates" if update < config.updates else _count(update, "update")
+    hosts = f"{_count(config.hosts, 'host')} x {_count(config.steps, 'epoch')}"
+    return f"{updates} of {hosts}, reward {config.choice('reward')}, seed {config.seed}{state}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _sentences(folder: Path, tables: Mapping[str, Table], update: int, agent: str, score: str) -> list[str]:
+    if not {"policy", NEVER} <= tables.keys():
+        return []
+    table, never = tables["policy"], tables[NEVER]
+    sentences = [findings.verdict(table, never, name=f"agent={agent} after {_count(update, 'update')}", score=score)]
+    if found := _rival(folder):
+        name, difference, hosts = found
+        sentences.append(
+            f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return on {hosts} hosts."
+        )
+    return [*sentences, *findings.habits(table), findings.failures(table, never)]
+
+
+def _cards(folder: Path, tables: Mapping[str, Table], score: str) -> list[findings.Card]:
+    if not {"policy", NEVER} <= tables.keys():
+        return []
+    cards = findings.cards(tables["policy"], tables[NEVER], score=score)
+    if found := _rival(folder):
+        name, difference, _ = found
+        cards.insert(1, findings.Card(value=f"{findings.signed(difference)} points", label=f"return beyond {name}"))
+    return cards
+
+
+def _rival(folder: Path) -> tuple[str, Any, str] | None:
+    """Return the best rival of the newest evaluation on the run's own kind of hosts; see `findings.rivals`."""
+    reports: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("evaluation_*.json")):
+        with suppress(OSError, ValueError):
+            reports.append(json.loads(path.read_text()))
+    found = [rival for report in reports if not report.get("transfer") and (rival := findings.rivals(report))]
+    return found[-1] if found else None
+
+
+def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict[str, Any]]:
+    """Return the traces for the slider: training first, then held-out hosts."""
+    updates = traced_updates(folder)
+    shown = [packed(f"update {one}, training hosts", read_trace(updates[one])) for one in selection(list(updates), MOST_TRACES)]
+    never = tables.get(NEVER)
+    named = {name: text for name, text in NAMES.items() if name in tables and text}
+    return shown + [packed(f"after update {update}, {text}", tables[name], never) for name, text in named.items()]
+
+
+def _anomalies(folder: Path) -> list[str]:
+    path = folder / "events.jsonl"
+    if not path.exists():
+        return []
+    records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    found = [record for record in records if record.get("event") == "anomaly"]
+    return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
+
+
+def _costs(folder: Path, records: Sequence[Mapping[str, float]], history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return name and value of what the run cost."""
+    wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
+    rows = [("time", f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, over {len(history)} process(es)")]
+    totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
+    if total := sum(totals.values()):
+        rows.append(
+            ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
+        )
+    if records and "host/training_flops" in records[-1]:
+        each = records[-1]["host/training_flops"] + records[-1].get("host/measuring_flops", 0.0)
+        rows.append(("FLOPs", f"{each:.3g} for each host in the last update, training and validation"))
+    if (folder / "costs.json").exists():
+        host = json.loads((folder / "costs.json").read_text()).get("host", {})
+        rows.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
+    if history:
+        devices = ", ".join(f"{name} ({text})" for name, text in history[-1].get("devices", {}).items())
+        rows.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
+    return rows
+
+
+def _changed(config: Config) -> list[tuple[str, str, str]]:
+    """Return what differs from the defaults: key, value, default. Keys of another option of a group are compared with those
+    of that option."""
+    own, default = to_plain(config), to_plain(config_of([]))
+    chosen = {group: choice for group, choice in own["choices"].items() if choice != default["choices"][group]}
+    rows = [(group, as_typed(choice), as_typed(default["choices"][group])) for group, choice in chosen.items()]
+    alike = dotted(to_plain(config_of([f"{group}={as_typed(choice)}" for group, choice in chosen.items()]))["values"])
+    for key, value in sorted(dotted(own["values"]).items()):
+        if key != "resume" and alike.get(key, MISSING) != value:
+            rows.append((key, as_typed(value), "" if key not in alike else as_typed(alike[key])))
+    return rows

@@ -1,0 +1,162 @@
+"""What a policy did on held-out hosts, and what it was worth: intervals and sentences, from traces."""
+
+# N hosts
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.page.packing import slots_of
+from esper.stats.intervals import Interval, mean_interval
+from esper.telemetry.traces import Table
+
+FEW = 3
+"""Most hosts that a sentence names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """A number at the top of the page."""
+
+    value: str
+    label: str
+
+
+def results(table: Table, column: str) -> npt.NDArray[np.float64]:
+    """Return a result of every host `[N]`, NaN where it was not measured."""
+    steps = round(max(table["epoch"]))
+    values = table.get(column, [None] * len(table["epoch"]))[steps - 1 :: steps]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def gain(table: Table, never: Table, column: str) -> Interval | None:
+    """Return the mean difference between a controller and never growing on the same hosts; None if it was not measured."""
+    difference_N = results(table, column) - results(never, column)
+    return mean_interval(difference_N) if np.isfinite(difference_N).all() else None
+
+
+def cards(table: Table, never: Table, *, score: str) -> list[Card]:
+    """Return the numbers at the top of the page."""
+    unit = "pp" if score == "accuracy" else "points"
+    found: list[Card] = []
+    if worth := gain(table, never, "return"):
+        found.append(Card(value=f"{signed(worth)} points", label="return beyond never growing"))
+    if better := gain(table, never, "test_accuracy"):
+        found.append(Card(value=f"{signed(better)} {unit}", label=f"test {score} beyond never growing"))
+        level = "%" if score == "accuracy" else ""
+        found.append(
+            Card(value=f"{results(table, 'test_accuracy').mean():.1f} {level}".strip(), label=f"test {score} of what was kept")
+        )
+    kept_N = results(table, "parameters_kept")
+    if np.isfinite(kept_N).all():
+        found.append(Card(value=f"{kept_N.mean():,.0f}", label="parameters kept per host"))
+    return found
+
+
+def signed(interval: Interval) -> str:
+    """Return an interval such as "+13.9 ± 2.6"."""
+    return f"{interval.mean:+.1f} ± {interval.half_width:.1f}"
+
+
+def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
+    """Return the sentence that says whether growing paid on held-out hosts."""
+    hosts = len(results(table, "return"))
+    worth, better = gain(table, never, "return"), gain(table, never, "test_accuracy")
+    where = f"on {hosts} held-out hosts (mean ± half of the 95 % interval, paired by host)"
+    if worth is None:
+        return f"The return of {name} could not be compared with never growing {where}."
+    if worth.low > 0:
+        sentence = f"{name} beats never growing by {worth} points of return"
+    elif worth.high < 0:
+        sentence = f"{name} is worse than never growing, by {-worth.mean:.1f} ± {worth.half_width:.1f} points of return"
+    else:
+        sentence = f"No difference in return between {name} and never growing was shown ({signed(worth)} points)"
+    accuracy = "" if better is None else f", and changes test {score} by {signed(better)} {'pp' if score == 'accuracy' else ''}"
+    return f"{sentence}{accuracy.rstrip()} {where}."
+
+
+def habits(table: Table) -> list[str]:
+    """Return sentences about what the controller plants: how many seeds, when, where, and whether that depends on the host."""
+    planted = plantings(table)
+    hosts = len(results(table, "return"))
+    if not planted:
+        return ["It plants nothing."]
+    per_host = Counter(one["host"] for one in planted)
+    epochs = [one["epoch"] for one in planted]
+    most = Counter(f"{one['blueprint']} in {one['slot']}" for one in planted).most_common(2)
+    choices = " and ".join(f"{name} ({count / len(planted):.0%})" for name, count in most)
+    sentences = [
+        f"It plants in {len(per_host)} of {hosts} hosts, {len(planted) / hosts:.1f} seeds per host, most often {choices}.",
+        f"Half of the seeds are planted by epoch {np.median(epochs):g} of {round(max(table['epoch']))}.",
+    ]
+    by_kind: dict[str, Counter[str]] = {}
+    for one in planted:
+        by_kind.setdefault(one["kind"], Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
+    if 1 < len(by_kind) <= 8:
+        favourites = {kind: counts.most_common(1)[0] for kind, counts in sorted(by_kind.items())}
+        listed = "; ".join(f"{kind}: {name} ({count / by_kind[kind].total():.0%})" for kind, (name, count) in favourites.items())
+        alike = "the same for all kinds" if len({name for name, _ in favourites.values()}) == 1 else "not the same for all kinds"
+        sentences.append(f"The most frequent choice is {alike} of hosts: {listed}. The controller is not told the kind.")
+    return sentences
+
+
+def plantings(table: Table) -> list[dict[str, Any]]:
+    """Return the seeds planted: host, kind, epoch, slot, blueprint, and `contribution`, the last one measured [pp]."""
+    steps, slots = round(max(table["epoch"])), slots_of(table)
+    refused = table.get("refused", [0] * len(table["op"]))
+    found: list[dict[str, Any]] = []
+    for row, op in enumerate(table["op"]):
+        if op != "germinate" or refused[row]:
+            continue
+        slot = table["slot"][row]
+        one = {name: table[name][row] for name in ("kind", "slot", "blueprint")}
+        one |= {"host": row // steps, "epoch": row % steps + 1, "contribution": None}
+        if slot in slots:
+            one["contribution"] = _last_contribution(table, row, steps, slot)
+        found.append(one)
+    return found
+
+
+def _last_contribution(table: Table, row: int, steps: int, slot: str) -> float | None:
+    """Return the last measured contribution of the seed that was planted in this row, until it is gone or the episode ends."""
+    last = None
+    for later in range(row, (row // steps + 1) * steps):
+        if later > row and (table["op"][later] == "germinate" and table["slot"][later] == slot):
+            break
+        value = table[f"{slot}.contribution"][later]
+        last = value if value is not None else last
+    return last
+
+
+def failures(table: Table, never: Table) -> str:
+    """Return the sentence about hosts that end with a lower return than without growth, and about rollbacks."""
+    worse_N = results(table, "return") - results(never, "return")
+    hosts = np.flatnonzero(worse_N < 0)
+    rolled = [round(host) for host, cause in zip(table["host"], table["rolled_back"], strict=True) if cause is not None]
+    parts: list[str] = []
+    if len(hosts):
+        worst = hosts[np.argsort(worse_N[hosts])][:FEW]
+        named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
+        parts.append(
+            f"{len(hosts)} of {len(worse_N)} hosts return less than without growth; the worst: {named}, in points of return."
+        )
+    else:
+        parts.append(f"None of {len(worse_N)} hosts returns less than without growth.")
+    parts.append(f"{len(rolled)} rollbacks." if rolled else "No rollbacks.")
+    return " ".join(parts)
+
+
+def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, str] | None:
+    """Return the best controller of an evaluation beside the policy: its name, the policy's return minus its own, and how many
+    hosts it grew; None if there is none."""
+    hosts: Mapping[str, Any] = report.get("hosts", {})
+    others = {name: one["return"] for name, one in hosts.items() if not name.startswith(("policy", "search", "replay"))}
+    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
+    if own is None or not others:
+        return None
+    best = max(others, key=lambda name: float(np.mean(others[name])))
+    return best, mean_interval(np.array(own) - np.array(others[best])), str(len(own))

@@ -1,0 +1,78 @@
+"""Renders the page of a run and writes it."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+
+from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
+from esper.config import CHECKPOINTS, ConfigError
+from esper.page.contents import gather
+from esper.page.held_out import trace_held_out
+from esper.page.packing import embedded
+from esper.training.run_folder import writing_reports
+
+FILE = "run.html"
+"""Name of the page in the folder of its run."""
+HOSTS = 24
+"""Held-out hosts that the page shows by default."""
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+
+
+def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] = print) -> Path:
+    """Grow held-out hosts with the newest policy of a run, unless that was done before, and write `run.html`.
+
+    Args:
+        folder: folder of the run, which may still be training.
+        hosts: held-out hosts; 0 for none.
+        log: receives lines about the progress.
+
+    Raises:
+        ConfigError: the folder holds no run, or its checkpoint does not fit this version.
+        FileError: a file of the run is damaged.
+        DiskError: the page cannot be written.
+    """
+    if Checkpoints(folder / CHECKPOINTS).latest() is None:
+        raise ConfigError(f"{folder} holds no run: name the folder that esper.train printed")
+    with writing_reports(folder):
+        if hosts:
+            trace_held_out(folder, hosts, log)
+        contents = gather(folder)
+        page = _TEMPLATES.get_template("run.html").render(
+            c=contents,
+            style=_source("run.css"),
+            script=_source("run.js"),
+            traces=embedded(contents.traces),
+        )
+        write_whole(folder / FILE, page)
+    return folder / FILE
+
+
+def page_at_the_end(folder: Path, hosts: int, *, lead: str = "") -> None:
+    """Write the page of a run that has just ended, and print its place; a page that cannot be written is a warning, since the run
+    itself is complete.
+
+    Args:
+        folder: folder of the run.
+        hosts: held-out hosts, at least 2.
+        lead: begins each line, to tell runs apart that share a terminal.
+    """
+
+    def log(line: str) -> None:
+        print(f"{lead}{line}", flush=True)
+
+    try:
+        log(f"page: {write_page(folder, hosts=hosts, log=log)}")
+    except (ConfigError, FileError, DiskError) as error:
+        warnings.warn(f"{FILE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
+
+
+def _source(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()

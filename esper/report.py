@@ -1,0 +1,58 @@
+"""Write the page of a run, run.html: python -m esper.report FOLDER
+
+The page shows what the controller did, host by host, and what it was worth on held-out hosts. It needs no server. FOLDER is
+that of a run of esper.train, which may still be training, or have been killed.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.keyvalue import page, read_overrides
+from esper.config import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class ReportConfig:
+    """One page."""
+
+    hosts: int = 24
+    """Held-out hosts that the newest policy and never growing grow for the page, at least 2; 0 for none. Higher: narrower
+    intervals, a larger page."""
+
+    def __post_init__(self) -> None:
+        if self.hosts < 0 or self.hosts == 1:
+            raise ValueError(f"hosts must be at least 2, or 0 for none, got {self.hosts}")
+
+
+def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig]:
+    """Return the folders and the config.
+
+    Raises:
+        ConfigError: the arguments do not describe a page.
+    """
+    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
+    keys = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
+    config = read_overrides(ReportConfig, keys)
+    if not folders:
+        raise ConfigError("no folder is given: name one, as in python -m esper.report multirun/single/...")
+    return folders, config
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page of each folder, and print its place."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(page(__doc__, ReportConfig()))
+        return
+    warn_plainly()
+    with in_one_sentence():
+        folders, config = parse(load_parts(arguments))
+        from esper.page.page import write_page  # late, to keep --help and error messages fast
+
+        for folder in folders:
+            print(f"page: {write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
