@@ -47,7 +47,8 @@ def main(cfg: DictConfig) -> None:
             ready(config)
         try:
             shown, named = rehearsal.announced, context.name
-            Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown).run()
+            given = HydraConfig.get().overrides.task
+            Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()
             if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
                 from esper.page.page import page_at_the_end
 

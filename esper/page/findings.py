@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.page.packing import slots_of
 from esper.stats.intervals import Interval, mean_interval
+from esper.telemetry.pictures import slots_of
 from esper.telemetry.traces import Table
 
 FEW = 3

@@ -8,17 +8,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esper.telemetry.pictures import slots_of
 from esper.telemetry.traces import Table
 
 DIGITS = 4
 """Significant digits of numbers on the page."""
 LEFT_OUT = ("version", "host", "epoch", "kind", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "train_loss")
 """Columns that the page does not show, or that follow from the place of a row."""
-
-
-def slots_of(table: Table) -> list[str]:
-    """Return the names of the slots."""
-    return [name.removesuffix(".stage") for name in table if name.endswith(".stage")]
 
 
 def packed(label: str, table: Table, reference: Table | None = None) -> dict[str, Any]:

@@ -11,7 +11,50 @@ from torch.utils.tensorboard.summary import hparams as hparam_summaries
 from esper.checkpoint import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
-from esper.telemetry.tags import STAGES
+from esper.telemetry.pictures import slots_of, timeline, topology, values_of
+from esper.telemetry.tags import PHASES, STAGES
+from esper.telemetry.traces import Table
+
+HPARAM_METRICS = {
+    "hparams/return": "policy/return",
+    "hparams/committed_accuracy": "host/committed_accuracy",
+    "hparams/parameters_grown": "host/parameters_grown",
+    "hparams/host_epochs_per_second": "time/host_epochs_per_second",
+}
+"""Results of the last update in the table of hyperparameters, and the metrics that they are."""
+
+
+def _chart(*tags: str) -> list[Any]:
+    return ["Multiline", [f"^{tag}$" for tag in tags]]
+
+
+DASHBOARDS = {
+    "Result": {
+        "return": _chart("policy/return"),
+        "accuracy with all seeds, and of what was kept": _chart("host/accuracy", "host/committed_accuracy"),
+        "parameters in seeds": _chart("host/parameters_grown"),
+    },
+    "Growth": {
+        "seeds per host": _chart("host/seeds_germinated", "host/seeds_fossilized", "host/seeds_pruned"),
+        "slots by stage": _chart(*STAGES.values()),
+        "operations": _chart("action/.*"),
+        "Shapley values by blueprint": _chart("shapley/.*"),
+    },
+    "Learning health": {
+        "explained variance": _chart("policy/explained_variance"),
+        "entropy": _chart("policy/entropy"),
+        "step of the update": _chart("policy/kl", "policy/clip_fraction"),
+        "gradient norm": _chart("policy/grad_norm"),
+        "reward hacking": _chart("audit/goodhart", "audit/ransomware", "audit/attribution_ratio"),
+        "rollbacks": _chart("governor/rollbacks_.*"),
+    },
+    "Reward terms": {"all terms": _chart("reward/.*")},
+    "Speed": {
+        "host epochs per second": _chart("time/host_epochs_per_second"),
+        "seconds of an update by phase": _chart(*PHASES),
+    },
+}
+"""Charts of each dashboard on the page "Custom scalars", by regular expressions of tags."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,7 +66,8 @@ class TensorBoardConfig(WriterConfig):
 
 
 class TensorBoardWriter(Writer):
-    """Writes scalars by tag, the hyperparameters of the run, and a chart of the stages."""
+    """Writes scalars by tag, five dashboards of them, the hyperparameters of the run with its results, a card that describes the
+    run, and of each trace pictures and histograms."""
 
     def __init__(self, folder: Path, *, resume_update: int = 0) -> None:
         """Open an event file.
@@ -40,10 +84,13 @@ class TensorBoardWriter(Writer):
         self._hparams: dict[str, Hparam] = {}
         with disk(f"write TensorBoard events to {folder}"):
             self._writer = SummaryWriter(str(folder), purge_step=resume_update + 1)
-            self._writer.add_custom_scalars({"host": {"slots by stage": ["Multiline", list(STAGES.values())]}})
+            self._writer.add_custom_scalars(DASHBOARDS)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._hparams = dict(hparams)
+        rows = "\n".join(f"| {key} | {value} |" for key, value in hparams.items())
+        with disk(f"write TensorBoard events to {self.folder}"):
+            self._writer.add_text("run", f"**{title}**\n\n| key | value |\n|---|---|\n{rows}")
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
@@ -53,19 +100,32 @@ class TensorBoardWriter(Writer):
             # A resumed run cannot restore what was lost in memory; an update takes seconds, a flush far less.
             self._writer.flush()
 
+    def trace(self, update: int, table: Table) -> None:
+        if not slots_of(table):
+            return
+        with disk(f"write TensorBoard events to {self.folder}"):
+            for name, picture in (("timeline", timeline(table)), ("topology", topology(table))):
+                self._writer.add_image(f"growth/{name}", picture, update, dataformats="HWC")
+            for tag, values in values_of(table).items():
+                self._writer.add_histogram(tag, values, update)
+            self._writer.flush()
+
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
             self._writer.add_text(f"anomaly/{anomaly.key}", anomaly.sentence(), update)
             self._writer.flush()
 
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
-        """Add the run to TensorBoard's table of hyperparameters.
+        """Add the run to TensorBoard's table of hyperparameters, with the results in `HPARAM_METRICS` as its metrics.
 
         `SummaryWriter.add_hparams` would write each metric a second time, into a file of its own.
         """
         with disk(f"write TensorBoard events to {self.folder}"):
-            for summary in hparam_summaries(self._hparams, dict(metrics)):
+            results = {name: metrics[tag] for name, tag in HPARAM_METRICS.items() if tag in metrics}
+            for summary in hparam_summaries(self._hparams, results):
                 cast(Any, self._writer)._get_file_writer().add_summary(summary)
+            for name, value in results.items():
+                self._writer.add_scalar(name, value)
             self._writer.flush()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import RunInfo
 from esper.telemetry.config import Telemetry
 from esper.telemetry.tags import in_terms_of, measured
-from esper.training.config_io import difference, from_plain, to_plain
+from esper.training.config_io import difference, flat, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.environment import build_env
 from esper.training.estimate import estimate
@@ -45,6 +46,7 @@ class Trainer:
         shared: bool = False,
         plan: str | None = None,
         announced: bool = False,
+        overrides: Sequence[str] = (),
     ) -> None:
         """Build the parts.
 
@@ -53,10 +55,11 @@ class Trainer:
             shared: true if other runs write to the same terminal.
             plan: digest of the experiment of which the run is a cell, if any.
             announced: true if the console shows the title of the run already.
+            overrides: overrides of the command, by which runs of a sweep are told apart.
         """
         self._tuned = tuned(config)
         config = self._tuned.config
-        self._plan = plan
+        self._plan, self._overrides = plan, overrides
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
         self._plain = to_plain(config)  # takes as long as a short update
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
@@ -211,11 +214,15 @@ class Trainer:
     # ---- text for people
 
     def hparams(self) -> dict[str, Hparam]:
-        """Return the hyperparameters that identify this run."""
+        """Return the hyperparameters that identify this run: its main choices, and every key that the command overrides."""
         choices = self._plain["choices"]
         named = {name: choices[name] for name in ("env", "task", "slots", "gates", "reward", "agent", "buffer", "governor")}
         config = self.config
-        return {"seed": config.seed, "hosts": config.hosts, "steps": config.steps, **named, **self.env.hparams()}
+        values, own = flat(self._plain), dict[str, Hparam]()
+        for key in (override.lstrip("+~").partition("=")[0] for override in self._overrides):
+            if key in values and key not in ("resume", "plugins"):
+                own[key] = values[key] if isinstance(values[key], Hparam) else str(values[key])
+        return {"seed": config.seed, "hosts": config.hosts, "steps": config.steps, **named, **own, **self.env.hparams()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary at the end: name and text of each row."""

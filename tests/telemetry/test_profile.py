@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a profiled run of three updates, and what it printed."""
     folder = tmp_path_factory.mktemp("profiled")
     small = ["hosts=4", "steps=3", "updates=3", "task.epoch_samples=128", "task.valid_samples=64", "agent.hidden=8"]
-    shards = ["devices.auto.members_per_shard=2", "telemetry.writers=[jsonl,console]", "telemetry.profile=true"]
+    shards = ["devices.auto.members_per_shard=2", "telemetry.writers=[jsonl,console]", "telemetry.profile=true", "telemetry.page_hosts=0"]
     done = run_forked("esper.train", *small, *shards, f"hydra.run.dir={folder}/run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run", done.stdout

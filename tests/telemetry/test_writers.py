@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,7 +21,9 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from esper.checkpoint import DiskError, FileError
 from esper.telemetry.base import Writer
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
-from esper.telemetry.tensorboard import TensorBoardWriter
+from esper.telemetry.pictures import COLOURS, timeline
+from esper.telemetry.tags import METRICS, tags_of
+from esper.telemetry.tensorboard import DASHBOARDS, TensorBoardWriter
 
 ACCURACY, LOSS, KL = "host/accuracy", "host/loss", "policy/kl"
 
@@ -148,9 +151,39 @@ def test_tensorboard_hparams_come_once_and_metrics_are_not_doubled(tmp_path: Pat
     assert start.hparams["seed"].number_value == 3
 
 
-def test_tensorboard_has_a_chart_of_the_stages(tmp_path: Path) -> None:
+def test_results_of_a_run_are_metrics_of_its_hyperparameters(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.start("shaped", {"agent.lr": 0.1})
+    writer.finish((), {"policy/return": 61.5, "host/loss": 1.0})
+    writer.close()
+    assert scalars(tmp_path, "hparams/return") == [(0, 61.5)]
+    assert "hparams/loss" not in events(tmp_path).Tags()["scalars"]
+    assert "agent.lr" in events(tmp_path).Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_every_chart_of_the_dashboards_finds_a_metric(tmp_path: Path) -> None:
     write(TensorBoardWriter(tmp_path))
     assert "custom_scalars__config__" in events(tmp_path).Tags()["tensors"]
+    tags = [tag for row in METRICS for tag in tags_of(row)]
+    patterns = [pattern for charts in DASHBOARDS.values() for _, chart in charts.values() for pattern in chart]
+    assert len(DASHBOARDS) == 5
+    assert [pattern for pattern in patterns if not any(re.match(pattern, tag) for tag in tags)] == []
+
+
+def test_a_trace_becomes_pictures_and_histograms(tmp_path: Path) -> None:
+    table = {"epoch": [1.0, 2.0], "op": ["germinate", "wait"], "s0.stage": ["blending", "fossilized"], "s0.alpha": [0.5, 1.0]}
+    table |= {"s0.blueprint": ["conv", "conv"], "s0.contribution": [None, 4.0]}
+    writer = TensorBoardWriter(tmp_path)
+    writer.trace(7, table)
+    writer.trace(8, {"epoch": [1.0], "op": ["wait"]})  # a table without hosts has no pictures
+    writer.close()
+    tags = events(tmp_path).Tags()
+    assert sorted(tags["images"]) == ["growth/timeline", "growth/topology"]
+    assert sorted(tags["histograms"]) == ["growth/alpha", "growth/contribution", "growth/epoch_of_planting"]
+    assert [one.step for one in events(tmp_path).Images("growth/timeline")] == [7]
+    picture = timeline(table)
+    colours = {tuple(int(COLOURS[stage][i : i + 2], 16) for i in (1, 3, 5)) for stage in ("blending", "fossilized")}
+    assert colours <= {tuple(colour) for colour in picture[34:, 74:].reshape(-1, 3).tolist()}
 
 
 # ---- both
