@@ -16,12 +16,16 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, NoReturn
 
+from esper.notices import StatusLine, listen, notice
+
 HEAVY = ("torch", "torchvision", "gymnasium", "pandas", "scipy", "sklearn", "statsmodels", "tensorboard")
 """Libraries that are replaced by placeholders."""
 READ_AT_ONCE = ("plugins=", "resume=")
 """Arguments that import a module of the user, which may compute, or that load a checkpoint, before anything else."""
 GO_ON, ANNOUNCED = 75, 76
 """Exit codes of a rehearsal after which the command runs; `ANNOUNCED` if it has printed the title."""
+LOADING = "loading PyTorch"
+"""Notice while the libraries that a rehearsal did without are imported."""
 
 announced = False
 """True if the rehearsal has printed the title of this process's run."""
@@ -47,6 +51,9 @@ def rehearse(arguments: Sequence[str]) -> None:
     if code not in (GO_ON, ANNOUNCED):
         sys.exit(128 - code if code < 0 else code)
     announced = code == ANNOUNCED
+    if announced:
+        listen(StatusLine(sys.stdout))
+        notice(LOADING)
 
 
 def stand_in() -> None:

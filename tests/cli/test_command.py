@@ -208,10 +208,10 @@ def test_a_warning_about_a_value_is_one_line(ask, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert ask("agent.gamma=0.5") == (0, "", True)
     said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
-    assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
+    assert said == "warning: agent.gamma=0.5 hardly looks ahead\n"
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
     notices = [warnings.formatwarning("x.pt is damaged", Notice, f"{place}.py", 7) for place in ("train", "resume")]
-    assert notices == ["esper: x.pt is damaged\n", ""]
+    assert notices == ["warning: x.pt is damaged\n", ""]
 
 
 def test_errors_for_the_user_are_one_sentence_in_a_running_job(

@@ -59,9 +59,9 @@ def test_phases_add_up_to_the_update(run: tuple[Path, str]) -> None:
 
 
 def test_the_console_shows_shares_of_the_whole(run: tuple[Path, str]) -> None:
-    shares = re.search(r", time training (.*)$", run[1].splitlines()[-1])
+    shares = re.search(r"^  time +(training .*)$", run[1], re.MULTILINE)
     assert shares
-    assert sum(map(int, re.findall(r"(\d+)%", f"training {shares[1]}"))) == pytest.approx(100, abs=4)
+    assert sum(map(int, re.findall(r"(\d+) %", shares[1]))) == pytest.approx(100, abs=4)
 
 
 def test_parallel_work_shares_the_time_of_waiting() -> None:
