@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         folders, config, overrides = parse(load_parts(arguments))
-        rehearsal.end()
+        rehearsal.end(shows=True)
         try:
             from esper.lab.comparison import compare
             from esper.lab.report import show, write  # late, to keep --help and error messages fast

@@ -211,8 +211,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
     if not show:
-        shown = not many and "console" in check_writers(configs[0].telemetry.writers)
-        rehearsal.end(configs[0].title() if shown else "")
+        shown = "console" in check_writers(configs[0].telemetry.writers)
+        rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:

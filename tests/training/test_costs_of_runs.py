@@ -8,7 +8,8 @@ import pytest
 
 from esper.checkpoint import load
 from esper.cli.overrides import check
-from esper.evaluate import _short, main
+from esper.evaluate import main
+from esper.lab.evaluated import short
 from esper.lab.evaluation import Evaluation
 from esper.measure.costs import Price
 from esper.telemetry.jsonl import read_records
@@ -87,7 +88,7 @@ def test_an_evaluation_shows_flops_and_writes_them_by_host(tmp_path, capsys):
     ],
 )
 def test_large_numbers_are_short(value, shown):
-    assert _short(value) == shown
+    assert short(value) == shown
 
 
 # ---- telemetry changes nothing
