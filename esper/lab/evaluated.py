@@ -56,6 +56,7 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
     table = _table(heading)
     for key, name in (("", "controller"), ("return", "return"), ("accuracy", "test accuracy"), ("", last)):
         unit = " [%]" if key == "accuracy" else ""
+        name, unit = (name, unit) if wide else (name.replace(" ", "\n"), unit.replace(" ", "\n"))
         over = f"\n(over {against}{' [pp]' if key == 'accuracy' else ''})" if key and wide else ""
         table.add_column(
             in_terms_of(score, name) + escape(unit + over), justify="left" if name == "controller" else "right", no_wrap=True

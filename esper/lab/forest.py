@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-ROW, TOP, CHAR = 26, 34, 7.0
-"""Height of a row, height above the first, and width of a character [pixels]."""
-AXIS = 360
-"""Width of the axis [pixels]."""
+ROW, TOP, CHAR, SIDE = 42, 24, 7.2, 16
+"""Height of a row, height above the first, largest mean width of a character, and empty space at each side [pixels]."""
+LEAST = 420
+"""Least width, which a phone shows in readable size [pixels]."""
 STYLE = """<style>
 .forest { color: #222; --accent: #1a66b8; --faint: #999; --band: #8884; font: 13px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) { .forest { color: #ddd; --accent: #6cb2ff; --faint: #888; } }
@@ -40,32 +40,32 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None) -> str:
         axis: what the axis shows, with its unit.
         margin: smallest difference that matters, > 0.
     """
-    labels = max(len(row.label) for row in rows) * CHAR + 12
-    texts = [f"{row.mean:+.2f}{_ends(row)}{'  ' + row.note if row.note else ''}" for row in rows]
-    width, height = labels + AXIS + max(map(len, texts)) * CHAR + 24, TOP + ROW * len(rows) + 44
+    texts = [f"{row.mean:+.2f}{_ends(row)}{f', {row.note}' if row.note else ''}" for row in rows]
+    longest = max(len(row.label) + len(text) + 3 for row, text in zip(rows, texts, strict=True))
+    width, bottom = max(LEAST, longest * CHAR + 2 * SIDE), TOP + ROW * len(rows)
     ends = [value for row in rows for value in (row.mean, row.low, row.high) if math.isfinite(value)]
     ends += [0.0] if margin is None else [-margin, margin]
     ticks = _ticks(min(ends), max(ends))
-    low, high = min(*ends, ticks[0]), max(*ends, ticks[-1])
-    span = (high - low) * 1.04 or 1.0
 
     def x(value: float) -> float:
-        return labels + AXIS * (min(max(value, low), high) - low + 0.02 * (high - low)) / span
+        inside = min(max(value, ticks[0]), ticks[-1])
+        return SIDE + (width - 2 * SIDE) * (inside - ticks[0]) / (ticks[-1] - ticks[0])
 
-    bottom, parts = TOP + ROW * len(rows), list[str]()
+    parts = list[str]()
     if margin is not None:
-        band = f'x="{x(-margin):.1f}" y="{TOP - 8}" width="{x(margin) - x(-margin):.1f}" height="{bottom - TOP + 8}"'
+        band = f'x="{x(-margin):.1f}" y="{TOP}" width="{x(margin) - x(-margin):.1f}" height="{bottom - TOP}"'
         parts.append(f'<rect {band} fill="var(--band)"/>')
-        parts.append(_text(x(0), TOP - 16, f"margin ±{margin:g}", anchor="middle", faint=True))
-    parts.append(_line(x(0), TOP - 8, x(0), bottom, "var(--faint)", dash=True))
+        parts.append(_text(width - SIDE, TOP - 8, f"grey: within the margin of {margin:g}", anchor="end", faint=True))
+    parts.append(_line(x(0), TOP, x(0), bottom, "var(--faint)", dash=True))
     for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        y = TOP + ROW * (place + 0.5)
-        parts += [_text(labels - 10, y + 4, row.label, anchor="end"), _line(x(row.low), y, x(row.high), y, "var(--accent)", 2.5)]
-        parts += [f'<circle cx="{x(row.mean):.1f}" cy="{y}" r="4.5" fill="var(--accent)"/>']
-        parts += [_text(labels + AXIS + 12, y + 4, text)]
-    parts.append(_line(labels, bottom, labels + AXIS, bottom, "var(--faint)"))
+        y = TOP + ROW * place
+        parts += [_text(SIDE, y + 16, row.label), _text(width - SIDE, y + 16, text, anchor="end")]
+        parts += [_line(x(row.low), y + 29, x(row.high), y + 29, "var(--accent)", 2.5)]
+        parts += [f'<circle cx="{x(row.mean):.1f}" cy="{y + 29}" r="4.5" fill="var(--accent)"/>']
+    parts.append(_line(SIDE, bottom, width - SIDE, bottom, "var(--faint)"))
     parts += [_text(x(tick), bottom + 17, f"{tick:g}", anchor="middle", faint=True) for tick in ticks]
-    parts.append(_text(labels + AXIS / 2, bottom + 35, axis, anchor="middle"))
+    parts.append(_text(width / 2, bottom + 36, axis, anchor="middle"))
+    height = bottom + 46
     box = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
     about = escape("; ".join(f"{row.label}: {text}" for row, text in zip(rows, texts, strict=True)))
     opening = f'<svg class="forest" xmlns="http://www.w3.org/2000/svg" {box} role="img" aria-label="{about}">'
@@ -81,7 +81,8 @@ def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5 or 0.2
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
-    return [round(step * place, 10) for place in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return [round(step * place, 10) for place in range(first, last + 1)]
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", faint: bool = False) -> str:

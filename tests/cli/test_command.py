@@ -314,7 +314,7 @@ def test_a_sweep_makes_a_folder_for_every_run(main_here, tmp_path: Path) -> None
 
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
     overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *TINY]
-    assert "mine: 3 arms x 1 blocks, 0 of 3 runs done" in main_here(*overrides)
+    assert "mine: 3 arms x 1 block, 0 of 3 runs done" in main_here(*overrides)
     cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "aa_control")]
     weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
     assert all(path.is_file() for path in weights)

@@ -25,7 +25,7 @@ def test_marks_stand_where_the_axis_says() -> None:
     assert float(second.get("x1", 0)) == texts["-4"]
     (band,) = picture.iter(f"{SVG}rect")
     assert float(band.get("width", 0)) == pytest.approx(texts["2"] - texts["0"], abs=0.2)
-    assert {"margin ±1", "+2.00 (1.00 to 3.00)", "accuracy <b> [pp]"} <= {*texts}
+    assert {"grey: within the margin of 1", "+2.00 (1.00 to 3.00)", "accuracy <b> [pp]"} <= {*texts}
 
 
 def test_everything_is_within_the_picture() -> None:
