@@ -9,6 +9,7 @@ Append overrides of esper.train, such as task=mnist5k, to evaluate all policies 
 of the files then contain them.
 """
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +28,6 @@ from esper.config import ConfigError
 from esper.lab.plan import as_planned, planned, record_look
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.training.run_folder import writing_reports
-
-WIDTH = 160
-"""Width of the tables without a terminal [columns]."""
 
 
 def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
@@ -60,7 +58,10 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
 
 def help_text() -> str:
     """Return the text of --help."""
-    outcomes = [f"{spec.name} [{spec.unit}]: {spec.description}; margin {spec.margin:g}" for spec in OUTCOMES.values()]
+    outcomes = [
+        f"{one.name} [{one.unit}]: {one.description}; margin {one.margin:g} {one.difference}".removesuffix(" 1")
+        for one in OUTCOMES.values()
+    ]
     return "\n".join([page(__doc__, CompareConfig()), "", "outcomes:", *(f"  {line}" for line in outcomes)])
 
 
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         folders, config, overrides = parse(load_parts(arguments))
-        rehearsal.end()
+        rehearsal.end(shows=True)
         try:
             from esper.lab.comparison import compare
             from esper.lab.report import show, write  # late, to keep --help and error messages fast
@@ -82,9 +83,9 @@ def main(arguments: list[str]) -> None:
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
         look = {"config": asdict(config), "overrides": overrides, "sentences": found.sentences()}
         record_look(folders, found.runs, look)
-        show(found, Console() if sys.stdout.isatty() else Console(width=WIDTH))
+        show(found, Console())
         with writing_reports(folders[0]):
-            written = write(found, folders[0], " ".join(["python -m esper.compare", *arguments]))
+            written = write(found, folders[0], f"python -m esper.compare {shlex.join(arguments)}")
         print("written:", *written, sep="\n  ")
 
 

@@ -8,8 +8,6 @@ steps=40. A chosen group starts from its defaults, everything else stays as in t
 transfer.
 """
 
-import json
-import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +20,6 @@ if __name__ == "__main__":
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from esper.agent.best_of_random import Times
 from esper.checkpoint import write_whole
@@ -30,12 +27,14 @@ from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
-from esper.lab.evaluation import ONLINE, POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.per_host import OBJECTIVES, PREFIX, HostSearch, check_method, names
+from esper.lab.evaluated import figure, show, show_details, verdict, write_new
+from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
+from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
+from esper.lab.progress import Progress
+from esper.notices import StatusLine, heard_by, notice
 from esper.page.page import write_page
 from esper.ranges import check_ranges
-from esper.stats.intervals import Interval
-from esper.telemetry.tags import in_terms_of
+from esper.telemetry.text import counted
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
@@ -69,6 +68,8 @@ class EvaluateConfig:
     """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
     search_by: str = "return"
     """Objective of these searches, on the validation split: return, or validation for the accuracy of the committed network."""
+    details: bool = False
+    """If true, also print the intervals of all means, and FLOPs; the file has all numbers in any case."""
     search_times: Times | None = None
     """Distribution of the planting times of their schedules, uniform or early; null: early, or uniform for a task with events."""
 
@@ -102,48 +103,15 @@ def parse(arguments: list[str]) -> EvaluateConfig:
 def title(evaluation: Evaluation) -> str:
     """Return the title of the table; for a transfer, it names both settings."""
     config, agent = evaluation.config, evaluation.config.choice("agent")
-    line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {evaluation.updates} updates"
+    line = f"{evaluation.hosts} held-out hosts x {config.steps} epochs, {agent} after {counted(evaluation.updates, 'update')}"
     return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
-def show(rows: list[dict[str, Any]], heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
-    """Print the rows as a table: controllers by their return, or searches against the policy."""
-    # Without borders it fits 80 columns.
-    table = Table(title=escape(heading), title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.caption, costs = in_terms_of(score, f"{CAPTION} {MORE[against]}".format(against=against)), COSTS[against]
-    scores = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
-    for column in ("controller", *(name for key in scores for name in (key, f"over {against}")), "params", *costs):
-        table.add_column(in_terms_of(score, column), justify="left" if column == "controller" else "right", overflow="fold")
-    for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
-        means = (row[key] for score in scores for key in (score, f"{score}_over_{against}"))
-        cells = [str(Interval(**mean)).replace(" ", "") for mean in means]
-        flops = (_short(row[key]) for key in costs.values())
-        table.add_row(row["controller"].removeprefix(PREFIX), *cells, _short(row["parameters"]), *flops)
-    console.print(table)
-
-
-CAPTION = (
-    "Mean over hosts ± half of the 95 % interval, in points. Differences to {against} are paired by host. Accuracy is measured "
-    "on the test split, online accuracy after every epoch; params: parameters of the seeds kept; FLOPs:"
-)
-MORE = {
-    "wait": "per sample of the committed network, and of training it.",
-    "policy": "of training and measuring a host, in all of its trainings. The return is measured on the data by which a search "
-    "chooses, so compare accuracies.",
-}
-COSTS = {
-    "wait": {"FLOPs": "flops", "to train": "training_flops"},
-    "policy": {"FLOPs": "total_flops"},
-}
-"""Columns of FLOPs, by the controller that a table compares with."""
-
-
-def _short(value: float) -> str:
-    """Format a value as three digits and a letter, such as 7.07k, or as a dash if it was not measured."""
-    if not math.isfinite(value):
-        return "-"
-    power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
-    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
+def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | None) -> int:
+    """Return how often the evaluation will grow its hosts, about: the schedules of an oracle depend on what is found."""
+    count = len(evaluation.names(asked.controllers))
+    count += search.planned(names(asked.search_per_host, asked.trainings)) if search else 0
+    return count + (2 * evaluation.num_schedules + 3 if asked.schedules else 0)
 
 
 def main(arguments: list[str]) -> None:
@@ -156,38 +124,62 @@ def main(arguments: list[str]) -> None:
         arguments = load_parts(arguments)
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         if Path(asked.checkpoint).exists():
-            rehearsal.end()
+            rehearsal.end(shows=True)
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         overrides = [argument for argument in arguments if is_run_override(argument)]
-        evaluation = Evaluation.load(
-            str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
-        )
-        methods = asked.search_per_host
-        search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
-        outcomes = evaluation.run([*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers)
-        if asked.schedules:
-            outcomes |= evaluation.search()
-        rows, heading, transfer = summarise(outcomes), title(evaluation), evaluation.transfer
-        searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
-        searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
-        evaluation.env.close()
+        with heard_by(StatusLine(sys.stderr)):
+            notice(f"building {asked.hosts} held-out hosts")
+            evaluation = Evaluation.load(
+                str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
+            )
+            notice()
+        report = _evaluate(evaluation, asked)
         score = evaluation.config.task.build_objective().score
-        show(rows, heading, Console(), score=score)
-        if searched:
-            show(searched, f"Search per host by {asked.search_by}", Console(), against="policy", score=score)
+        _display(report, asked, score)
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
         parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
-        out = folder / f"{'_'.join(filter(None, [*parts, transfer.slug]))}.json"
-        report: dict[str, Any] = {"title": heading, "seed": evaluation.config.seed, "episode": asked.episode}
-        report |= {"transfer": asdict(transfer)} if transfer.slug else {}
-        report |= {"searches": searched} if searched else {}
-        grown = (outcomes | searches).items()
-        hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in grown}
+        stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
         with writing_reports(folder):
-            write_whole(out, json.dumps({**report, "rows": rows, "hosts": hosts}, indent=1) + "\n")
-        print(f"numbers: {out}")
+            out = write_new(folder, stem, report)
+            drawn = figure(report["rows"], score=score)
+            if drawn:
+                write_whole(out.with_suffix(".svg"), drawn + "\n")
+        print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
         if (folder / CHECKPOINTS).is_dir():
             print(f"page: {write_page(folder, hosts=0)}")
+
+
+def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
+    """Return all numbers of an evaluation: settings, rows, and the outcomes of every host."""
+    methods, transfer = asked.search_per_host, evaluation.transfer
+    controllers = [*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers
+    search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
+    evaluation.progress = Progress(growths(evaluation, asked, search), sys.stderr)
+    outcomes = evaluation.run(controllers)
+    if asked.schedules:
+        outcomes |= evaluation.search()
+    searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
+    evaluation.progress.close()
+    evaluation.env.close()
+    searched = summarise({"policy": outcomes["policy"], **searches}, against="policy") if searches else []
+    settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
+    report: dict[str, Any] = {"title": title(evaluation), "seed": evaluation.config.seed, "episode": asked.episode}
+    report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
+    report |= {"searches": searched} if searched else {}
+    grown = (outcomes | searches).items()
+    hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in grown}
+    return {**report, "rows": summarise(outcomes), "hosts": hosts}
+
+
+def _display(report: dict[str, Any], asked: EvaluateConfig, score: str) -> None:
+    """Print the verdict and the tables of an evaluation."""
+    console, rows = Console(), report["rows"]
+    console.print(escape(verdict(rows, score=score)), style="bold", highlight=False)
+    show(rows, report["title"], console, score=score)
+    if asked.details or asked.online:
+        show_details(rows, console, score=score)
+    if searched := report.get("searches"):
+        show(searched, f"Search per host by {asked.search_by}", console, against="policy", score=score)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
+from esper.cli.overrides import typed_as
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, CONF, typed
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
+from esper.notices import StatusLine, listen
 from esper.plugins import load_plugins
 from esper.sweeps import TUNE_SWEEPER
+from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
 
 
@@ -35,9 +38,9 @@ def main(cfg: DictConfig) -> None:
     warn_plainly()  # the process may be a launcher's
     with in_one_sentence():
         context = run_context(HydraConfig.get())
-        remedy = f"resume with: python -m esper.train resume={folder}"
+        remedy = f"resume with: python -m esper.train {typed_as('resume', folder)}"
         if context.name:
-            remedy = f"repeat the command of the sweep with hydra.sweep.dir={HydraConfig.get().sweep.dir}"
+            remedy = f"repeat the command of the sweep with {typed_as('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
         limit_cores(context.cores)
         end_with_parent()
         load_plugins(cfg.plugins)  # the process may be a launcher's
@@ -47,6 +50,8 @@ def main(cfg: DictConfig) -> None:
             ready(config)
         try:
             shown, named = rehearsal.announced, context.name
+            display = "console" in check_writers(config.telemetry.writers)
+            listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             given = HydraConfig.get().overrides.task
             Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()
             if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):

@@ -1,6 +1,7 @@
 """Evaluation on held-out hosts."""
 
 import json
+import re
 from io import StringIO
 
 import numpy as np
@@ -9,8 +10,10 @@ from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.evaluate import main, parse, show
+from esper.evaluate import main, parse
+from esper.lab.evaluated import show, show_details, verdict, write_new
 from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
+from esper.lab.progress import Progress
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
@@ -62,25 +65,103 @@ def test_differences_are_paired_host_by_host():
     assert rows[0]["return_over_wait"] == pytest.approx({"mean": 0, "low": 0, "high": 0})
 
 
-def test_the_table_fits_a_terminal_of_80_columns():
-    mean = {"mean": 59.7, "low": 47.5, "high": 71.9}
-    row = dict.fromkeys(("return", "accuracy", "accuracy_over_wait"), mean) | {"return_over_wait": mean | {"mean": -59.7}}
-    row |= {"parameters": 48_150.0, "flops": 70_712.0, "training_flops": 1.234e8}
-    names = ["greedy_potential", "oracle schedule by kind (conv_heavy, slot 1, epoch 3)"]
+def row(name, over_return=(1.0, 0.5, 1.5), over_accuracy=(2.0, 1.0, 3.0), **more):
+    ends = {"return_over_wait": over_return, "accuracy_over_wait": over_accuracy, "return": (59.7, 47.5, 71.9)}
+    ends["accuracy"] = (60.1, 50.1, 70.1)
+    means = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in ends.items()}
+    costs = {"parameters": 48_150.0, "flops": 70_712.0, "training_flops": 1.234e8, "total_flops": 2.5e9}
+    return {"controller": name, **means, **costs, **more}
+
+
+NOTHING = (float("nan"),) * 3
+
+
+@pytest.mark.parametrize(
+    ("over_return", "over_accuracy", "sentence"),
+    [
+        (
+            (1, 0.5, 1.5),
+            (2, 1, 3),
+            "policy beats never growing by 2.0 ± 1.0 pp of test accuracy and by 1.0 ± 0.5 points of return",
+        ),
+        ((-1, -1.5, -0.5), (-2, -3, -1), "policy is worse than never growing by 2.0 ± 1.0 pp of test accuracy and by 1.0 ± 0.5"),
+        (
+            (-1, -1.5, -0.5),
+            (2, 1, 3),
+            "by 2.0 ± 1.0 pp of test accuracy, and is worse than never growing by 1.0",
+        ),
+        (
+            (1, -1, 3),
+            (2, 1, 3),
+            "by 2.0 ± 1.0 pp of test accuracy; elsewhere no difference is shown (1.0 ± 2.0 points",
+        ),
+        (
+            (1, -1, 3),
+            (-2, -5, 1),
+            "policy and never growing no difference is shown (-2.0 ± 3.0 pp of test accuracy and 1.0",
+        ),
+        ((1, 0.5, 1.5), NOTHING, "policy beats never growing by 1.0 ± 0.5 points of return"),
+        ((0, 0, 0), (0, 0, 0), "no difference is shown (0.0 ± 0.0 pp of test accuracy and 0.0 ± 0.0 points of return)"),
+    ],
+)
+def test_the_verdict_says_what_the_intervals_show(over_return, over_accuracy, sentence):
+    said = verdict([row("wait"), row("random"), row("policy", over_return, over_accuracy)])
+    assert sentence in said
+
+
+def test_the_verdict_names_another_controller_where_the_policy_is_missing():
+    assert verdict([row("wait"), row("random")]).startswith("random beats never growing")
+    assert verdict([row("wait")]).startswith("only never growing was evaluated")
+    assert "pp of test R2" in verdict([row("policy")], score="R2")
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_no_cell_of_the_tables_wraps(width):
+    names = ["policy", "greedy_potential", "oracle schedule by kind", "best static net (conv_heavy in r0c1)"]
+    rows = [row(name, (-59.7, -70.1, -49.3), (59.7, 49.3, 70.1)) for name in names]
     page = StringIO()
-    show([row | {"controller": name} for name in names], "Hosts", Console(file=page, width=80))
+    console = Console(file=page, width=width)
+    show(rows, "Hosts", console)
+    if width >= 80:
+        show_details([one | {"online": one["return"], "online_over_wait": one["accuracy"]} for one in rows], console)
     lines = page.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    for start in ("greedy_potential ", "oracle schedule "):
-        (line,) = [line for line in lines if line.startswith(start)]
-        assert line.split()[-7:] == ["59.7±12.2", "-59.7±12.2", "59.7±12.2", "59.7±12.2", "48.1k", "70.7k", "123M"]
+    assert max(map(len, lines)) <= width
+    (line,) = [line for line in lines if line.startswith("oracle schedule by kind ")][:1]
+    cells = ["59.7", "60.1"] if width < 80 else ["59.7 (-59.7 ± 10.4)", "60.1 (+59.7 ± 10.4)"]
+    assert re.split(" {2,}", line.strip()) == ["oracle schedule by kind", *cells, "48.1k"]
+    assert "best static net: conv_heavy in r0c1" in lines
+
+
+def test_an_evaluation_never_replaces_another(tmp_path):
+    names = [write_new(tmp_path, "evaluation", {"rows": [number]}).name for number in (1, 1, 2, 3, 2, 1)]
+    numbered = ["evaluation.json", "evaluation_2.json", "evaluation_3.json"]
+    assert [numbered.index(name) + 1 for name in names] == [1, 1, 2, 3, 2, 1]
+    assert [json.loads((tmp_path / name).read_text())["rows"] for name in numbered] == [[1], [2], [3]]
+
+
+def test_progress_prints_a_line_per_controller_with_the_time_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("esper.lab.progress.time.monotonic", lambda: now[0])
+    file = StringIO()
+    progress = Progress(3, file)
+    for name in ("policy", "wait"):
+        progress.begin(name)
+        for t in range(5):
+            progress.step(t, 4)
+            now[0] += 1.0
+    assert file.getvalue().splitlines() == ["grown 1 of 3: policy, about 8 s left", "grown 2 of 3: wait, about 4 s left"]
 
 
 def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
-    shown = capsys.readouterr().out
-    assert "policy" in shown
-    assert "wait" in shown
+    shown, progress = capsys.readouterr()
+    first, *_, numbers, figure = shown.splitlines()
+    assert "never growing" in first
+    assert progress.splitlines()[0] == "building 2 held-out hosts"
+    assert len(progress.splitlines()) == 3
+    assert "grown 2 of 2: wait" in progress
+    assert numbers == f"numbers: {folder}/evaluation_000001_2_hosts_episode0.json"
+    assert (folder / figure.removeprefix("figure: ")).read_text().startswith("<svg")
     main([f"checkpoint={folder}", "hosts=3", "controllers=[policy]"])
     for hosts in (2, 3):
         kept = json.loads((folder / f"evaluation_000001_{hosts}_hosts_episode0.json").read_text())
@@ -114,7 +195,7 @@ def test_a_run_of_any_controller_can_be_evaluated(tmp_path, overrides):
     evaluation.env.close()
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     kept = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
-    assert f"{overrides[0].removeprefix('agent=')} after 1 updates" in kept["title"]
+    assert f"{overrides[0].removeprefix('agent=')} after 1 update" in kept["title"]
     seeds = kept["hosts"]["policy"]["kept"]
     grown = {"agent=periodic": 1, "agent=schedule": 1, "agent=best_of_random": 0}[overrides[0]]
     assert [len(host) for host in seeds] == [grown, grown]

@@ -11,7 +11,7 @@ from esper.cli.help import as_typed, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.evaluate import EvaluateConfig
-from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.sweeps import SWEEPS
 
@@ -53,7 +53,13 @@ def other_commands() -> Iterator[str]:
     yield ""
     yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (
-        (f"`{one.name}`", one.unit, one.description, f"{one.margin:g}", "higher" if one.higher_is_better else "lower")
+        (
+            f"`{one.name}`",
+            one.unit,
+            one.description,
+            _margin(one),
+            "higher" if one.higher_is_better else "lower",
+        )
         for one in OUTCOMES.values()
     )
     yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)
@@ -131,3 +137,8 @@ def _shown(value: Any, nested: bool) -> str:
     if value == "":
         return "empty"
     return "by group" if value == "???" else f"`{as_typed(value)}`"
+
+
+def _margin(spec: OutcomeSpec) -> str:
+    """Return the default margin of an outcome, with its unit if that is not a pure number."""
+    return f"{spec.margin:g} {spec.difference}".removesuffix(" 1")

@@ -2,6 +2,7 @@
 
 # N hosts, S slots, K blueprints, H heads
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,7 +81,7 @@ class BestOfRandom(Search[list[ActionConfig]]):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the best schedule as it is typed on the command line."""
-        return [("best schedule", f"agent.actions={self.overrides()}")]
+        return [("best schedule", shlex.quote(f"agent.actions={self.overrides()}"))]
 
     def overrides(self) -> str:
         """Return the best schedule as the value of `agent.actions` on the command line."""

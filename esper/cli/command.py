@@ -21,6 +21,7 @@ from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
 from esper.memory import memory_shortage
+from esper.notices import notice
 from esper.plugins import load_plugins, split_plugins
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
@@ -60,6 +61,7 @@ def in_one_sentence() -> Generator[None]:
 
 
 def _exit_with(error: Exception) -> NoReturn:
+    notice()
     if os.environ.get("HYDRA_FULL_ERROR"):
         traceback.print_exc()
     print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
@@ -97,7 +99,8 @@ def _format_warning(message: Warning | str, category: type[Warning], filename: s
     """Format a warning; return nothing for one that was shown. Those of configs come from code that `dataclass` generated, with
     no source line: like a `Notice`, they are for the user."""
     plain = filename == "<string>" or issubclass(category, Notice)
-    text = f"esper: {message}\n" if plain else f"{filename}:{lineno}: {category.__name__}: {message}\n"
+    notice()  # ends a line of a terminal that shows a step
+    text = f"warning: {message}\n" if plain else f"{filename}:{lineno}: {category.__name__}: {message}\n"
     if text in _shown:
         return ""
     _shown.add(text)
@@ -208,8 +211,8 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
     if not show:
-        shown = not many and "console" in check_writers(configs[0].telemetry.writers)
-        rehearsal.end(configs[0].title() if shown else "")
+        shown = "console" in check_writers(configs[0].telemetry.writers)
+        rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
     for config in () if show or any(override.startswith("hydra/launcher=") for override in overrides) else configs:

@@ -7,6 +7,7 @@ keys are applied one by one, to find the first mistake.
 
 import math
 import re
+import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -40,6 +41,9 @@ OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cach
 _KEYS = {field.name for field in fields(Config)} - {*GROUPS}
 """Root keys that are no groups: Hydra need not look for their options."""
 
+_PLAIN = re.compile(r"[\w./+@%-]+")
+"""Texts that Hydra reads unquoted."""
+
 JOBS_PER_CORE = 4
 """Most processes of a sweep for each core: joblib starts all of them at once."""
 
@@ -65,6 +69,12 @@ def quoted(value: str) -> str:
     # Backslashes stand for themselves, except before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
+
+
+def typed_as(key: str, value: object) -> str:
+    """Return an override as it is typed in a shell, quoted for Hydra and for the shell where they need it."""
+    text = str(value)
+    return shlex.quote(f"{key}={text if _PLAIN.fullmatch(text) else quoted(text)}")
 
 
 def check(overrides: list[str], *, config_name: str = "config") -> Config:

@@ -16,12 +16,16 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, NoReturn
 
+from esper.notices import StatusLine, listen, notice
+
 HEAVY = ("torch", "torchvision", "gymnasium", "pandas", "scipy", "sklearn", "statsmodels", "tensorboard")
 """Libraries that are replaced by placeholders."""
 READ_AT_ONCE = ("plugins=", "resume=")
 """Arguments that import a module of the user, which may compute, or that load a checkpoint, before anything else."""
-GO_ON, ANNOUNCED = 75, 76
-"""Exit codes of a rehearsal after which the command runs; `ANNOUNCED` if it has printed the title."""
+GO_ON, ANNOUNCED, LOADS = 75, 76, 77
+"""Exit codes of a rehearsal after which the command runs: it goes on silently, has printed the title, or shows what it loads."""
+LOADING = "loading PyTorch"
+"""Notice while the libraries that a rehearsal did without are imported."""
 
 announced = False
 """True if the rehearsal has printed the title of this process's run."""
@@ -44,9 +48,12 @@ def rehearse(arguments: Sequence[str]) -> None:
     ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the fork, which answers
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.signal(signal.SIGINT, ours)
-    if code not in (GO_ON, ANNOUNCED):
+    if code not in (GO_ON, ANNOUNCED, LOADS):
         sys.exit(128 - code if code < 0 else code)
     announced = code == ANNOUNCED
+    if code != GO_ON:
+        listen(StatusLine(sys.stdout if announced else sys.stderr))
+        notice(LOADING)
 
 
 def stand_in() -> None:
@@ -54,12 +61,17 @@ def stand_in() -> None:
     sys.meta_path.insert(0, _Placeholders())
 
 
-def end(title: str = "") -> None:
-    """End a rehearsal where computing begins, after printing the title of the run if there is one; else do nothing."""
+def end(title: str = "", *, shows: bool = False) -> None:
+    """End a rehearsal where computing begins, after printing the title of the run if there is one; else do nothing.
+
+    Args:
+        title: title of the run.
+        shows: if true, the command shows that it loads its libraries, as it does after a title.
+    """
     if active:
         if title:
             print(title, flush=True)
-        _drop(ANNOUNCED if title else GO_ON)
+        _drop(ANNOUNCED if title else LOADS if shows else GO_ON)
 
 
 def _drop(code: int) -> NoReturn:

@@ -82,7 +82,7 @@ class EpisodeRecord:
 
     def summary(self) -> list[tuple[str, str]]:
         """Return rows of name and text for the summary at the end of a run."""
-        return [("return", f"{self.return_N.mean():.3f} points per host in the last update")]
+        return []
 
 
 class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):

@@ -109,8 +109,6 @@ class Episode(EpisodeRecord):
         assert self.signals is not None
         grown = f"{metrics['host/parameters_grown']:.0f} in all seeds, {kept:.0f} in fossilized ones"
         return [
-            ("return", f"{metrics['policy/return']:.1f} points per host in the last update"),
-            ("committed accuracy", f"{metrics['host/committed_accuracy']:.1f} % on validation"),
             ("parameters grown", f"{grown}, on hosts of {self.signals.host_params}"),
         ]
 

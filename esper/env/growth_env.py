@@ -30,6 +30,7 @@ from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import Worth, settings, worth
 from esper.measure.latency import BATCH, measure_latency
 from esper.measure.plans import Plan
+from esper.notices import notice
 from esper.reward.signals import StepSignals
 from esper.seeds.blueprints.base import is_informed
 from esper.seeds.blueprints.registry import check_blueprints
@@ -252,6 +253,7 @@ class GrowthEnv(Environment):
         """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
         if known is None and self.reward.needs_latency and math.isnan(self.costs.latency.host):
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
+            notice("measuring the latency of hosts and seeds")
             known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
         if known is not None:
             self.costs = replace(self.costs, latency=known)

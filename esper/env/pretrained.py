@@ -27,6 +27,7 @@ from esper.env.host_sampler import HostSampler
 from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
 from esper.hosts.base import HostConfig
+from esper.notices import notice
 from esper.optimisers.base import OptimiserConfig, SeedSettingsConfig
 from esper.task.base import POOL, Task
 from esper.task.data import TaskError
@@ -92,9 +93,11 @@ class Pretrained:
         shards = ShardPool(self.task, (), devices, len(hosts), optimiser=self.optimiser)
         shards.start(hosts, views)
         for time in range(epochs):
+            notice(f"pretraining {len(hosts)} hosts", f"epoch {time + 1}/{epochs}")
             finite_P &= shards.train(pool.order(time, views))
         states = shards.host_states()
         shards.close()
+        notice()
         if len(diverged := np.flatnonzero(~finite_P)):
             raise TaskError(
                 f"task.pretrain={epochs}: the training of hosts {', '.join(map(str, diverged))} of {len(hosts)} diverged: "

@@ -25,6 +25,7 @@ from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.lab.metered import Metered
+from esper.lab.progress import Progress
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Fossils, Incubation
 from esper.lifecycle.slots import GATES, Isolation
@@ -144,6 +145,8 @@ class Evaluation:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.online = online
+        self.progress: Progress | None = None
+        """Shows which controller grows the hosts, if set."""
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
@@ -209,9 +212,9 @@ class Evaluation:
         """
         names = self.names(controllers)
         built = {name: self.controller(name) for name in names if name != REPLAY}
-        outcomes = {name: self.grow(one, greedy=name == "policy_greedy") for name, one in built.items()}
+        outcomes = {name: self.grow(one, name=name, greedy=name == "policy_greedy") for name, one in built.items()}
         if REPLAY in names:
-            outcomes[REPLAY] = self.grow(Replay(outcomes["policy"].kept, self.env.layout))
+            outcomes[REPLAY] = self.grow(Replay(outcomes["policy"].kept, self.env.layout), name=REPLAY)
         return outcomes
 
     def grow(
@@ -219,14 +222,23 @@ class Evaluation:
         controller: Controller,
         env: Environment | None = None,
         *,
+        name: str = "",
         greedy: bool = False,
         watch: Callable[[EpisodeRecord], None] | None = None,
     ) -> HostOutcomes:
-        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment; see `play`."""
-        env = env or self.env
+        """Return the outcomes of one controller on the hosts of the evaluation, or of another environment; see `play`.
+
+        Args:
+            name: name of the controller for the display of progress.
+        """
+        env, progress = env or self.env, self.progress
+        if progress:
+            progress.begin(name)
         env.reset(options={"episode": self.episode})
         metered = Metered(controller)
-        outcomes = HostOutcomes.of(play(env, metered, greedy=greedy, watch=watch), env.layout)
+        outcomes = HostOutcomes.of(
+            play(env, metered, greedy=greedy, watch=watch, progress=progress and progress.step), env.layout
+        )
         outcomes.values["policy_flops"] = np.full(env.num_envs, metered.flops / env.num_envs)
         return outcomes
 
@@ -245,6 +257,11 @@ class Evaluation:
         found = {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}
         return found | {f"best static net ({static.best})": self.grow_static(static)}
 
+    @property
+    def num_schedules(self) -> int:
+        """Number of schedules of at most one seed."""
+        return 1 + int(self.env.chosen_S.sum()) * len(self.env.layout.blueprint_names)
+
     def choose(self, *, static: bool = False) -> Choice:
         """Return the schedules with the highest return on hosts of the training split.
 
@@ -256,7 +273,8 @@ class Evaluation:
         env = build_env(config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
-        grown = {name: self.grow(self._schedule(name), env) for name in names}
+        kind = "static net" if static else "schedule"
+        grown = {name: self.grow(self._schedule(name), env, name=f"{kind} {name}") for name in names}
         env.close()
         kinds, returns = np.array(grown["wait"].instance), {name: one.values["return"] for name, one in grown.items()}
         return Choice(
@@ -268,7 +286,10 @@ class Evaluation:
 
     def grow_schedules(self, choice: Choice) -> tuple[HostOutcomes, HostOutcomes]:
         """Return the outcomes of the best fixed schedule and of the oracle, which uses the former for an unknown kind of host."""
-        grown = {name: self.grow(self._schedule(name)) for name in dict.fromkeys([choice.best, *choice.for_kind.values()])}
+        grown = {
+            name: self.grow(self._schedule(name), name=f"schedule {name}")
+            for name in dict.fromkeys([choice.best, *choice.for_kind.values()])
+        }
         best = grown[choice.best]
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}
@@ -278,7 +299,7 @@ class Evaluation:
     def grow_static(self, choice: Choice) -> HostOutcomes:
         """Return the outcomes of the best static net."""
         env = self.static_env()
-        grown = self.grow(self._schedule(choice.best), env)
+        grown = self.grow(self._schedule(choice.best), env, name=f"static net {choice.best}")
         env.close()
         return grown
 

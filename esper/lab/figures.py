@@ -10,7 +10,7 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib import color_sequences
+from matplotlib import color_sequences, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -41,6 +41,14 @@ class Drawing:
         self.figure.savefig(buffer, format=kind, dpi=110)
         return buffer.getvalue()
 
+    def inline(self) -> str:
+        """Return the figure as an SVG element of a page, whose colours and fonts it takes."""
+        buffer = io.StringIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name}):
+            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        whole = buffer.getvalue()
+        return whole[whole.index("<svg") :].replace("#000000", "currentColor")
+
 
 def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str = "accuracy") -> list[Drawing]:
     """Draw all figures of an experiment.
@@ -58,7 +66,7 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: 
         Drawing(name, in_terms_of(score, caption), Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
             ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
-            ("slopes", f"{spec.name} by arm, one line per block: {spec.description}."),
+            ("slopes", f"{spec.label} by arm, one line per block: {spec.description}."),
             ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front."),
         )
     ]
@@ -85,7 +93,7 @@ def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, Color
             axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
     axes.set_xlabel("update")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_ylabel("committed accuracy [pp]")
+    axes.set_ylabel("committed accuracy [%]")
     _legend(axes)
 
 
@@ -97,12 +105,12 @@ def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapp
         axes.plot([place - 0.15, place + 0.15], [mean, mean], color=colours[str(arm)], linewidth=3)
     many = len(arms) > FEW
     axes.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center")
-    axes.set_ylabel(f"{spec.name} [{spec.unit}]")
+    axes.set_ylabel(f"{spec.label} [{spec.unit}]")
 
 
 def _legend(axes: Axes) -> None:
     """Put the legend beside the axes, where it hides no data."""
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType]) -> None:
@@ -110,9 +118,9 @@ def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, co
     for arm, colour in colours.items():
         axes.scatter(parameters_BA[arm], accuracy_BA[arm], color=colour, label=arm, s=18)
     best = pareto(np.column_stack([parameters_BA.to_numpy().ravel(), accuracy_BA.to_numpy().ravel()]))
-    axes.plot(*best.T, color="#444444", linewidth=1, drawstyle="steps-post")
+    axes.plot(*best.T, color="#888888", linewidth=1, drawstyle="steps-post")
     axes.set_xlabel("parameters of seeds")
-    axes.set_ylabel("test accuracy [pp]")
+    axes.set_ylabel("test accuracy [%]")
     _legend(axes)
 
 

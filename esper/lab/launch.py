@@ -26,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from esper.checkpoint import write_whole
 from esper.env.shard_pool import all_cores
 from esper.lab.design import FILE, Cell, Design
+from esper.lab.sweep_progress import SweepProgress
+from esper.telemetry.text import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,24 +130,26 @@ class CellSweeper(Sweeper):
         assert self.config is not None
         assert self.launcher is not None
         launcher = self.config.hydra.launcher
-        jobs = [overrides for cell in cells if (overrides := cell.pending(self.folder)) is not None]
+        pending = [(cell, overrides) for cell in cells if (overrides := cell.pending(self.folder)) is not None]
+        jobs, folders = [overrides for _, overrides in pending], [self.folder / cell.folder for cell, _ in pending]
         done = len(cells) - len(jobs)
         logs = f"; logs of the others are in {_logs(launcher)}" if jobs and _logs(launcher) else ""
         for name in ("hydra", "hydra_plugins"):  # launchers log all overrides of all runs, which the folder holds anyway
             logging.getLogger(name).setLevel(logging.WARNING)
-        print(f"{self.folder}: {title}, {done} of {len(cells)} runs done{logs}", flush=True)
+        print(f"{self.folder}: {title}, {done} of {counted(len(cells), 'run')} done{logs}", flush=True)
         results: list[JobReturn] = []
-        for batch in _batches(jobs, launcher):
-            try:
-                found = self.launcher.launch(batch, initial_job_idx=done + len(results))
-            except Exception as error:
-                if not type(error).__module__.startswith("submitit."):
-                    raise
-                print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback would be submitit's
-                sys.exit(1)
-            for result in found:
-                _ = result.return_value  # re-raises the error of the run
-            results += found
+        with SweepProgress(folders, done=done):
+            for batch in _batches(jobs, launcher):
+                try:
+                    found = self.launcher.launch(batch, initial_job_idx=done + len(results))
+                except Exception as error:
+                    if not type(error).__module__.startswith("submitit."):
+                        raise
+                    print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback would be submitit's
+                    sys.exit(1)
+                for result in found:
+                    _ = result.return_value  # re-raises the error of the run
+                results += found
         return results
 
 

@@ -147,11 +147,28 @@ class HostSearch:
         self._drawn: list[Training] = []
         self._proposed: list[Training] = []
         self._proposals: Proposals | None = None
+        self._trained = 0
 
     def run(self, name: str) -> HostOutcomes:
         """Return the outcomes of a search by its name; see `names`."""
         method, trainings = _parsed(name)
         return best_of(*METHODS[method](self, trainings))
+
+    def planned(self, names: Sequence[str]) -> int:
+        """Return how often the hosts will be trained by searches of these names; random schedules are shared."""
+        drawn, proposed, fixed = 0, 0, 0
+        for method, count in map(_parsed, names):
+            if method in UNBUDGETED:
+                fixed += 1 + len(self.places)
+            elif method == "random":
+                drawn = max(drawn, count)
+            elif method == "tpe":
+                drawn, proposed = max(drawn, min(count, STARTUP)), max(proposed, count - STARTUP)
+            else:
+                number = 1 if method == "halving" else self._num_brackets(count)
+                parts = (self.rungs[start:] for start in range(number))
+                drawn = max(drawn, sum(affordable(count * self.env.num_steps / number, rungs) for rungs in parts))
+        return drawn + proposed + fixed
 
     # ---- methods: trainings of each host, and how long each runs
 
@@ -165,7 +182,10 @@ class HostSearch:
 
     def hyperband(self, budget: int) -> tuple[Sequence[Training], IntArray]:
         """Halve from different rungs on, with equal parts of the budget: as many of them as get two full trainings each."""
-        return self._brackets(budget, min(len(self.rungs), max(1, budget // 2)))
+        return self._brackets(budget, self._num_brackets(budget))
+
+    def _num_brackets(self, budget: int) -> int:
+        return min(len(self.rungs), max(1, budget // 2))
 
     def tpe(self, count: int) -> tuple[Sequence[Training], IntArray]:
         """Train `count` schedules to the end: the first random ones, then proposals of Optuna, host by host."""
@@ -245,7 +265,9 @@ class HostSearch:
             curves["training"].append(episode.training_flops_N)
             curves["measuring"].append(episode.measuring_flops_N)
 
-        outcomes = self.evaluation.grow(ActionLists(schedules, self.env.layout), env, watch=watch)
+        self._trained += 1
+        name = f"training {self._trained} of each host"
+        outcomes = self.evaluation.grow(ActionLists(schedules, self.env.layout), env, name=name, watch=watch)
         return Training(outcomes=outcomes, **{f"{name}_TN": np.array(curve, np.float64) for name, curve in curves.items()})
 
 

@@ -117,7 +117,7 @@ def expected_power(design: Design) -> list[str]:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
     test = PlannedTest(margin=plan.margin, looks=plan.looks, alpha=plan.alpha, pairs=len(pairs))
     *earlier, (last, power) = zip(test.looks, test.powers(spread.value), strict=True)
-    unit = OUTCOMES[plan.outcome].unit
+    unit = OUTCOMES[plan.outcome].difference
     effect = f"a difference of {plan.margin:g}{'' if unit == '1' else f' {unit}'} in {plan.outcome}"
     line = f"{last} blocks detect {effect} with a power of {_percent(power)}"
     line += "".join(f", {look} of them with one of {_percent(before)}" for look, before in earlier)

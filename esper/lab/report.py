@@ -1,6 +1,5 @@
-"""Report of a comparison: tables and verdicts on the console, as one HTML page, and as numbers in JSON and CSV."""
+"""Report of a comparison: verdicts and tables on the console, as one HTML page, and as numbers in JSON and CSV."""
 
-import base64
 import json
 import math
 from collections.abc import Sequence
@@ -16,11 +15,13 @@ from rich.table import Table
 
 from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
+from esper.lab.about import arms_table, config_table, facts, plan_text
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
-from esper.lab.design import AA_CONTROL, Design
+from esper.lab.design import AA_CONTROL
 from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw
+from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
 from esper.lab.tables import blocks_of, latex, p_of
 from esper.telemetry.tags import in_terms_of
@@ -70,7 +71,7 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     measured = {name: spec for name, spec in OUTCOMES.items() if name != ONLINE or name == decisive}
     means: list[Any] = [found.values(name).mean() for name in measured]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
-    heads = {name: in_terms_of(found.score, name.replace("_", "\n")) for name in measured}  # line breaks keep columns narrow
+    heads = {name: in_terms_of(found.score, spec.label).replace(" ", "\n") for name, spec in measured.items()}
     units = [f"{heads[name]}\n[{spec.unit}]" for name, spec in measured.items()]
     caption = "Means over all blocks that were measured, with collapsed runs"
     shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
@@ -79,7 +80,8 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
         if len(chosen):
             kind = ", exploratory" if found.deviations or name != decisive else ""
-            caption = f"Differences in {name} [{OUTCOMES[name].unit}]{kind}: {OUTCOMES[name].description}"
+            spec = OUTCOMES[name]
+            caption = f"Differences in {spec.label} [{spec.difference}]{kind}: {spec.description}"
             caption = in_terms_of(found.score, caption)
             shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
     return shown
@@ -126,17 +128,42 @@ def _interval(mean: float, low: float, high: float) -> str:
     return f"{mean:,.{digits}f}, {ends}"
 
 
+COMPACT = ("accuracy", "return", "parameters", "training_flops")
+"""Outcomes whose means the console shows beside that of the primary one; report.html has all."""
+
+
 def show(found: Comparison, console: Console) -> None:
-    """Print the means, the costs, the differences in the primary outcome, and the sentences."""
-    for one in tables(found)[:3]:
-        table = Table(title=escape(one["caption"]), title_justify="left")
-        for index, heading in enumerate(one["head"]):  # fold numbers rather than names
-            table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=not index)
-        for row in one["rows"]:
-            table.add_row(*map(escape, row))
-        console.print(table)
+    """Print the sentences, the differences in the primary outcome, and the means of a few outcomes; 80 columns suffice."""
     for sentence in found.sentences():
-        console.print(escape(sentence), highlight=False)
+        console.print(escape(sentence), highlight=False, soft_wrap="python -m" in sentence)
+    decisive, pairs = found.outcome, differences(found)
+    chosen = pairs[pairs["outcome"] == decisive.name]
+    caption = f"Differences in {decisive.label} [{decisive.difference}], mean with 95 % interval"
+    head = ["first - second", "blocks", "difference", "p", "p within", "verdict"]
+    cells = [_cells(row) for row in chosen.itertuples()]
+    total = found.outcomes["block"].nunique()
+    short = [
+        [pair, f"{blocks.split()[0]} of {total}", mean.replace("too few blocks for an", "no"), p, within, verdict]
+        for pair, blocks, mean, _, _, p, within, verdict in cells
+    ]
+    _print(console, in_terms_of(found.score, caption), head, short)
+    every: dict[str, Any] = {name: found.values(name).mean() for name in dict.fromkeys([decisive.name, *COMPACT])}
+    measured = {name: mean for name, mean in every.items() if mean.notna().any()}
+    heads = [in_terms_of(found.score, f"{OUTCOMES[name].label}\n[{OUTCOMES[name].unit}]") for name in measured]
+    counts = found.values(decisive.name).count()
+    rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in measured.values())] for arm in found.arms]
+    _print(console, "Means over all blocks that were measured, with collapsed runs", ["arm", "blocks", *heads], rows)
+
+
+def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table without borders, whose first column and cells are folded only where they are wider than the console."""
+    table = Table(title=escape(caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for index, heading in enumerate(head):
+        table.add_column(escape(heading), justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print()
+    console.print(table)
 
 
 def summary(found: Comparison) -> dict[str, Any]:
@@ -198,24 +225,37 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
-    outcome = in_terms_of(found.score, found.outcome.name)
+    outcome, sentences = in_terms_of(found.score, found.outcome.label), found.sentences()
+    count = 1 if found.deviations else len(found.results[found.config.outcome])
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
     return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([outcome, *found.overrides])}",
-        sentences=found.sentences(),
+        verdicts=sentences[:count],
+        remarks=sentences[count:],
+        forest=_forest(found),
+        forest_caption=f"Paired differences in {outcome} over blocks: mean with 95 % interval, dashed line at 0.",
+        facts=facts(found),
+        arms=arms_table(found),
+        config=config_table(found),
         tables=tables(found),
-        figures=[{"image": base64.b64encode(one.image("png")).decode(), "caption": one.caption} for one in drawings],
+        figures=[{"image": one.inline(), "caption": one.caption} for one in drawings],
         command=command,
-        plan=None if found.design is None else _about_plan(found.design),
+        plan=None if found.design is None else plan_text(found.design, found.score),
     )
 
 
-def _about_plan(design: Design) -> str:
-    """Return the plan of an experiment as text."""
-    plan = {name: value for name, value in asdict(design.plan).items() if name != "question"}
-    lines = [design.plan.question or "", *(f"{name}: {value}" for name, value in plan.items()), "arms:"]
-    lines += [f"  {arm}: {' '.join([*design.common, *own])}" for arm, own in design.arms.items()]
-    return "\n".join([*lines, f"blocks: {design.blocks} from root {design.root}", f"SHA-256: {design.digest}"]).strip()
+def _forest(found: Comparison) -> str | None:
+    """Return the figure of the differences in the primary outcome; None if none was measured."""
+    pairs, spec = differences(found), found.outcome
+    chosen: Any = pairs[(pairs["outcome"] == spec.name) & (pairs["blocks"] >= 1)]
+    rows = [
+        Row(f"{row.first} - {row.second}", row.mean, row.low, row.high, row.verdict)
+        for row in chosen.itertuples()
+        if math.isfinite(row.mean)
+    ]
+    margin = found.results[spec.name][0].margin if found.results[spec.name] else None
+    axis = f"{in_terms_of(found.score, spec.label)}, first minus second [{spec.difference}]"
+    return forest(rows, axis, margin) if rows else None
 
 
 def _file_name(name: str, overrides: Sequence[str]) -> str:

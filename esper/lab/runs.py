@@ -13,6 +13,7 @@ from esper.lab.design import FILE, Design
 from esper.lab.per_host import PREFIX, check_search
 from esper.ranges import check_ranges
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
+from esper.telemetry.text import counted
 from esper.training.config_io import flat
 
 UNSHARED = ("seed", "policy_seed", "resume", "telemetry", "checkpoints", "plugins")
@@ -27,25 +28,35 @@ class OutcomeSpec:
     unit: str
     description: str
     margin: float
-    """Smallest difference that matters by default, in the unit."""
+    """Smallest difference that matters by default, in the unit of differences."""
     higher_is_better: bool = True
     bounds: tuple[float, float] | None = None
     """Lowest and highest possible value, for runs that will never finish; None if there are none."""
+
+    @property
+    def difference(self) -> str:
+        """Unit of differences and margins: percentages differ by percentage points."""
+        return "pp" if self.unit == "%" else self.unit
+
+    @property
+    def label(self) -> str:
+        """Name in words."""
+        return " ".join(reversed(self.name.split("_"))) if self.name.endswith("_greedy") else self.name.replace("_", " ")
 
 
 PERCENT = (0.0, 100.0)
 OUTCOMES = {
     spec.name: spec
     for spec in (
-        OutcomeSpec("accuracy", "pp", "test accuracy of committed networks, sampled actions", 1.0, bounds=PERCENT),
-        OutcomeSpec("online", "pp", "test accuracy of the networks in service, mean over host epochs", 1.0, bounds=PERCENT),
-        OutcomeSpec("accuracy_greedy", "pp", "test accuracy, most probable actions", 1.0, bounds=PERCENT),
-        OutcomeSpec("validation", "pp", "validation accuracy of committed networks", 1.0, bounds=PERCENT),
+        OutcomeSpec("accuracy", "%", "test accuracy of committed networks, sampled actions", 1.0, bounds=PERCENT),
+        OutcomeSpec("online", "%", "test accuracy of the networks in service, mean over host epochs", 1.0, bounds=PERCENT),
+        OutcomeSpec("accuracy_greedy", "%", "test accuracy, most probable actions", 1.0, bounds=PERCENT),
+        OutcomeSpec("validation", "%", "validation accuracy of committed networks", 1.0, bounds=PERCENT),
         OutcomeSpec("parameters", "1", "parameters of the seeds kept", 20.0, higher_is_better=False),
         OutcomeSpec("flops", "1", "FLOPs per sample of committed networks", 1000.0, higher_is_better=False),
         OutcomeSpec("training_flops", "1", "FLOPs of training a held-out host", 1e8, higher_is_better=False),
         OutcomeSpec("return", "points", "return of sampled actions, if all arms have the same reward", 1.0),
-        OutcomeSpec("learning", "pp", "committed accuracy in training, mean over updates", 1.0, bounds=PERCENT),
+        OutcomeSpec("learning", "%", "committed accuracy in training, mean over updates", 1.0, bounds=PERCENT),
         OutcomeSpec("rollbacks", "1", "rollbacks per host and episode in training", 0.05, higher_is_better=False),
     )
 }
@@ -150,7 +161,7 @@ class Run:
             return "lost: an earlier comparison found it finished"
         if not self.updates:
             return "never started"
-        return "finished" if self.finished else f"stopped after {self.update} of {self.updates} updates"
+        return "finished" if self.finished else f"stopped after {self.update} of {counted(self.updates, 'update')}"
 
 
 def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:

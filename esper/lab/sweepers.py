@@ -7,6 +7,7 @@ several seeds, and requires Optuna below 3.
 Hydra imports this file at every start of esper.train, so whatever imports the statistics, which takes seconds, is imported late.
 """
 
+import shlex
 import warnings
 from collections.abc import Sequence
 from typing import Any, cast
@@ -18,6 +19,7 @@ from esper.config import ConfigError, typed
 from esper.lab.launch import CellSweeper
 from esper.lab.search_space import search_space
 from esper.sweeps import TuneConfig
+from esper.telemetry.text import counted
 
 
 class BlockSweeper(CellSweeper):
@@ -41,8 +43,8 @@ class BlockSweeper(CellSweeper):
             design.save(self.folder)
             self.save_config()
             print("\n".join(lines), flush=True)
-            results = self.run_cells(f"{len(design.arms)} arms x {design.blocks} blocks", design.cells)
-        print(f"compare them with: python -m esper.compare {self.folder}")
+            results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
+        print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
         return [results]
 
 

@@ -161,7 +161,7 @@ class Tuning:
     def line(self, number: int) -> str:
         """Return one line about a trial."""
         trial = self.trials[number]
-        unit = "" if self.outcome.unit == "1" else f" {self.outcome.unit}"
+        unit = "" if self.outcome.unit == "1" else f" {self.outcome.difference}"
         if trial.fault:
             return f"{name(number)}: {' '.join(trial.overrides)}: cannot be run: {trial.fault}"
         gain = trial.gain

@@ -35,7 +35,8 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
             path = trace_of_evaluation(folder, evaluation.updates, hosts, name)
             if path.exists():
                 continue
-            log(f"growing {hosts} held-out hosts under {'no controller' if name == NEVER else name.replace('_', ', ')}")
+            how = {"policy": "with the policy", "policy_greedy": "with its most probable actions", NEVER: "without growth"}[name]
+            log(f"training {hosts} held-out hosts {how}")
             controller, trace = evaluation.controller(name), Trace(evaluation.env.layout)
             evaluation.env.reset(options={"episode": evaluation.episode})
             episode = play(evaluation.env, controller, greedy=name == "policy_greedy", record=trace.add)

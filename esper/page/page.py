@@ -8,6 +8,7 @@ import jinja2
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
 from esper.config import CHECKPOINTS, ConfigError
+from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
 from esper.page.packing import embedded
@@ -64,12 +65,10 @@ def page_at_the_end(folder: Path, hosts: int, *, lead: str = "") -> None:
         hosts: held-out hosts, at least 2.
         lead: begins each line, to tell runs apart that share a terminal.
     """
-
-    def log(line: str) -> None:
-        print(f"{lead}{line}", flush=True)
-
     try:
-        log(f"page: {write_page(folder, hosts=hosts, log=log)}")
+        page = write_page(folder, hosts=hosts, log=notice)
+        notice()
+        print(f"{lead}page: {page}", flush=True)
     except (ConfigError, FileError, DiskError) as error:
         warnings.warn(f"{FILE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
 

@@ -13,6 +13,12 @@ Rows = Sequence[tuple[str, str]]
 """Name and text of each line of a summary."""
 
 
+class Command(str):
+    """A text of a summary that is a command for a shell: the console prints it on a line of its own, unbroken."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
     """Properties of a run for its writers."""
@@ -30,6 +36,8 @@ class RunInfo:
     """If true, other runs write to the same terminal at the same time."""
     announced: bool = False
     """If true, the console shows the title of the run already."""
+    spent: float = 0.0
+    """Time that earlier processes spent on the run, 0 in a new run [s]."""
     score: str = "accuracy"
     """Name of the hosts' score: accuracy, or R2 where they predict numbers."""
     size: str = ""
@@ -49,6 +57,10 @@ class Writer:
 
     def costs(self, table: Mapping[str, Any]) -> None:
         """Receive the costs of hosts and seeds in this run, once."""
+
+    def note(self, step: str, progress: str = "") -> None:
+        """Receive a step that takes longer than a moment, such as the pretraining of hosts, and how far it has come; empty texts
+        end it."""
 
     def step(self, t: int, steps: int) -> None:
         """Receive the progress of the current rollout: `t` of `steps` host epochs are done."""

@@ -116,6 +116,11 @@ class Telemetry:
         for writer in self._writers:
             writer.costs(table)
 
+    def note(self, step: str, progress: str = "") -> None:
+        """Report a step that takes longer than a moment, and how far it has come; empty texts end it."""
+        for writer in self._writers:
+            writer.note(step, progress)
+
     def step(self, t: int, steps: int) -> None:
         """Report that `t` of `steps` host epochs of the current rollout are done."""
         if self._profile and self._update + 1 == self._profiled and t == max(0, steps - EPOCHS):
@@ -178,7 +183,9 @@ class Telemetry:
     def finish(self, rows: Rows = ()) -> None:
         """Write the summary of a completed run: name and text of each line, and the shares of the phases in its time."""
         total = self._seconds.total()
-        shares = [f"{name} {self._seconds[tag] / total:.0%}" for tag, name in PHASES.items() if self._seconds[tag] > total / 200]
+        shares = [
+            f"{name} {100 * self._seconds[tag] / total:.0f} %" for tag, name in PHASES.items() if self._seconds[tag] > total / 200
+        ]
         for writer in self._writers:
             writer.finish([*rows, ("time", ", ".join(shares))] if shares else rows, self._latest)
 

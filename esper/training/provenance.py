@@ -144,6 +144,15 @@ class Provenance:
         write_whole(self.path, json.dumps([*self._before, self._record], indent=1) + "\n")
 
 
+def seconds_spent(path: Path) -> float:
+    """Return the time that all processes recorded in this file have spent on a run, up to their last saved update [s].
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return float(sum(record.get("wall_seconds", 0.0) for record in read(path)))
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the records of all processes that worked on a run, oldest first; none if there is no file.
 

@@ -1,5 +1,6 @@
 """The trainer: composes environment, buffer, agent and governor from a config, and runs update after update."""
 
+import shlex
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,19 +16,21 @@ from esper.buffer.transition import Transition
 from esper.checkpoint import Checkpoints, Notice, entries, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import EpisodeRecord, Hparam
+from esper.notices import heard_by, notice
 from esper.phases import marked
 from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
-from esper.telemetry.base import RunInfo
+from esper.telemetry.base import Command, RunInfo
 from esper.telemetry.config import Telemetry
 from esper.telemetry.tags import in_terms_of, measured
+from esper.telemetry.text import counted
 from esper.training.config_io import difference, flat, from_plain, to_plain
 from esper.training.decision_log import DecisionLog
 from esper.training.environment import build_env
 from esper.training.estimate import estimate
 from esper.training.interrupt import Stopped, StopRequest, stop_signals
 from esper.training.play import play
-from esper.training.provenance import Provenance
+from esper.training.provenance import FILE, Provenance, seconds_spent
 from esper.training.resume import check_data
 from esper.training.run_folder import only_writer
 from esper.training.trace import Trace
@@ -57,6 +60,7 @@ class Trainer:
             announced: true if the console shows the title of the run already.
             overrides: overrides of the command, by which runs of a sweep are told apart.
         """
+        notice(f"building {counted(config.hosts, 'host')}")
         self._tuned = tuned(config)
         config = self._tuned.config
         self._plan, self._overrides = plan, overrides
@@ -95,14 +99,17 @@ class Trainer:
                 name=name,
                 shared=shared,
                 announced=announced,
+                spent=seconds_spent(self.folder / FILE),
                 score=config.task.build_objective().score,
                 size="\n".join([estimate(config).line(done=self.update * config.hosts * config.steps), *self._tuned.lines()]),
             )
+            notice()
             with (
                 Provenance(
                     self.folder, self.update, config.devices, cell=name or None, plan=self._plan, tuned=self._tuned.seconds
                 ) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
+                heard_by(telemetry.note),
             ):
                 telemetry.start(config.title(self.update), self.hparams())
                 telemetry.costs(self.env.costs_table())
@@ -226,11 +233,11 @@ class Trainer:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary at the end: name and text of each row."""
-        score = self.config.task.build_objective().score
+        score, drawn = self.config.task.build_objective().score, (self.folder / "tensorboard").is_dir()
         return [
             *((in_terms_of(score, name), text) for name, text in (self._last.summary() if self._last is not None else ())),
             *(self.learner.summary() if self.learner else ()),
             ("files", str(self.folder)),
-            ("next", f"python -m esper.evaluate checkpoint={self.folder}"),
-            *([("curves", f"tensorboard --logdir {self.folder}")] if (self.folder / "tensorboard").is_dir() else ()),
+            ("compare with never growing", Command(f"python -m esper.evaluate {shlex.quote(f'checkpoint={self.folder}')}")),
+            *([("curves", Command(f"tensorboard --logdir {shlex.quote(str(self.folder))}"))] if drawn else ()),
         ]

@@ -20,6 +20,7 @@ from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.devices import DeviceConfig, find_precision
 from esper.env.growth_env import GrowthEnv
+from esper.notices import notice
 from esper.task.instances import Split
 from esper.training.environment import build_env
 
@@ -74,6 +75,7 @@ def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[
             )
         times, slower = dict[int, float](), 0
         for size in (-(-hosts // 2**power) for power in range(math.ceil(math.log2(hosts)) + 1)):
+            notice(f"timing shards on {name}", f"{size} hosts per shard")
             times[size] = _round(env, name, size)
             slower = slower + 1 if times[size] > min(times.values()) else 0
             if slower == 2:

@@ -208,10 +208,10 @@ def test_a_warning_about_a_value_is_one_line(ask, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert ask("agent.gamma=0.5") == (0, "", True)
     said = warnings.formatwarning("agent.gamma=0.5 hardly looks ahead", UserWarning, "<string>", 4)
-    assert said == "esper: agent.gamma=0.5 hardly looks ahead\n"
+    assert said == "warning: agent.gamma=0.5 hardly looks ahead\n"
     assert "file.py:7" in warnings.formatwarning("something else", UserWarning, "file.py", 7)
     notices = [warnings.formatwarning("x.pt is damaged", Notice, f"{place}.py", 7) for place in ("train", "resume")]
-    assert notices == ["esper: x.pt is damaged\n", ""]
+    assert notices == ["warning: x.pt is damaged\n", ""]
 
 
 def test_errors_for_the_user_are_one_sentence_in_a_running_job(
@@ -314,7 +314,7 @@ def test_a_sweep_makes_a_folder_for_every_run(main_here, tmp_path: Path) -> None
 
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
     overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *TINY]
-    assert "mine: 3 arms x 1 blocks, 0 of 3 runs done" in main_here(*overrides)
+    assert "mine: 3 arms x 1 block, 0 of 3 runs done" in main_here(*overrides)
     cells = [tmp_path / "mine" / arm / "block-00" for arm in ("shaped", "sparse", "aa_control")]
     weights = [cell / "checkpoints" / "checkpoint_000002.pt" for cell in cells]
     assert all(path.is_file() for path in weights)

@@ -36,7 +36,7 @@ def wait_for_checkpoints(folder: Path, runs: int = 1) -> None:
 
 def sentence(err: str) -> str:
     """The only line that is not a warning."""
-    (line,) = [line for line in err.splitlines() if not line.startswith("esper: no seed can be fossilized")]
+    (line,) = [line for line in err.splitlines() if not line.startswith("warning: no seed can be fossilized")]
     return line
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,10 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
     assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AA_CONTROL, "12"]]
     assert costs["rows"] == [["a", "3", "1", "1", "0", "5", "1", "7"]]
     names = [table["caption"].split()[2] for table in differences]
-    assert names == ["accuracy", *(name for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy", "online"))]
+    assert names == [
+        "accuracy",
+        *(name.split("_")[0] for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy", "online")),
+    ]
     for table in differences:
         assert [row[0] for row in table["rows"]] == ["a - b", "a - wait", "b - wait", "a - aa_control"]
         assert all(len(row) == len(table["head"]) for row in table["rows"])
@@ -108,7 +112,7 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))
-    assert lost["status"] == "stopped after 0 of 1 updates"
+    assert lost["status"] == "stopped after 0 of 1 update"
     assert {row["accuracy"] for row in cells if row["arm"] == "wait"} == {f"{block}.0" for block in range(12)}
     rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
     for row in rows:
@@ -159,12 +163,45 @@ def test_json_holds_no_nan(found: S.Comparison, tmp_path: Path) -> None:
     assert numbers["sentences"] == summary(found)["sentences"] == found.sentences()
 
 
-def test_the_console_shows_means_differences_and_sentences(found: S.Comparison) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_console_shows_sentences_then_differences_and_means(found: S.Comparison, width: int) -> None:
     text = io.StringIO()
-    show(found, Console(file=text, width=160))
-    shown = text.getvalue()
-    assert "Differences in accuracy" in shown
+    show(found, Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    shown = " ".join(text.getvalue().split())
+    assert all(" ".join(sentence.split()) in shown for sentence in found.sentences())
+    assert shown.index(found.sentences()[0]) < shown.index("Differences in accuracy [pp]") < shown.index("Means over")
     assert "Differences in parameters" not in shown
-    assert all(sentence in shown for sentence in found.sentences())
-    assert max(map(len, shown.splitlines())) <= 160
-    assert all(name in shown for name in ("rollbacks", "validation", "learning", "p within", "Costs of a run", "search"))
+    assert max(map(len, lines)) <= width
+    (pair,) = [line for line in lines if line.startswith("a - b ")]
+    assert pair.rstrip().endswith("withheld"), "a row is one line"
+    (mean,) = [line for line in lines if line.startswith("a ") and line.split()[1] == "12"]
+    assert float(mean.split()[2]) == pytest.approx(found.values("accuracy")["a"].mean(), rel=1e-3)
+
+
+def test_the_report_defines_arms_and_begins_with_the_verdict(found: S.Comparison, tmp_path: Path) -> None:
+    for run in found.runs:
+        run.config = {"hosts": {"a": 1, "b": 2}.get(run.arm, 1), "steps": 3, "seed": run.seed}
+    write(found, tmp_path, "python -m esper.compare x")
+    page = (tmp_path / "report.html").read_text()
+    order = ['<p class="verdict', '<svg class="forest"', "Arms and their overrides", "<h2>Tables", "<h2>Figures", "Is &lt;b&gt;"]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+    assert page.count("<svg") == 4
+    assert "<img" not in page
+    assert "#000000" not in page, "black would vanish on a dark page"
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("<details>") == len(tables(found)) + 2
+    assert "<td>hosts</td><td>1</td><td>2</td><td>1</td>" in page
+    assert "<td>steps</td>" not in page
+    assert re.search(r"report of \d{4}-\d\d-\d\d \d\d:\d\d UTC by esper", page)
+    shown = re.sub(r"<[^>]*>", " ", page)
+    assert "hosts=1" in shown
+
+
+def test_scores_of_numbers_are_called_r2_everywhere(found: S.Comparison, tmp_path: Path) -> None:
+    write(replace(found, score="R2"), tmp_path, "python -m esper.compare x")
+    page = re.sub(r"<style.*?</style>", "", (tmp_path / "report.html").read_text(), flags=re.DOTALL)
+    assert "greedy\nR2" in page or "greedy R2" in page
+    assert "R2_greedy" not in page
+    assert "ccuracy" not in page

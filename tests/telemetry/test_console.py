@@ -13,13 +13,16 @@ import pytest
 from rich.console import Console as RichConsole
 
 from esper.telemetry.anomalies import Anomaly
-from esper.telemetry.base import RunInfo, Writer
-from esper.telemetry.console import ConsoleConfig, LiveConsole, PlainConsole, clock, duration, number, spark
+from esper.telemetry.base import Command, RunInfo, Writer
+from esper.telemetry.console import ConsoleConfig, PlainConsole
+from esper.telemetry.live import LiveConsole
 from esper.telemetry.tags import STAGES
+from esper.telemetry.text import bins, clock, duration, number, short, spark
 
 ROOT = Path(__file__).parents[2]
 METRICS = {
     "host/accuracy": 71.26,
+    "host/committed_accuracy": 40.0,
     "host/parameters_grown": 1204.0,
     "policy/return": 66.8,
     **dict.fromkeys(STAGES.values(), 0.5),
@@ -41,12 +44,12 @@ def plain_lines(total: int, resume: int = 0) -> list[str]:
         for t in range(21):
             console.step(t, 20)
         console.show(update, METRICS)
-    console.finish([("accuracy", "71 pp"), ("folder", "runs/a")], {})
+    console.finish([("files", "runs/a"), ("next", Command("python -m esper.evaluate 'checkpoint=runs/a b'"))], {})
     console.close()
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("total", "lines"), [(1, 2), (3, 4), (10, 11), (97, 12), (1000, 12)])
+@pytest.mark.parametrize(("total", "lines"), [(1, 7), (3, 9), (10, 16), (97, 17), (1000, 17)])
 def test_plain_is_short(total: int, lines: int) -> None:
     assert len(plain_lines(total)) == lines
 
@@ -56,9 +59,16 @@ def test_plain_lines_have_no_control_characters() -> None:
     assert all(line.isprintable() for line in lines)
     assert lines[0] == "shaped"
     assert re.fullmatch(r"update 1/1000: about \d+ s left", lines[1])
-    assert [line.split(",")[0] for line in lines[2:-1]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
-    assert "accuracy 71.26 pp, parameters grown 1,204, return 66.8" in lines[2]
-    assert re.fullmatch(r"done after 0:00:\d\d: accuracy 71 pp, folder runs/a", lines[-1])
+    assert [line.split(",")[0] for line in lines[2:-6]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
+    assert "accuracy 71.26 %, committed accuracy 40 %, parameters grown 1,204, return 66.8" in lines[2]
+    assert re.fullmatch(r"done after 0:00:\d\d", lines[-6])
+    assert lines[-5:] == [
+        "  return              flat: first 66.8, last 66.8, mean of last 100: 66.8 ± 0",
+        "  committed accuracy  flat: first 40 %, last 40 %, mean of last 100: 40 ± 0 %",
+        "  files               runs/a",
+        "next:",
+        "  python -m esper.evaluate 'checkpoint=runs/a b'",
+    ]
 
 
 def test_the_size_and_the_expected_time_are_said_first() -> None:
@@ -79,10 +89,13 @@ def test_lines_of_one_of_several_runs_start_with_its_name() -> None:
     console.start("shaped", {})
     console.show(1, METRICS)
     console.anomaly(1, DEAD, first=True)
-    console.finish([("accuracy", "71 pp")], {})
+    console.finish([("files", "a"), ("next", Command("ls"))], {})
     lines = file.getvalue().splitlines()
     assert len(lines) == 4
     assert all(line.startswith("plain/block-00: ") for line in lines)
+    assert lines[-1].endswith(
+        ": return only 1 update: first 66.8, last 66.8; committed accuracy only 1 update: first 40 %, last 40 %; files a"
+    ), "the sweep prints the commands"
 
 
 def test_plain_prints_an_anomaly_at_once() -> None:
@@ -90,14 +103,14 @@ def test_plain_prints_an_anomaly_at_once() -> None:
     console = build_console(resume_update=0, total_updates=1000, file=file)
     console.show(3, METRICS)
     console.anomaly(3, DEAD, first=True)
-    assert file.getvalue() == "update 3/1000: kl spike: the core is dead; lower it\n"
+    assert file.getvalue() == "warning: update 3/1000: kl spike: the core is dead; lower it\n"
 
 
 def test_plain_counts_the_remaining_updates_after_a_resume() -> None:
     lines = plain_lines(100, resume=85)
     assert lines[0] == "shaped, resumed after update 85"
     assert re.fullmatch(r"update 86/100: about \d+ s left", lines[1])
-    assert [line.split(",")[0] for line in lines[2:-1]] == ["update 90/100"]
+    assert [line.split(",")[0] for line in lines[2:-6]] == ["update 90/100"]
 
 
 def test_plain_survives_an_ascii_log() -> None:
@@ -107,10 +120,10 @@ def test_plain_survives_an_ascii_log() -> None:
     assert raw.getvalue() == b"32 hosts ? 20\n"
 
 
-def live(width: int = 80) -> tuple[LiveConsole, RichConsole]:
+def live(width: int = 80, **run: Any) -> tuple[LiveConsole, RichConsole]:
     file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     console = RichConsole(file=file, width=width, height=24, force_terminal=True, record=True)
-    return LiveConsole(console, RunInfo(folder=Path(), total_updates=100)), console
+    return LiveConsole(console, RunInfo(folder=Path(), total_updates=100, **run)), console
 
 
 def picture(live: LiveConsole, console: RichConsole) -> list[str]:
@@ -118,20 +131,23 @@ def picture(live: LiveConsole, console: RichConsole) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def test_live_display_fits_and_shows_the_run() -> None:
-    shown, console = live()
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_live_display_fits_and_shows_the_run(width: int) -> None:
+    shown, console = live(width)
     for update in range(1, 40):
         shown.show(update, METRICS | {"host/accuracy": 50.0 + update, "governor/rollbacks_divergence": 2.0})
     shown.step(13, 20)
     lines = picture(shown, console)
     text = "\n".join(lines)
-    assert max(map(len, lines)) <= 80
-    assert len(lines) <= 12
-    for words in ("update 40/100", "host epoch 13/20", "89 pp", "1,204", "66.8", "left", *STAGES):
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= (12 if width >= 100 else 16)
+    for words in ("update 40/100 · host epoch 13/20", "89 %", "1,204", "66.8", "left", *STAGES):
         assert words in text
-    assert re.search(r"rollbacks +78", text)
-    assert re.search(r"explained variance +- ", text), "what was not measured is not 0"
-    assert "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██" in text
+    assert re.search(r"rollbacks +78 +in 39 updates", text)
+    assert "explained variance" not in text, "what was not measured is not shown"
+    curve = "▁▂▃▄▅▆▇█" if width < 70 else "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
+    ends = "52.5 to 87.0" if width < 70 else "51.5 to 88.0"
+    assert f"{curve} {ends}" in text, "the curve of all updates, with the range that it shows"
 
 
 def test_live_prints_an_anomaly_above_the_display() -> None:
@@ -141,7 +157,7 @@ def test_live_prints_an_anomaly_above_the_display() -> None:
     shown.close()
     assert isinstance(console.file, io.TextIOWrapper)
     text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    assert text.count("update 7/100: kl spike: the core is dead; lower it") == 1
+    assert text.count("warning: update 7/100: kl spike: the core is dead; lower it") == 1
 
 
 @pytest.mark.parametrize(
@@ -159,6 +175,49 @@ def test_runs_that_share_a_terminal_and_ascii_terminals_get_plain_lines(
     console.close()
     file.flush()
     assert b"plain/block-00: shaped" in buffer.getvalue()
+
+
+def written(console: RichConsole) -> list[str]:
+    assert isinstance(console.file, io.TextIOWrapper)
+    console.file.flush()
+    text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return [re.sub(r"\x1b\[[\d;?]*\w", "", line).strip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_a_command_is_printed_on_one_line_as_it_is_typed(width: int) -> None:
+    shown, console = live(width)
+    command = Command("python -m esper.evaluate 'checkpoint=/a/long folder/whose/name/is/wider/than/fifty/columns/of/text'")
+    shown.start("shaped", {})
+    shown.finish([("time", "training 60 %, validation 20 %, growth potential 10 %, other 10 %"), ("next", command)], {})
+    lines = written(console)
+    assert lines[-2:] == ["next:", command]
+    assert max(len(line) for line in lines if line != command) <= width
+
+
+def test_a_step_is_shown_until_it_is_over() -> None:
+    shown, console = live()
+    shown.note("pretraining 32 hosts", "epoch 3/20")
+    assert picture(shown, console)[0] == "update 1/100 · pretraining 32 hosts epoch 3/20"
+    shown.step(1, 20)
+    assert picture(shown, console)[0] == "update 1/100 · host epoch 1/20"
+    file = io.StringIO()
+    plain = build_console(file=file)
+    for epoch in range(3):
+        plain.note("pretraining 32 hosts", f"epoch {epoch}/3")
+    plain.note("")
+    assert file.getvalue() == "pretraining 32 hosts\n"
+
+
+def test_the_time_of_earlier_processes_counts() -> None:
+    shown, console = live(spent=3600.0)
+    assert "1:00:00 · " in picture(shown, console)[1]
+    file = io.StringIO()
+    plain = build_console(total_updates=10, resume_update=4, spent=3600.0, file=file)
+    plain.show(5, METRICS)
+    plain.finish([], {})
+    assert "update 5/10, 1:00:00 elapsed" in file.getvalue()
+    assert "done after 1:00:00\n" in file.getvalue()
 
 
 def test_live_bar_moves_within_the_first_rollout() -> None:
@@ -202,6 +261,9 @@ def test_numbers_and_curves() -> None:
         "1,234",
         "-123,456",
     ]
+    assert [short(value) for value in (0.00102, 14.26, 100.4, 123456, 2.5e7)] == ["0.00", "14.3", "100", "123k", "25M"]
+    assert bins([1, 3, float("inf"), 5, 7, 9], 2) == [2, 7]
+    assert bins([], 4) == []
     assert spark([0, 7, float("inf"), 3.5]) == "▁█▅"
     assert spark([2, 2]) == "▁▁"
     assert spark([]) == ""
@@ -228,7 +290,7 @@ try:
         if "raise" in sys.argv:
             raise RuntimeError("boom")
         console.show(update, {"host/accuracy": 50.0 + update})
-    console.finish([("accuracy", "55 pp")], {})
+    console.finish([("accuracy", "55 %")], {})
 finally:
     console.close()
 """
@@ -270,7 +332,7 @@ def test_the_cursor_is_restored(ending: str) -> None:
     assert HIDE in output, "no live console, so this test showed nothing"
     assert output.rindex(SHOW) > output.rindex(HIDE)
     assert bool(status) == bool(ending)
-    word = {"": "55 pp", "raise": "boom", "hang": "KeyboardInterrupt"}[ending]
+    word = {"": "55 %", "raise": "boom", "hang": "KeyboardInterrupt"}[ending]
     assert output.rindex(word) > output.rindex(SHOW)
 
 
@@ -285,4 +347,4 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     output, status = in_terminal(TERM="dumb")
     assert status == 0
     assert "\x1b" not in output
-    assert output.count("\n") == 6
+    assert output.count("\n") == 7

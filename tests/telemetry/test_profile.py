@@ -21,7 +21,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a profiled run of three updates, and what it printed."""
     folder = tmp_path_factory.mktemp("profiled")
     small = ["hosts=4", "steps=3", "updates=3", "task.epoch_samples=128", "task.valid_samples=64", "agent.hidden=8"]
-    shards = ["devices.auto.members_per_shard=2", "telemetry.writers=[jsonl,console]", "telemetry.profile=true", "telemetry.page_hosts=0"]
+    shards = [
+        "devices.auto.members_per_shard=2",
+        "telemetry.writers=[jsonl,console]",
+        "telemetry.profile=true",
+        "telemetry.page_hosts=0",
+    ]
     done = run_forked("esper.train", *small, *shards, f"hydra.run.dir={folder}/run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run", done.stdout
@@ -59,9 +64,9 @@ def test_phases_add_up_to_the_update(run: tuple[Path, str]) -> None:
 
 
 def test_the_console_shows_shares_of_the_whole(run: tuple[Path, str]) -> None:
-    shares = re.search(r", time training (.*)$", run[1].splitlines()[-1])
+    shares = re.search(r"^  time +(training .*)$", run[1], re.MULTILINE)
     assert shares
-    assert sum(map(int, re.findall(r"(\d+)%", f"training {shares[1]}"))) == pytest.approx(100, abs=4)
+    assert sum(map(int, re.findall(r"(\d+) %", shares[1]))) == pytest.approx(100, abs=4)
 
 
 def test_parallel_work_shares_the_time_of_waiting() -> None:

@@ -109,7 +109,9 @@ def test_an_anomaly_is_written_when_it_begins_and_shown_once(tmp_path: Path) -> 
         telemetry.update(2, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), first=(SPIKE,), detailed=True))
         telemetry.update(3, {ACCURACY: 1.0}, Findings(present=(SPIKE,), detailed=True))
         telemetry.update(40, {ACCURACY: 1.0}, Findings(present=(SPIKE,), new=(SPIKE,), detailed=True))
-    assert file.getvalue().splitlines()[1:] == ["update 2/1000: kl spike: it jumped; lower it"], "after the time that is left"
+    assert file.getvalue().splitlines()[1:] == ["warning: update 2/1000: kl spike: it jumped; lower it"], (
+        "after the time that is left"
+    )
     events = events_of(tmp_path)
     assert [(event["update"], event["event"], event["kind"]) for event in events] == [
         (2, "anomaly", "kl_spike"),
@@ -195,7 +197,7 @@ def test_unmeasured_metrics_are_missing_in_every_record(tmp_path: Path) -> None:
     curves.Reload()
     assert curves.Tags()["scalars"] == [ACCURACY]
     shown = file.getvalue()
-    assert "accuracy 0 pp" in shown
+    assert "accuracy 0 %" in shown
     assert not any(word in shown for word in ("return", "parameters", "nan", "None"))
 
 

@@ -1,0 +1,157 @@
+"""What an evaluation shows and writes: a sentence, a table of four columns, details on request, a figure, and its numbers."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from esper.checkpoint import write_whole
+from esper.lab.evaluation import ONLINE, POLICIES
+from esper.lab.forest import Row, forest
+from esper.lab.per_host import PREFIX
+from esper.stats.intervals import Interval
+from esper.telemetry.tags import in_terms_of
+
+Rows = Sequence[Mapping[str, Any]]
+"""Rows of `summarise`."""
+SPOKEN = {"wait": "never growing", "policy": "the policy"}
+"""Name of a controller in a sentence."""
+UNITS = {"accuracy": "pp of test accuracy", "return": "points of return"}
+NARROW = 76
+"""Columns below which a table leaves out the differences."""
+
+
+def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
+    """Return one sentence on the policy, or else the first other controller, compared with `against`.
+
+    A difference is called one if its 95 % interval over hosts excludes 0.
+    """
+    others = [row for row in rows if row["controller"] != against]
+    if not others:
+        return "only never growing was evaluated: name other controllers to compare it with"
+    row = next((row for row in others if row["controller"] in POLICIES), others[0])
+    shown: dict[str, list[str]] = {"beats": [], "is worse than": [], "": []}
+    for key, unit in UNITS.items():
+        mean = Interval(**row[f"{key}_over_{against}"])
+        if math.isfinite(mean.mean):
+            word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
+            amount = f"{mean.mean:.1f}" if not word else f"{abs(mean.mean):.1f}"
+            shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
+    name, other = str(row["controller"]), SPOKEN.get(against, against)
+    claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
+    open_ = f"no difference is shown ({' and '.join(shown[''])})" if shown[""] else ""
+    if not claims:
+        return in_terms_of(score, f"between {name} and {other} {open_ or 'nothing was measured'}")
+    return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; elsewhere {open_}' if open_ else ''}")
+
+
+def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:
+    """Print the rows as a table of four columns: controllers by their return, or searches in their order."""
+    wide, last = console.width >= NARROW, "params" if against == "wait" else "FLOPs"
+    table = _table(heading)
+    for key, name in (("", "controller"), ("return", "return"), ("accuracy", "test accuracy"), ("", last)):
+        unit = " [%]" if key == "accuracy" else ""
+        name, unit = (name, unit) if wide else (name.replace(" ", "\n"), unit.replace(" ", "\n"))
+        over = f"\n(over {against}{' [pp]' if key == 'accuracy' else ''})" if key and wide else ""
+        table.add_column(
+            in_terms_of(score, name) + escape(unit + over), justify="left" if name == "controller" else "right", no_wrap=True
+        )
+    for row in sorted(rows, key=lambda row: -row["return"]["mean"]) if against == "wait" else rows:
+        cells = [_cell(row, key, against, wide) for key in ("return", "accuracy")]
+        amount = row["parameters"] if against == "wait" else row["total_flops"]
+        table.add_row(escape(_name(row)), *cells, short(amount))
+    console.print(table)
+    for line in [*_chosen(rows), CAPTION if against == "wait" else SEARCH_CAPTION]:
+        console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
+
+
+CAPTION = "Means over hosts; ± half of the 95 % interval of the paired difference. params: parameters of the seeds kept."
+SEARCH_CAPTION = (
+    "FLOPs: of training and measuring a host, in all of its trainings. The return is measured on the data by which a "
+    "search chooses, so compare accuracies."
+)
+
+
+def show_details(rows: Rows, console: Console, against: str = "wait", score: str = "accuracy") -> None:
+    """Print a table of the intervals of all means, the accuracy while training if it was measured, and the FLOPs."""
+    table = _table("Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host")
+    keys = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
+    names = {"return": "return", "accuracy": "test acc. [%]", ONLINE: "online acc. [%]"}
+    heads = [*(names[key] for key in keys), *([f"online over\n{against} [pp]"] if ONLINE in keys else []), "FLOPs", "to train"]
+    for head in ("controller", *heads):
+        table.add_column(escape(in_terms_of(score, head)), justify="left" if head == "controller" else "right", no_wrap=True)
+    for row in rows:
+        means = [str(Interval(**row[key])) for key in [*keys, *([f"{ONLINE}_over_{against}"] if ONLINE in keys else [])]]
+        table.add_row(
+            escape(_name(row)), *(mean.replace(" ", "") for mean in means), short(row["flops"]), short(row["training_flops"])
+        )
+    console.print(table)
+
+
+def _table(heading: str) -> Table:
+    """Return an empty table; without borders it fits 80 columns."""
+    return Table(title=escape(heading), title_justify="left", box=None, padding=(0, 2, 0, 0))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the name of a controller without what it chose."""
+    return str(row["controller"]).removeprefix(PREFIX).partition(" (")[0]
+
+
+def _chosen(rows: Rows) -> list[str]:
+    """Return what controllers chose, which their names hold in brackets."""
+    found = (str(row["controller"]).partition(" (") for row in rows)
+    return [f"{name}: {chosen.rstrip(')')}" for name, _, chosen in found if chosen]
+
+
+def _cell(row: Mapping[str, Any], key: str, against: str, wide: bool) -> str:
+    """Return the mean of an outcome, with its difference where there is room."""
+    mean, over = Interval(**row[key]), Interval(**row[f"{key}_over_{against}"])
+    if not math.isfinite(mean.mean):
+        return "-"
+    if not wide or row["controller"] == against:
+        return f"{mean.mean:.1f}"
+    return f"{mean.mean:.1f} ({over.mean:+.1f} ± {over.half_width:.1f})"
+
+
+def short(value: float) -> str:
+    """Format a value as three digits and a letter, such as 7.07k, or as a dash if it was not measured."""
+    if not math.isfinite(value):
+        return "-"
+    power = min(max(0, len(f"{value:.0f}") - 1) // 3, 5)
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
+
+
+def figure(rows: Rows, against: str = "wait", score: str = "accuracy") -> str | None:
+    """Return the differences of all controllers to `against` as SVG: in test accuracy, or in return where there is none."""
+    for key, axis in (
+        ("accuracy", "test accuracy minus that of never growing [pp]"),
+        ("return", "return minus that of never growing"),
+    ):
+        means = [(_name(row), Interval(**row[f"{key}_over_{against}"])) for row in rows if row["controller"] != against]
+        found = [Row(name, mean.mean, mean.low, mean.high) for name, mean in means if math.isfinite(mean.mean)]
+        if found:
+            return forest(sorted(found, key=lambda row: -row.mean), in_terms_of(score, axis))
+    return None
+
+
+def write_new(folder: Path, stem: str, report: Mapping[str, Any]) -> Path:
+    """Write an evaluation as JSON under a name that holds no other one, and return the file; an equal one is kept as it is.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    text, number = json.dumps(report, indent=1) + "\n", 1
+    while True:
+        path = folder / f"{stem}{f'_{number}' if number > 1 else ''}.json"
+        if not path.exists():
+            write_whole(path, text)
+            return path
+        if path.read_text() == text:
+            return path
+        number += 1

@@ -1,0 +1,68 @@
+"""Numbers, durations and curves as text."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from esper.telemetry.tags import metric
+
+
+def number(value: float) -> str:
+    """Return a number with about four digits and separators between thousands."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def short(value: float) -> str:
+    """Return a number with two or three digits, or its thousands with a letter, as in 0.31, 12.3 and 12.3k."""
+    for letter, least, size in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
+        if abs(value) >= least:
+            return f"{value / size:.3g}{letter}"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def quantity(tag: str, value: float) -> str:
+    """Return a metric's value, with its unit if a reader needs it."""
+    return number(value) + unit_of(tag)
+
+
+def unit_of(tag: str) -> str:
+    """Return the unit of a metric after a space, empty if a reader does not need it."""
+    unit = metric(tag).unit
+    return "" if unit in ("1", "count", "1/s", "reward") else f" {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things, as in 1 update or 3 updates."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def bins(values: Sequence[float], most: int) -> list[float]:
+    """Return the means of at most this many equal stretches of a series, without infinite values."""
+    finite = [value for value in values if abs(value) != float("inf")]
+    count = min(most, len(finite))
+    edges = [len(finite) * place // count for place in range(count + 1)] if count else []
+    return [sum(finite[low:high]) / (high - low) for low, high in pairwise(edges)]
+
+
+def spark(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
+    """Return a sparkline, one character per finite value, scaled from the lowest value to the highest."""
+    finite = [value for value in values if abs(value) != float("inf")]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+    top = len(marks) - 1
+    return "".join(marks[round((value - low) / span * top)] if span else marks[0] for value in finite)
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def duration(seconds: float) -> str:
+    """Return an expected duration with two digits, as in 12 min."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+    return f"{seconds:.0f} s"
