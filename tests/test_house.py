@@ -24,7 +24,7 @@ ROWS = (
     ("training",),
     ("cli",),
     ("lab",),
-    ("train", "evaluate", "compare"),
+    ("train", "evaluate", "compare", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", *ROWS[-1]}

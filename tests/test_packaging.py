@@ -58,10 +58,11 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     elsewhere.mkdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target"]
     subprocess.run([*pip, str(target), str(wheel)], check=True, capture_output=True)
+    env = os.environ | {"PYTHONPATH": str(target)}
     done = subprocess.run(
-        [sys.executable, "-m", "esper.train", "--cfg", "job", "experiment=healthy", "hosts=8"],
+        [target / "bin" / "esper", "train", "--cfg", "job", "experiment=healthy", "hosts=8"],
         cwd=elsewhere,
-        env=os.environ | {"PYTHONPATH": str(target)},
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -71,6 +72,8 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     shown = yaml.safe_load(done.stdout)
     assert (shown["hosts"], shown["task"]["instances"]) == (8, "healthy")
     assert not list(elsewhere.iterdir())
+    version = subprocess.run([target / "bin" / "esper", "--version"], env=env, capture_output=True, text=True, check=True)
+    assert version.stdout == f"esper {PROJECT['version']}\n"
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
