@@ -14,6 +14,9 @@ from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
 from esper.sweeps import SWEEPS
+from esper.telemetry.anomalies import AnomaliesConfig
+from esper.telemetry.healthy import HEALTHY
+from esper.telemetry.tags import METRICS
 from esper.training.config_io import flat, to_plain
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -100,6 +103,16 @@ def test_charges_are_negative_and_details_are_marked() -> None:
     metrics = (DOCS / "metrics.md").read_text()
     assert "| `policy/entropy_<head>` | + | nat |" in metrics
     assert "| `policy/entropy` |  | nat |" in metrics
+
+
+def test_every_metric_has_healthy_values_on_the_page() -> None:
+    assert list(HEALTHY) == [row.tag for row in METRICS]
+    rows = (DOCS / "metrics.md").read_text().splitlines()
+    for tag, text in HEALTHY.items():
+        (line,) = [line for line in rows if line.startswith(f"| `{tag}` |")]
+        assert line.endswith(f"| {text} |")
+    limits = AnomaliesConfig()
+    assert f"Above {limits.ratio:g} (anomaly)" in HEALTHY["policy/ratio_max"]
 
 
 @pytest.mark.parametrize("head", VALUES, ids=lambda head: head.name)

@@ -89,6 +89,23 @@ def test_the_commands_of_the_first_hour_are_valid() -> None:
     assert parse(shlex.split(evaluation)).hosts == 192
 
 
+def test_data_from_arrays_and_a_preset_of_a_reward_run_as_the_pages_say(tmp_path: Path) -> None:
+    """The files are written as the pages show them, and the commands typed as they stand there, with fewer hosts."""
+    howto = {name: (ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("data", "reward")}
+    (arrays,) = re.findall(r"```python\n(.*?)```", howto["data"], re.DOTALL)
+    (preset,) = re.findall(r"```yaml\n(.*?)```", howto["reward"], re.DOTALL)
+    (tmp_path / "my_arrays.py").write_text(arrays)
+    (tmp_path / "mine" / "reward").mkdir(parents=True)
+    (tmp_path / "mine" / "reward" / "dear.yaml").write_text(preset)
+    lines = re.findall(r"^python -m esper.train (.*(?:plugins=|--config-dir).*)$", "".join(howto.values()), re.MULTILINE)
+    assert len(lines) == 2
+    small = ["updates=1", "hosts=2", "steps=6", "agent=schedule", "devices=[cpu]"]
+    for line in lines:
+        typed = [word for word in shlex.split(line) if not word.startswith("updates=")]
+        done = run_forked("esper.train", *typed, *small, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder."""
