@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
-LISTED = {".py": "python", ".yaml": "yaml", ".md": "markdown", ".sh": "bash", "": "text"}
+LISTED = {".py": "python", ".cff": "yaml", ".yaml": "yaml", ".md": "markdown", ".sh": "bash", "": "text"}
 """Suffix of files that are shown as listings -> language. Other files are copied."""
 
 

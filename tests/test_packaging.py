@@ -184,3 +184,15 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, esper; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    """The required keys of the Citation File Format 1.2.0, and only keys that it knows."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert set(citation) <= {"cff-version", "message", "title", "authors", "type", "version", "license", "abstract", "keywords"}
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert (str(citation["version"]), citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+    assert all(isinstance(keyword, str) for keyword in citation["keywords"])

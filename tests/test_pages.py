@@ -81,7 +81,12 @@ def test_the_commands_about_worlds_are_valid(tmp_path: Path, monkeypatch: pytest
 
 def test_the_commands_of_the_first_hour_are_valid() -> None:
     page = (ROOT / "docs" / "first_hour.md").read_text()
-    rule, policy, sweep = (shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page))
+    typed = [shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)]
+    rule, policy, sweep, dear, arrays, growth = typed
+    assert check(dear).reward.rent == 2.0  # pyright: ignore[reportAttributeAccessIssue]
+    howto, extending = ((ROOT / "docs" / name).read_text() for name in ("howto/data.md", "extending.md"))
+    assert f"python -m esper.train {shlex.join(arrays)}".replace("'", "") in howto, "which another test runs"
+    assert f"python -m esper.train plugins=[my_growth.py] {growth[1]} '{growth[2]}'" in extending, "which is tested outside"
     assert check(rule).choice("agent") == "react"
     assert check(policy).choice("task") == "digits_drift"
     assert len(check_sweep(spelled_out(sweep[1:]))) == 3, "two arms and the control"
