@@ -11,11 +11,13 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
 from docs.tables import actions, config, counterfactuals, lifecycle, metrics, observation, rewards
+from esper.config import GROUPS
 from esper.env.observation import HOST_FEATURES, slot_table
 
 DOCS = Path(__file__).parent
@@ -23,14 +25,14 @@ MARKED = re.compile(r"<!-- generated: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "actions.md": {"operations": actions.operations, "heads": actions.heads, "values": actions.head_values},
-    "config.md": {
-        "root": config.root_config,
-        "groups": config.groups,
+    "config.md": {"groups": config.index, "root": config.root_config},
+    **{f"config/{group}.md": {group: partial(config.group_page, group)} for group in GROUPS},
+    "config/sweeps.md": {
         "sweeps": config.sweeps,
-        "commands": config.other_commands,
-        "choices": config.choices,
-        "presets": config.presets,
+        "sweep-presets": partial(config.presets, "sweep"),
+        "experiments": partial(config.presets, "experiment"),
     },
+    "config/commands.md": {"commands": config.other_commands},
     "counterfactuals.md": {"plans": counterfactuals.plans, "costs": counterfactuals.plan_costs},
     "lifecycle.md": {"stages": lifecycle.stages},
     "metrics.md": {"names": metrics.metric_names, "metrics": metrics.metrics},

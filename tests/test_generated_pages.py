@@ -8,15 +8,20 @@ import pytest
 from docs import generate
 from docs.tables.markdown import table
 from esper.cli.overrides import check
+from esper.config import GROUPS
 from esper.env.actions import FREE, VALUES, Head, HeadsConfig
 from esper.evaluate import EvaluateConfig
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.lifecycle.roles import Incubation
 from esper.sweeps import SWEEPS
+from esper.telemetry.anomalies import AnomaliesConfig
+from esper.telemetry.healthy import HEALTHY
+from esper.telemetry.tags import METRICS
 from esper.training.config_io import flat, to_plain
 
 DOCS = Path(__file__).parent.parent / "docs"
-CONFIG = (DOCS / "config.md").read_text()
+CONFIG = "".join(page.read_text() for page in (DOCS / "config.md", *sorted((DOCS / "config").glob("*.md"))))
+"""The index of the configuration and its pages."""
 
 
 @pytest.mark.parametrize("page", generate.PAGES)
@@ -27,13 +32,16 @@ def test_a_page_is_up_to_date_and_says_how_to_rewrite_it(page: str) -> None:
 
 
 def test_no_page_has_marks_without_tables() -> None:
-    assert sorted(generate.PAGES) == sorted(page.name for page in DOCS.glob("*.md") if "<!-- generated: " in page.read_text())
+    assert sorted(generate.PAGES) == sorted(
+        str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "<!-- generated: " in page.read_text()
+    )
 
 
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with copies of the pages, which the generator works on."""
     for page in generate.PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text((DOCS / page).read_text())
     monkeypatch.setattr(generate, "DOCS", tmp_path)
     return tmp_path
@@ -67,7 +75,9 @@ def test_bars_within_cells_are_escaped() -> None:
     "overrides", [[], ["task=python_text", "agent=best_of_random", "slots=deep", "gates=strict", "reward=escrow"]]
 )
 def test_every_key_of_a_run_is_on_the_page(overrides: list[str]) -> None:
-    assert not [key for key in flat(to_plain(check(overrides))) if f"\n| `{key}` | " not in CONFIG]
+    keys = {*flat(to_plain(check(overrides)))} - {*GROUPS}
+    assert not [key for key in keys if f"\n| `{key}` | " not in CONFIG]
+    assert not [group for group in GROUPS if f"\n| [{group}](config/{group}.md) | " not in CONFIG]
 
 
 def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
@@ -77,7 +87,7 @@ def test_so_is_every_key_of_sweeps_and_of_the_other_commands() -> None:
 
 
 def test_defaults_within_a_config_are_those_of_the_option() -> None:
-    section = CONFIG.split("### `task=digits_drift`")[1].split("\n### ")[0]
+    section = CONFIG.split("## `task=digits_drift`")[1].split("\n## ")[0]
     assert "| `task.events.count` | `[1,2,3,3]` |" in section
     assert "| `task.events` | below |" in section
 
@@ -93,6 +103,16 @@ def test_charges_are_negative_and_details_are_marked() -> None:
     metrics = (DOCS / "metrics.md").read_text()
     assert "| `policy/entropy_<head>` | + | nat |" in metrics
     assert "| `policy/entropy` |  | nat |" in metrics
+
+
+def test_every_metric_has_healthy_values_on_the_page() -> None:
+    assert list(HEALTHY) == [row.tag for row in METRICS]
+    rows = (DOCS / "metrics.md").read_text().splitlines()
+    for tag, text in HEALTHY.items():
+        (line,) = [line for line in rows if line.startswith(f"| `{tag}` |")]
+        assert line.endswith(f"| {text} |")
+    limits = AnomaliesConfig()
+    assert f"Above {limits.ratio:g} (anomaly)" in HEALTHY["policy/ratio_max"]
 
 
 @pytest.mark.parametrize("head", VALUES, ids=lambda head: head.name)

@@ -25,7 +25,7 @@ ROWS = (
     ("cli",),
     ("lab",),
     ("page",),
-    ("train", "evaluate", "compare", "report"),
+    ("train", "evaluate", "compare", "report", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", "page", *ROWS[-1]}

@@ -27,6 +27,8 @@ from tests.reward.reward_steps import signals_of
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
+HOW_TO = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "howto").glob("*.md"))
+
 
 def bash_blocks(page: str) -> list[str]:
     return re.findall(r"^```bash\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -58,10 +60,11 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     elsewhere.mkdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target"]
     subprocess.run([*pip, str(target), str(wheel)], check=True, capture_output=True)
+    env = os.environ | {"PYTHONPATH": str(target)}
     done = subprocess.run(
-        [sys.executable, "-m", "esper.train", "--cfg", "job", "experiment=healthy", "hosts=8"],
+        [target / "bin" / "esper", "train", "--cfg", "job", "experiment=healthy", "hosts=8"],
         cwd=elsewhere,
-        env=os.environ | {"PYTHONPATH": str(target)},
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -71,6 +74,8 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     shown = yaml.safe_load(done.stdout)
     assert (shown["hosts"], shown["task"]["instances"]) == (8, "healthy")
     assert not list(elsewhere.iterdir())
+    version = subprocess.run([target / "bin" / "esper", "--version"], env=env, capture_output=True, text=True, check=True)
+    assert version.stdout == f"esper {PROJECT['version']}\n"
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
@@ -134,14 +139,15 @@ def test_the_reward_of_the_readme_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(components) == reward.names == ("germinate", "terminal")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/experiments.md", *HOW_TO])
 def test_commands_on_the_pages_compose(page: str) -> None:
     from esper.cli.command import spelled_out
     from esper.cli.overrides import check, check_sweep
 
     for block in bash_blocks(page):
         for line in block.splitlines():
-            if line.startswith("python -m esper.train") and "--help" not in line:
+            needs_files = ("plugins=", "--config-dir", "resume=")  # of the reader
+            if line.startswith("python -m esper.train") and not any(word in line for word in ("--help", *needs_files)):
                 words = spelled_out(shlex.split(line)[3:])
                 sweep = "-m" in words
                 assert (check_sweep if sweep else check)([word for word in words if word != "-m"])
@@ -178,3 +184,15 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, esper; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    """The required keys of the Citation File Format 1.2.0, and only keys that it knows."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert set(citation) <= {"cff-version", "message", "title", "authors", "type", "version", "license", "abstract", "keywords"}
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert (str(citation["version"]), citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+    assert all(isinstance(keyword, str) for keyword in citation["keywords"])

@@ -17,7 +17,7 @@ from esper.evaluate import parse
 from tests.forked import run_forked
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 ONLY_AFTER_ANOMALIES = "events.jsonl"
 ONLY_WITH_PROFILE = "profile/"
 
@@ -49,8 +49,11 @@ def test_the_figure_of_the_readme_is_drawn(tmp_path: Path) -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert not [page.name for page in PAGES if f"(docs/{page.name})" not in readme]
+    """Those of the configuration have an index of their own."""
+    readme, index = (ROOT / "README.md").read_text(), (ROOT / "docs" / "config.md").read_text()
+    inside = [page for page in PAGES if page.parent.name == "config"]
+    assert not [page.name for page in PAGES if page not in inside and f"(docs/{page.relative_to(ROOT / 'docs')})" not in readme]
+    assert not [page.name for page in inside if f"(config/{page.name})" not in index]
 
 
 def test_every_agent_is_a_baseline_or_said_not_to_be_one() -> None:
@@ -78,12 +81,34 @@ def test_the_commands_about_worlds_are_valid(tmp_path: Path, monkeypatch: pytest
 
 def test_the_commands_of_the_first_hour_are_valid() -> None:
     page = (ROOT / "docs" / "first_hour.md").read_text()
-    rule, policy, sweep = (shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page))
+    typed = [shlex.split(words) for words in re.findall(r"```bash\npython -m esper.train (.*?)\n```", page)]
+    rule, policy, sweep, dear, arrays, growth = typed
+    assert check(dear).reward.rent == 2.0  # pyright: ignore[reportAttributeAccessIssue]
+    howto, extending = ((ROOT / "docs" / name).read_text() for name in ("howto/data.md", "extending.md"))
+    assert f"python -m esper.train {shlex.join(arrays)}".replace("'", "") in howto, "which another test runs"
+    assert f"python -m esper.train plugins=[my_growth.py] {growth[1]} '{growth[2]}'" in extending, "which is tested outside"
     assert check(rule).choice("agent") == "react"
     assert check(policy).choice("task") == "digits_drift"
     assert len(check_sweep(spelled_out(sweep[1:]))) == 3, "two arms and the control"
     (evaluation,) = re.findall(r"```bash\npython -m esper.evaluate (.*?)\n```", page)
     assert parse(shlex.split(evaluation)).hosts == 192
+
+
+def test_data_from_arrays_and_a_preset_of_a_reward_run_as_the_pages_say(tmp_path: Path) -> None:
+    """The files are written as the pages show them, and the commands typed as they stand there, with fewer hosts."""
+    howto = {name: (ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("data", "reward")}
+    (arrays,) = re.findall(r"```python\n(.*?)```", howto["data"], re.DOTALL)
+    (preset,) = re.findall(r"```yaml\n(.*?)```", howto["reward"], re.DOTALL)
+    (tmp_path / "my_arrays.py").write_text(arrays)
+    (tmp_path / "mine" / "reward").mkdir(parents=True)
+    (tmp_path / "mine" / "reward" / "dear.yaml").write_text(preset)
+    lines = re.findall(r"^python -m esper.train (.*(?:plugins=|--config-dir).*)$", "".join(howto.values()), re.MULTILINE)
+    assert len(lines) == 2
+    small = ["updates=1", "hosts=2", "steps=6", "agent=schedule", "devices=[cpu]"]
+    for line in lines:
+        typed = [word for word in shlex.split(line) if not word.startswith("updates=")]
+        done = run_forked("esper.train", *typed, *small, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

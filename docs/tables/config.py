@@ -1,13 +1,13 @@
-"""Tables of config.md: the keys of every config, their named values, and the presets."""
+"""Tables of config.md and of its pages in config/: the keys of every config, their named values, and the presets."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
 from docs.tables.markdown import class_doc, member_docs, table, ticked
 from esper.checkpoint import CheckpointsConfig
-from esper.cli.help import as_typed, field_docs, yaml_names
+from esper.cli.help import as_typed, defaults, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.evaluate import EvaluateConfig
@@ -15,43 +15,65 @@ from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.sweeps import SWEEPS
 
+SHOWN = 6
+"""Options of a group that its row in the index names."""
+
 
 def root_config() -> Iterator[str]:
-    """Yield the keys of the root config, of `checkpoints` and of `counterfactuals`."""
-    yield from section("## Root", Config)
+    """Yield the keys of the root config, of `checkpoints` and of `counterfactuals`, without the groups."""
+    yield from section("## Keys of every run", Config, but=tuple(GROUPS))
     yield from section("## checkpoints", CheckpointsConfig, "checkpoints.")
     yield from section("## counterfactuals", CounterfactualsConfig, "counterfactuals.")
+    yield from choices("counterfactuals", {"": CounterfactualsConfig})
 
 
-def groups() -> Iterator[str]:
-    """Yield a section for each option of each group."""
-    for group, options in GROUPS.items():
-        yield from (f"## {group}", "")
-        if group in MANY:
-            yield from (f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`.", "")
-        for node in dict.fromkeys(options.values()):
-            names = [name for name, other in options.items() if other is node]
-            prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
-            yield from section(f"### {ticked(f'{group}={name}' for name in names)}", node, prefix)
-            if group == "task":
-                options_of = {other: getattr(node, f"default_{other}") for other in BROUGHT}
-                shown = {other: f"[{','.join(one)}]" if other in MANY else one for other, one in options_of.items()}
-                brought = ", ".join(f"`{other}={one}`" for other, one in shown.items())
-                yield from (f"Comes with {brought}.", "")
+def index() -> Iterator[str]:
+    """Yield a row for each group, with a link to its page."""
+    docs, chosen = field_docs(Config), defaults()
+
+    def options(group: str) -> str:
+        names = [*GROUPS[group], *yaml_names(group)]
+        return ticked(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+    rows = (
+        (f"[{group}](config/{group}.md)", ticked(chosen[group]), options(group), docs[group].split(";")[0].rstrip(".") + ".")
+        for group in GROUPS
+    )
+    return table(("group", "default", "options", "meaning"), rows)
+
+
+def group_page(group: str) -> Iterator[str]:
+    """Yield a section for each option of a group, its presets, and the meaning of named values."""
+    options = GROUPS[group]
+    if group in MANY:
+        yield from (f"Several at a time, as in `'{group}=[{','.join(list(options)[:2])}]'`.", "")
+    for node in dict.fromkeys(options.values()):
+        names = [name for name, other in options.items() if other is node]
+        prefix = f"{group}.{names[0]}." if group in MANY else f"{group}."
+        yield from section(f"## {ticked(f'{group}={name}' for name in names)}", node, prefix)
+        if group == "task":
+            options_of = {other: getattr(node, f"default_{other}") for other in BROUGHT}
+            shown = {other: f"[{','.join(one)}]" if other in MANY else one for other, one in options_of.items()}
+            brought = ", ".join(f"`{other}={one}`" for other, one in shown.items())
+            yield from (f"Comes with {brought}.", "")
+    if yaml_names(group):
+        yield from ("## Presets", "", *presets(group), "")
+    if meanings := list(choices(group, options)):
+        yield from ("## Choices", "", "The meaning of named values.", "", *meanings)
 
 
 def sweeps() -> Iterator[str]:
     """Yield a section for each sweep."""
     for name, node in SWEEPS.items():
-        yield from section(f"### `sweep={name}`", node)
+        yield from section(f"## `sweep={name}`", node)
 
 
 def other_commands() -> Iterator[str]:
     """Yield the keys of the evaluation and the comparison."""
-    yield from section("### `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
+    yield from section("## `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
     yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
-    yield from section("### `python -m esper.compare FOLDER...`", CompareConfig)
+    yield from section("## `python -m esper.compare FOLDER...`", CompareConfig)
     rows = (
         (
             f"`{one.name}`",
@@ -65,32 +87,30 @@ def other_commands() -> Iterator[str]:
     yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)
 
 
-def choices() -> Iterator[str]:
-    """Yield the meaning of every named value."""
+def choices(group: str, options: Mapping[str, type]) -> Iterator[str]:
+    """Yield the meaning of every named value in the options of a group; nothing if there is none."""
     found: dict[type[StrEnum], dict[str, None]] = {}
-    for group, options in {"counterfactuals": {"": CounterfactualsConfig}, **GROUPS}.items():
-        for node in options.values():
-            for name, hint in get_type_hints(node).items():
-                kind = _element(hint)
-                if isinstance(kind, type) and issubclass(kind, StrEnum) and member_docs(kind):
-                    found.setdefault(kind, {})[f"{group}.{name}"] = None
-    rows = ((ticked(keys), f"`{kind[name]}`", doc) for kind, keys in found.items() for name, doc in member_docs(kind).items())
-    return table(("key", "value", "meaning"), rows)
+    for node in options.values():
+        for name, hint in get_type_hints(node).items():
+            kind = _element(hint)
+            if isinstance(kind, type) and issubclass(kind, StrEnum) and member_docs(kind):
+                found.setdefault(kind, {})[f"{group}.{name}"] = None
+    rows = [(ticked(keys), f"`{kind[name]}`", doc) for kind, keys in found.items() for name, doc in member_docs(kind).items()]
+    return table(("key", "value", "meaning"), rows) if rows else iter(())
 
 
-def presets() -> Iterator[str]:
-    """Yield the comment at the head of each YAML file, without the line for Hydra."""
-    for group in (*GROUPS, "experiment", "sweep"):
-        for name in yaml_names(group):
-            lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
-            about = (line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)
-            yield f"* `{group}={name}`: {' '.join(about)}"
+def presets(group: str) -> Iterator[str]:
+    """Yield the comment at the head of each YAML file of a group, without the line for Hydra."""
+    for name in yaml_names(group):
+        lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+        about = (line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)
+        yield f"* `{group}={name}`: {' '.join(about)}"
 
 
-def section(title: str, node: type, prefix: str = "") -> Iterator[str]:
-    """Yield a title, the docstring of a config, and its keys."""
+def section(title: str, node: type, prefix: str = "", but: Collection[str] = ()) -> Iterator[str]:
+    """Yield a title, the docstring of a config, and its keys but for some."""
     yield from (title, "", class_doc(node), "")
-    if keys := list(_keys(node, prefix)):
+    if keys := [row for row in _keys(node, prefix) if row[0].strip("`") not in but]:
         yield from (*table(("key", "default", "meaning"), keys), "")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from docs.tables.markdown import table
 from esper.telemetry import tags
+from esper.telemetry.healthy import HEALTHY
 
 
 def metric_names() -> Iterator[str]:
@@ -15,8 +16,8 @@ def metrics() -> Iterator[str]:
     """Yield a section for each group of metrics."""
     for group in tags.groups():
         rows = (
-            (f"`{row.tag}`", "+" if row.detail else "", row.unit, row.meaning)
+            (f"`{row.tag}`", "+" if row.detail else "", row.unit, row.meaning, HEALTHY[row.tag])
             for row in tags.METRICS
             if row.tag.startswith(f"{group}/")
         )
-        yield from (f"## {group}", "", *table(("tag", "", "unit", "meaning"), rows), "")
+        yield from (f"## {group}", "", *table(("tag", "", "unit", "meaning", "healthy"), rows), "")
