@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from docs import theory_figures
 from esper.cli.command import spelled_out
 from esper.cli.overrides import check, check_sweep
 from esper.config import GROUPS
@@ -46,6 +48,19 @@ def test_the_figure_of_the_readme_is_drawn(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(ROOT / "docs" / "host_figure.py"), "--quick", "--out", str(out)], env=env, check=True)
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", theory_figures.FIGURES)
+def test_a_picture_of_the_theory_is_what_its_script_draws(name: str) -> None:
+    text = theory_figures.FIGURES[name]()
+    assert (ROOT / "docs" / name).read_text() == text, "run python docs/theory_figures.py"
+    ElementTree.fromstring(text)
+
+
+def test_the_theory_names_files_that_exist() -> None:
+    named = re.findall(r"`(esper/[\w/.]+)`", (ROOT / "docs" / "theory.md").read_text())
+    assert len(named) >= 7
+    assert all((ROOT / name).is_file() for name in named)
 
 
 def test_the_readme_leads_to_every_page() -> None:
