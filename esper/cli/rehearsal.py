@@ -37,6 +37,9 @@ def rehearse(arguments: Sequence[str]) -> None:
     """Return in the fork with placeholders, and return in this process if the fork has no answer; else exit as the fork did."""
     global announced, active
     at_once = any(argument.lstrip("+").startswith(READ_AT_ONCE) for argument in arguments)
+    if at_once and sys.stderr.isatty() and not any(argument.startswith("-") for argument in arguments):
+        listen(StatusLine(sys.stderr))
+        notice(LOADING)
     if at_once or "torch" in sys.modules or not hasattr(os, "fork") or entry_points(group="esper.parts"):
         return
     child = os.fork()

@@ -88,8 +88,8 @@ class SandboxEpisode(EpisodeRecord):
 
     def summary(self) -> list[tuple[str, str]]:
         metrics = self.metrics()
-        share = f"{metrics['sandbox/share_of_optimum']:.1%} of the optimum, {self.optimum:.3f}"
-        return [("return", f"{metrics['policy/return']:.3f} points per host in the last update, {share}")]
+        share = 100 * metrics["sandbox/share_of_optimum"]
+        return [("optimum", f"{self.optimum:.3f} points per host; the last update reached {share:.1f} % of it")]
 
 
 class SandboxEnv(Environment):

@@ -26,7 +26,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     cells = {(cell["outcome"], cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"]}
     assert cells["accuracy", "sparse", 1] is None
     page = (experiment / "report.html").read_text()
-    assert page.count("data:image/png") == 3
+    assert page.count("<svg") == 1 + 3, "paired differences and the other figures"
     assert "sparse, block 1: never started" in page
     assert "<td>shaped</td>" in page
     assert "<pre>Which &lt;reward&gt;?" in page
