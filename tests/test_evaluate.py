@@ -155,7 +155,8 @@ def test_progress_prints_a_line_per_controller_with_the_time_left(monkeypatch):
 def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     main([f"checkpoint={folder}", "hosts=2", "controllers=[policy]"])
     shown, progress = capsys.readouterr()
-    first, *_, numbers, figure = shown.splitlines()
+    first, *_, numbers, figure, page = shown.splitlines()
+    assert page == f"page: {folder}/run.html"
     assert "never growing" in first
     assert progress.splitlines()[0] == "building 2 held-out hosts"
     assert len(progress.splitlines()) == 3

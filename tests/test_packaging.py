@@ -48,11 +48,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
+PAGE = {f"esper/page/run.{kind}" for kind in ("html", "css", "js")}
+
+
 def test_the_wheel_holds_every_module_and_every_yaml(wheel: Path) -> None:
     held = {name for name in ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
     modules = {str(path.relative_to(ROOT)) for folder in ("esper", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")}
     choices = {f"esper/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
-    assert held == modules | choices | {"esper/py.typed", "esper/lab/report.html"}
+    assert held == modules | choices | {"esper/py.typed", "esper/lab/report.html", *PAGE}
 
 
 def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:

@@ -83,11 +83,7 @@ def check(overrides: list[str], *, config_name: str = "config") -> Config:
 
 
 def config_of(overrides: list[str]) -> Config:
-    """Return the typed config of these overrides, without looking at its folder.
-
-    Raises:
-        ConfigError: the overrides do not give a valid config.
-    """
+    """Return the typed config of these overrides without looking at its folder; ConfigError if they do not give one."""
     with hydra_at_conf() as loader:
         return _job(loader, overrides, "config")[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 from esper.checkpoint import Checkpoints, load_run
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
-from esper.config import CHECKPOINTS, Config
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.page import findings
 from esper.page.curves import SHOWN, Chart, curves, reward_tags
 from esper.page.packing import packed, selection
@@ -187,7 +187,10 @@ def _changed(config: Config) -> list[tuple[str, str, str]]:
     own, default = to_plain(config), to_plain(config_of([]))
     chosen = {group: choice for group, choice in own["choices"].items() if choice != default["choices"][group]}
     rows = [(group, as_typed(choice), as_typed(default["choices"][group])) for group, choice in chosen.items()]
-    alike = dotted(to_plain(config_of([f"{group}={as_typed(choice)}" for group, choice in chosen.items()]))["values"])
+    try:
+        alike = dotted(to_plain(config_of([f"{group}={as_typed(choice)}" for group, choice in chosen.items()]))["values"])
+    except ConfigError:  # an option such as host=custom has keys without a default
+        alike = dotted(default["values"])
     for key, value in sorted(dotted(own["values"]).items()):
         if key != "resume" and alike.get(key, MISSING) != value:
             rows.append((key, as_typed(value), "" if key not in alike else as_typed(alike[key])))

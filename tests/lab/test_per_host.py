@@ -256,7 +256,7 @@ def test_the_command_prints_searches_and_writes_them(folder: Path, capsys: pytes
     main([f"checkpoint={folder}", "hosts=2", "controllers=[wait]", "search_per_host=[random,halving]", "trainings=[1,2]"])
     shown = capsys.readouterr().out
     assert "Search per host by return" in shown
-    assert max(map(len, shown.splitlines()[:-2])) <= 80
+    assert max(map(len, shown.splitlines()[:-3])) <= 80
     kept = json.loads((folder / "evaluation_000001_2_hosts_episode0.json").read_text())
     assert [row["controller"] for row in kept["searches"]] == ["policy", *names(["random", "halving"], [1, 2])]
     policy, first, second = kept["searches"][:3]

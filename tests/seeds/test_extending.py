@@ -54,8 +54,8 @@ def plugin(own_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def parameters_grown(printed: str) -> int:
-    """Return the parameters that the run's hosts have grown, from its last line."""
-    found = re.search(r"parameters grown (\d+)", printed)
+    """Return the parameters that the run's hosts have grown, from its summary."""
+    found = re.search(r"parameters grown\s+(\d+)", printed)
     assert found, printed
     return int(found.group(1))
 
