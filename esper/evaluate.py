@@ -167,7 +167,7 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
     report |= {"searches": searched} if searched else {}
     grown = (outcomes | searches).items()
-    hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept} for name, one in grown}
+    hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept, "seeds": one.seeds} for name, one in grown}
     return {**report, "rows": summarise(outcomes), "hosts": hosts}
 
 

@@ -3,9 +3,10 @@
 # N hosts, S slots
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy.typing as npt
 
 from esper.env.base import EpisodeRecord
 from esper.governor.base import Cause
-from esper.lifecycle.stages import EMPTY, LIVE, Stage
+from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage
 from esper.measure.costs import Costs
+from esper.measure.seed_log import SeedLog, Slots, grouped
 from esper.phases import PhaseTimes
 from esper.reward.audit import Auditor
 from esper.reward.signals import StepSignals
@@ -22,6 +24,8 @@ from esper.reward.table import SHAPING
 from esper.task.events import Event
 
 FloatArray = npt.NDArray[np.float32]
+NOT_IN_TAGS = re.compile(r"[^a-z0-9_]+")
+"""Characters of names that a tag may not have."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +46,12 @@ class Episode(EpisodeRecord):
     """Number of training samples per host epoch."""
     blueprints: tuple[str, ...] = ()
     """Names of the blueprints."""
+    slots: tuple[str, ...] = ()
+    """Names of the slots."""
+    log: SeedLog = field(default_factory=SeedLog)
+    """Every seed of the episode."""
+    host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Sum over the host epochs so far of the norm of each host's gradient; see `StepSignals.host_norm_N`."""
     loss_scale: float = math.nan
     """Lowest loss scale of a host after the last step; NaN without loss scales."""
     costs: Costs | None = None
@@ -91,6 +101,8 @@ class Episode(EpisodeRecord):
         self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
         self.blend_NS = np.where(healthy_N1, after.blend, self.blend_NS)
         self.training_flops_N, self.measuring_flops_N = info["training_flops"], info["measuring_flops"]
+        self.log.add(signals.num_steps - signals.steps_left, _slots(signals))
+        self.host_norm_N = signals.host_norm_N + (self.host_norm_N if len(self.host_norm_N) else 0.0)
         self.signals = signals
         self.auditor.see(signals, info["components"])
 
@@ -148,7 +160,7 @@ class Episode(EpisodeRecord):
         values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
         values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
-        values |= self.audit
+        values |= self.audit | self._seeds() | self._gradients(signals.num_steps)
         return {tag: float(value) for tag, value in values.items()}
 
     def _worths(self, signals: StepSignals) -> dict[str, float]:
@@ -163,6 +175,35 @@ class Episode(EpisodeRecord):
         }
         shares = [seen.shapley_NS[healthy_N[:, None] & (after.blueprint == rank)] for rank in range(len(self.blueprints))]
         return values | {f"shapley/{name}": _mean(share) for name, share in zip(self.blueprints, shares, strict=True)}
+
+    def _seeds(self) -> dict[str, float]:
+        """Return the statistics of seeds by blueprint, by slot and by kind of host."""
+        found = grouped(self.log.seeds, self.blueprints, self.slots, self.instance)
+        return {
+            f"seeds_{what}/{group}_{NOT_IN_TAGS.sub('_', name.lower())}": value
+            for (group, name), stats in found.items()
+            for what, value in asdict(stats).items()
+        }
+
+    def _gradients(self, steps: int) -> dict[str, float]:
+        """Return statistics over hosts of the mean norm of their gradients."""
+        norm_N = self.host_norm_N / steps
+        finite_N = norm_N[np.isfinite(norm_N)]
+        if not len(finite_N):
+            return {}
+        return {"host/gradient_norm": finite_N.mean(), "host/gradient_norm_max": finite_N.max()}
+
+
+def _slots(signals: StepSignals) -> Slots:
+    """Return what the log of seeds needs of a step."""
+    after, worth = signals.after, signals.worth
+    return Slots(
+        blueprint_NS=np.where(after.within(*OCCUPIED), after.blueprint, EMPTY),
+        kept_NS=after.within(Stage.FOSSILIZED),
+        contribution_NS=worth.contribution_NS,
+        contribution_error_NS=worth.contribution_error_NS,
+        rolled_back_N=signals.rolled_back_N,
+    )
 
 
 def _mean(values_N: FloatArray) -> float:

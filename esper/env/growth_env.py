@@ -185,9 +185,10 @@ class GrowthEnv(Environment):
             last=self.time == self.num_steps,
             rolled_back_N=verdict.rollback_N,
             potential_before_NSK=known_potential_NSK,
+            host_norm_N=report.host_norm_M,
         )
-        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N} | _scaling(report)
-        info |= {"fossilized": (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)}
+        kept_N = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
+        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N, "fossilized": kept_N} | _scaling(report)
         info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
@@ -201,8 +202,7 @@ class GrowthEnv(Environment):
         if self.test_online:  # a host that was rolled back serves as it is now
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
-        resumed_N = verdict.rollback_N & (not signals.last)
-        info["restored_potential"] = np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
+        info["restored_potential"] = self._restored_potential(verdict.rollback_N & (not signals.last))
         observation = self.observation()
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
@@ -214,6 +214,10 @@ class GrowthEnv(Environment):
             observation, _ = self.reset()
         return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
+    def _restored_potential(self, resumed_N: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """Return the shaping potential from which hosts go on after a rollback `[N]`, 0 for the others."""
+        return np.where(resumed_N, self.reward.initial_potential(self.accuracy_NH[:, 0], self.state), 0.0)
+
     # ---- what the trainer also needs
 
     def record(self) -> Episode:
@@ -224,6 +228,7 @@ class GrowthEnv(Environment):
             return_N=np.zeros(self.num_envs, np.float32),
             first_accuracy_N=self.accuracy_NH[:, 0].copy(),
             blueprints=self.layout.blueprint_names,
+            slots=self.layout.slot_names,
             kept_NS=np.full((self.num_envs, self.layout.num_slots), EMPTY),
             blend_NS=np.zeros((self.num_envs, self.layout.num_slots), np.int64),
             costs=self.costs,

@@ -16,7 +16,7 @@ from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
-from esper.lab.tables import host_table
+from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import MIN_BLOCKS, Difference
 from esper.stats.power import PlannedTest
 from esper.stats.verdict import Conclusion, PairResult, compare_arms
@@ -37,6 +37,8 @@ class Comparison:
     """All pairs of arms, by outcome."""
     hosts: pd.DataFrame
     """Outcomes of every held-out host; see `host_table`."""
+    seeds: pd.DataFrame
+    """Every seed of the held-out hosts; see `seed_table`."""
     costs: pd.DataFrame
     """Costs of every arm; see `cost_table`."""
     controls: dict[str, Difference]
@@ -187,6 +189,7 @@ def compare(
         outcomes=outcomes,
         results=results,
         hosts=host_table(finished, scoring),
+        seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
         controls=_controls(tables, margins, config.alpha),
         warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],

@@ -9,7 +9,7 @@ that of the committed network, host and fossils, on the test split of the data, 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,16 @@ class HostOutcomes:
     instance: list[str]
     kept: list[Topology]
     """The seeds that each host kept."""
+    seeds: list[list[dict[str, Any]]] = field(default_factory=list[list[dict[str, Any]]])
+    """Every seed of each host, with the keys of `Seed`, names for slot and blueprint, and None for what was not measured; empty
+    if not recorded."""
 
     @staticmethod
     def of(episode: EpisodeRecord, layout: EnvSpec) -> "HostOutcomes":
         """Return the outcomes of an episode."""
         values = dict.fromkeys(HELD_OUT, np.full(len(episode.return_N), np.nan)) | {"return": episode.return_N}
         kept = list[Topology]([[] for _ in episode.instance])
+        seeds = list[list[dict[str, Any]]]()
         if isinstance(episode, Episode):
             assert episode.test_accuracy_N is not None
             assert episode.signals is not None
@@ -84,7 +88,8 @@ class HostOutcomes:
             values["measuring_flops"] = episode.measuring_flops_N
             values |= {} if episode.online_N is None else {ONLINE: episode.online_N}
             kept = topologies(episode.kept_NS, episode.blend_NS, layout)
-        return HostOutcomes(values=values, instance=episode.instance, kept=kept)
+            seeds = _by_host(episode)
+        return HostOutcomes(values=values, instance=episode.instance, kept=kept, seeds=seeds)
 
     def lists(self) -> dict[str, list[Any]]:
         """Return the value of every host, by outcome."""
@@ -294,7 +299,8 @@ class Evaluation:
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}
         kept = [one.kept[host] for host, one in enumerate(by_host)]
-        return best, HostOutcomes(values=values, instance=best.instance, kept=kept)
+        seeds = [one.seeds[host] for host, one in enumerate(by_host)]
+        return best, HostOutcomes(values=values, instance=best.instance, kept=kept, seeds=seeds)
 
     def grow_static(self, choice: Choice) -> HostOutcomes:
         """Return the outcomes of the best static net."""
@@ -310,6 +316,17 @@ class Evaluation:
             return self.controller(name)
         blueprint, slot = name.split(" in ")
         return ScheduleConfig(slot=layout.slot_names.index(slot), blueprint=blueprint).build(layout, seed=0)
+
+
+def _by_host(episode: Episode) -> list[list[dict[str, Any]]]:
+    """Return every seed of each host as plain values, in the order of planting."""
+    found = list[list[dict[str, Any]]]([[] for _ in episode.instance])
+    for seed in episode.log.seeds:
+        plain: dict[str, Any] = asdict(seed) | {"slot": episode.slots[seed.slot], "blueprint": episode.blueprints[seed.blueprint]}
+        for name in ("contribution", "contribution_error"):
+            plain[name] = round(plain[name], 4) if np.isfinite(plain[name]) else None
+        found[plain.pop("host")].append(plain)
+    return found
 
 
 def without_incubation(config: Config) -> Config:

@@ -3,9 +3,13 @@
 # U updates, B blocks
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,8 @@ from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
 
 CURVE = "host/committed_accuracy"
+PAGE = "run.html"
+"""Page of a run in its folder."""
 FEW = 5
 """Largest number of arms with bands and horizontal labels; more would overlap."""
 
@@ -50,7 +56,21 @@ class Drawing:
         return whole[whole.index("<svg") :].replace("#000000", "currentColor")
 
 
-def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str = "accuracy") -> list[Drawing]:
+Colours = Mapping[str, ColorType]
+"""Colour of each arm."""
+Links = Mapping[tuple[str, int], str]
+"""Arm and block -> address of the page of this run."""
+
+
+def page_links(runs: Sequence[Run], folder: Path) -> dict[tuple[str, int], str]:
+    """Return the addresses of the pages of those runs that have one, relative to the folder of the report."""
+    pages = {(run.arm, run.block): run.folder / PAGE for run in runs}
+    return {cell: quote(os.path.relpath(page, folder)) for cell, page in pages.items() if page.exists()}
+
+
+def draw(
+    runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: str = "accuracy", links: Links | None = None
+) -> list[Drawing]:
     """Draw all figures of an experiment.
 
     Args:
@@ -58,7 +78,10 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: 
         outcomes: the table of `Comparison.outcomes`.
         spec: the primary outcome.
         score: name of the hosts' score.
+        links: pages of runs, to which their dots lead.
     """
+    links = links or {}
+    linked = " A dot leads to the page of its run." if links else ""
     values_BA = wide(outcomes, spec.name)
     palette = color_sequences["tab20"]  # pairs of a dark and a light colour
     colours = dict(zip(values_BA, cycle([*palette[::2], *palette[1::2]]), strict=False))
@@ -66,21 +89,21 @@ def draw(runs: Sequence[Run], outcomes: pd.DataFrame, spec: OutcomeSpec, score: 
         Drawing(name, in_terms_of(score, caption), Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
             ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
-            ("slopes", f"{spec.label} by arm, one line per block: {spec.description}."),
-            ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front."),
+            ("slopes", f"{spec.label} by arm, one line per block: {spec.description}.{linked}"),
+            ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front." + linked),
         )
     ]
     learning, joined, costs = (one.figure for one in drawings)
     learning_curves(learning.subplots(), [run for run in runs if run.finished], colours)
-    slopes(joined.subplots(), values_BA, spec, colours)
-    front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours)
+    slopes(joined.subplots(), values_BA, spec, colours, links)
+    front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours, links)
     for figure in (learning, joined, costs):
         for axes in figure.axes:
             axes.set_ylabel(in_terms_of(score, axes.get_ylabel()))
     return drawings
 
 
-def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, ColorType]) -> None:
+def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours) -> None:
     """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached."""
     for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
         found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
@@ -97,15 +120,22 @@ def learning_curves(axes: Axes, runs: Sequence[Run], colours: Mapping[str, Color
     _legend(axes)
 
 
-def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Mapping[str, ColorType]) -> None:
+def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Colours, links: Links) -> None:
     """Draw one line per block across all arms, and the means of the arms."""
     arms = list(values_BA)
-    axes.plot(range(len(arms)), values_BA.to_numpy().T, color="#999999", linewidth=0.8, marker=".")
+    axes.plot(range(len(arms)), values_BA.to_numpy().T, color="#999999", linewidth=0.8)
     for place, (arm, mean) in enumerate(values_BA.mean().items()):
+        _dots(axes, [place] * len(values_BA), values_BA[arm], "#999999", links)
         axes.plot([place - 0.15, place + 0.15], [mean, mean], color=colours[str(arm)], linewidth=3)
     many = len(arms) > FEW
     axes.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center")
     axes.set_ylabel(f"{spec.label} [{spec.unit}]")
+
+
+def _dots(axes: Axes, x: Any, y_B: Any, colour: ColorType, links: Links, **more: Any) -> None:
+    """Draw one dot per block of an arm, each of which leads to the page of its run."""
+    dots = axes.scatter(x, y_B, color=colour, s=18, zorder=3, **more)
+    dots.set_urls([links.get((y_B.name, block)) for block in y_B.index])
 
 
 def _legend(axes: Axes) -> None:
@@ -113,10 +143,12 @@ def _legend(axes: Axes) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
-def front(axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType]) -> None:
+def front(
+    axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType], links: Links
+) -> None:
     """Draw accuracy against parameters, with the Pareto front of all runs."""
     for arm, colour in colours.items():
-        axes.scatter(parameters_BA[arm], accuracy_BA[arm], color=colour, label=arm, s=18)
+        _dots(axes, parameters_BA[arm], accuracy_BA[arm], colour, links, label=arm)
     best = pareto(np.column_stack([parameters_BA.to_numpy().ravel(), accuracy_BA.to_numpy().ravel()]))
     axes.plot(*best.T, color="#888888", linewidth=1, drawstyle="steps-post")
     axes.set_xlabel("parameters of seeds")

@@ -20,10 +20,12 @@ from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
 from esper.lab.design import AA_CONTROL
 from esper.lab.evaluation import ONLINE
-from esper.lab.figures import Drawing, draw
+from esper.lab.figures import Drawing, draw, page_links
 from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import blocks_of, latex, p_of
+from esper.lab.tables import blocks_of, grown, latex, p_of
+from esper.telemetry.seed_table import HEAD as HEADS
+from esper.telemetry.seed_table import TITLE, legend_of, rows_of
 from esper.telemetry.tags import in_terms_of
 
 HEAD = (
@@ -74,7 +76,7 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     heads = {name: in_terms_of(found.score, spec.label).replace(" ", "\n") for name, spec in measured.items()}
     units = [f"{heads[name]}\n[{spec.unit}]" for name, spec in measured.items()]
     caption = "Means over all blocks that were measured, with collapsed runs"
-    shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found)]
+    shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found), *_seeds(found)]
     pairs = differences(found)
     for name in sorted(measured, key=decisive.__ne__):
         chosen = pairs[(pairs["outcome"] == name) & ((pairs["blocks"] >= 2) | (name == decisive))]
@@ -97,6 +99,12 @@ def _costs(found: Comparison) -> dict[str, Any]:
         "head": ["arm", *(f"{name}\n[{'s' if name == 'seconds' else 'GFLOP'}]" for name in scale)],
         "rows": [[arm, *(_number(means.loc[arm, name] / unit) for name, unit in scale.items())] for arm in arms],
     }
+
+
+def _seeds(found: Comparison) -> list[dict[str, Any]]:
+    """Return the table of seeds of all arms; none where nothing was planted, or seeds were not recorded."""
+    rows = [[arm, *row] for arm, stats in grown(found.hosts, found.seeds).items() for row in rows_of(stats, empty=False)]
+    return [{"caption": f"{TITLE}. {legend_of(found.score)}", "head": ["arm", *HEADS], "rows": rows}] if rows else []
 
 
 def _number(value: float) -> str:
@@ -206,7 +214,10 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings, pairs = draw(found.runs, found.outcomes, found.outcome, found.score), differences(found)
+    drawings, pairs = (
+        draw(found.runs, found.outcomes, found.outcome, found.score, page_links(found.runs, folder)),
+        differences(found),
+    )
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",
@@ -214,6 +225,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
         "differences.csv": pairs.to_csv(index=False),
         "differences.tex": latex(pairs),
         "hosts.csv": found.hosts.to_csv(index=False),
+        "seeds.csv": found.seeds.to_csv(index=False),
     }
     if kind := found.config.figures:
         files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}

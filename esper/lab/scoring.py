@@ -34,7 +34,7 @@ from esper.training.run_folder import writing_reports
 TRAINING = ("learning", "rollbacks")
 """Outcomes that are measured in training."""
 HostRows = dict[str, dict[str, list[Any]]]
-"""Controller -> `instance`, the kind of each host, and each outcome in `HELD_OUT` -> value of each host."""
+"""Controller -> `instance`, the kind of each host, `seeds` of each host, and each outcome in `HELD_OUT` -> value of each host."""
 Scores = dict[str, dict[str, float]]
 """Arm or baseline -> outcome -> mean over held-out hosts; outcomes that do not apply are left out."""
 
@@ -159,7 +159,10 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         choice[STATIC_NET] = asdict(chosen)
         outcomes[STATIC_NET] = evaluation.grow_static(chosen)
     evaluation.env.close()
-    grown = {name: {"instance": outcome.instance, **outcome.lists()} for name, outcome in outcomes.items()}
+    grown = {
+        name: {"instance": outcome.instance, **outcome.lists()} | ({"seeds": outcome.seeds} if outcome.seeds else {})
+        for name, outcome in outcomes.items()
+    }
     with writing_reports(run.folder):
         scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "esper": code_version()}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None

@@ -1,6 +1,7 @@
 """Tables of a comparison for other programs: one row per held-out host, and the differences in LaTeX."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from math import isfinite
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 from esper.lab.evaluation import POLICIES
 from esper.lab.runs import Run
 from esper.lab.scoring import Scoring, read_scores, scored_file
+from esper.measure.seed_log import Seed, SeedStats, grouped
 
 
 def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
@@ -27,6 +29,55 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
                 values = {key: rows[key] for key in ("instance", *scoring.outcomes) if key in rows}
                 parts.append(pd.DataFrame({**cell, "host": range(scoring.hosts), **values}))
     return pd.concat(parts, ignore_index=True)
+
+
+def seed_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
+    """Return one row per seed that an arm planted in a held-out host: the columns of seeds.csv.
+
+    Runs that were scored before seeds were recorded have none.
+
+    Args:
+        runs: finished runs, scored with these settings.
+        scoring: settings.
+    """
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        scored = read_scores(run, scored_file(run, scoring.hosts, scoring.overrides))
+        for name, rows in scored["rows"].items():
+            if name == "policy" or (name in scoring.baselines and run.arm == scoring.arm):
+                cell = {"arm": run.arm if name == "policy" else name, "block": run.block}
+                for host, seeds in enumerate(rows.get("seeds", [])):
+                    found += [{**cell, "kind": rows["instance"][host], "host": host, **seed} for seed in seeds]
+    return pd.DataFrame(found, columns=["arm", "block", "kind", *(entry.name for entry in fields(Seed))])
+
+
+def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str, str], SeedStats]]:
+    """Return the statistics of the seeds of each arm, by blueprint, slot and kind of host.
+
+    Args:
+        hosts: the columns of hosts.csv.
+        seeds: those of seeds.csv.
+    """
+    found: dict[str, dict[tuple[str, str], SeedStats]] = {}
+    for arm in seeds["arm"].unique():
+        own: Any = hosts[(hosts["arm"] == arm) & (hosts["controller"] != "policy_greedy")]
+        rank = {cell: index for index, cell in enumerate(zip(own["block"], own["host"], strict=True))}
+        chosen: Any = seeds[seeds["arm"] == arm]
+        blueprints, slots = (sorted(chosen[name].unique()) for name in ("blueprint", "slot"))
+        listed = [
+            Seed(
+                host=rank[row.block, row.host],
+                slot=slots.index(row.slot),
+                blueprint=blueprints.index(row.blueprint),
+                planted=row.planted,
+                epochs=row.epochs,
+                fate=row.fate,
+                contribution=row.contribution,
+            )
+            for row in chosen.itertuples()
+        ]
+        found[arm] = grouped(listed, blueprints, slots, own["instance"].tolist())
+    return found
 
 
 def blocks_of(row: Any) -> str:

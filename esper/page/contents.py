@@ -14,7 +14,9 @@ from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.page import findings
 from esper.page.curves import SHOWN, Chart, curves, reward_tags
 from esper.page.packing import packed, selection
+from esper.page.seeds import seed_rows
 from esper.telemetry.jsonl import read_records
+from esper.telemetry.seed_table import legend_of
 from esper.telemetry.tags import PHASES
 from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
@@ -39,6 +41,8 @@ class Contents:
     """What the policy did and was worth on held-out hosts; empty without their traces."""
     cards: list[findings.Card]
     curves: dict[str, list[Chart]]
+    seeds: tuple[str, str, list[list[str]]]
+    """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
     terms: list[Chart]
     """Reward by term."""
     traces: list[dict[str, Any]]
@@ -77,6 +81,7 @@ def gather(folder: Path) -> Contents:
         sentences=_sentences(folder, tables, update, agent, score),
         cards=_cards(folder, tables, score),
         curves={group: found for group, tags in SHOWN.items() if (found := curves(records, tags, score))},
+        seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
         traces=_traces(folder, tables, update),
         anomalies=_anomalies(folder),
@@ -149,6 +154,18 @@ def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict
     never = tables.get(NEVER)
     named = {name: text for name, text in NAMES.items() if name in tables and text}
     return shown + [packed(f"after update {update}, {text}", tables[name], never) for name, text in named.items()]
+
+
+def _seeds(folder: Path, tables: Mapping[str, Table], update: int, score: str) -> tuple[str, str, list[list[str]]]:
+    """Return the table of seeds on held-out hosts, else in the last update with a trace."""
+    legend = legend_of(score)
+    if "policy" in tables:
+        return f"Held-out hosts after {_count(update, 'update')}.", legend, seed_rows(tables["policy"])
+    traced = traced_updates(folder)
+    if not traced:
+        return "", legend, []
+    newest = max(traced)
+    return f"Training hosts of update {newest}.", legend, seed_rows(read_trace(traced[newest]))
 
 
 def _anomalies(folder: Path) -> list[str]:

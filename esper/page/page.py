@@ -12,6 +12,7 @@ from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
 from esper.page.packing import embedded
+from esper.telemetry.seed_table import HEAD, TITLE
 from esper.training.run_folder import writing_reports
 
 FILE = "run.html"
@@ -48,6 +49,8 @@ def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] =
         contents = gather(folder)
         page = _TEMPLATES.get_template("run.html").render(
             c=contents,
+            seed_title=TITLE,
+            seed_head=HEAD,
             style=_source("run.css"),
             script=_source("run.js"),
             traces=embedded(contents.traces),

@@ -59,6 +59,8 @@ class StepSignals:
     """True for the last step of the episode."""
     rolled_back_N: npt.NDArray[np.bool_]
     """Hosts that the governor rolled back: the transition ends with the penalty, and its measurements are void."""
+    host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Norm of each host's own gradient in the epoch, before clipping; mean over steps [nats per unit of weight]."""
     potential_before_NSK: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
     """Growth potential of each blueprint in each slot before the step, NaN where unknown [nats per unit of learning rate]."""
 

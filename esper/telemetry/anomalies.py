@@ -40,6 +40,9 @@ class AnomaliesConfig:
     Higher: later; inf: never."""
     gradient_below: float = 1e-5
     """Gradient norm of a part below which it vanishes, at least 0 and below gradient_above. Lower: later; 0: never."""
+    gradient_drift: float = 5.0
+    """Factor by which a gradient norm, of a part or of hosts, may differ from its running mean, above 1. In 24 healthy runs one
+    update in a hundred reached 3. Higher: later; inf: never."""
     dead: float = 0.5
     """Share of dead units above which the core is dead, in [0, 1]. Higher: later; 1: never."""
     saturated: float = 0.5
@@ -64,7 +67,7 @@ class AnomaliesConfig:
             "[0, inf]": ["hold", "nonfinite", "gradient_below"],
             "[1, inf]": ["patience", "min_steps", "min_germinations", "min_seed_epochs"],
             "[0, 1]": shares,
-            "(1, inf]": ["ratio"],
+            "(1, inf]": ["ratio", "gradient_drift"],
             "(0, inf]": ["kl", "gradient_above"],
             "[-inf, 1]": ["explained_variance"],
             "[-1, 1]": ["goodhart"],
@@ -111,6 +114,8 @@ RULES = (
     Rule("useless_critic", "policy/explained_variance_floored", "explained_variance", True, OP),
     Rule("exploding_gradient", "policy/grad_norm_<part>", "gradient_above"),
     Rule("vanishing_gradient", "policy/grad_norm_<part>", "gradient_below", True, OP),
+    Rule("gradient_drift", "policy/grad_drift_<part>", "gradient_drift", False, OP),
+    Rule("gradient_drift", "host/gradient_drift", "gradient_drift"),
     Rule("dead_core", "policy/core_dead", "dead"),
     Rule("saturated_core", "policy/core_saturated", "saturated"),
     Rule("saturated_core", "policy/core_gates_saturated", "saturated"),
@@ -129,6 +134,7 @@ REMEDIES = {
     "useless_critic": "raise agent.value_coef or agent.epochs, and see which quarter of policy/value_error is off",
     "exploding_gradient": "check rewards and observations for outliers, and lower agent.learning_rate",
     "vanishing_gradient": "check whether the core is saturated, or all rewards are equal",
+    "gradient_drift": "look for a change in returns or governor/rollbacks; if there is none, lower the learning rate",
     "dead_core": "lower agent.learning_rate, or lower agent.hidden if the task needs no more",
     "saturated_core": "check observations for large values, and lower agent.learning_rate",
     "monoculture": "if no fixed schedule shows that this blueprint is the best one, raise agent.entropy_coef",

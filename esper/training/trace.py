@@ -91,6 +91,7 @@ class Trace:
             "accuracy": signals.accuracy_N,
             "loss": signals.loss_N,
             "train_loss": signals.train_loss_N,
+            "gradient_norm": signals.host_norm_N,
             "all_off_accuracy": signals.worth.all_off_accuracy_N,
         }
         for slot, name in enumerate(self._layout.slot_names):

@@ -22,6 +22,7 @@ from esper.task.instances import Split
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import Command, RunInfo
 from esper.telemetry.config import Telemetry
+from esper.telemetry.drift import GradientDrift
 from esper.telemetry.tags import in_terms_of, measured
 from esper.telemetry.text import counted
 from esper.training.config_io import difference, flat, from_plain, to_plain
@@ -74,6 +75,7 @@ class Trainer:
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoints.keep)
+        self.drift = GradientDrift()
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0
         self.best: dict[str, Any] | None = None
@@ -167,6 +169,7 @@ class Trainer:
             metrics = self.learner.learn(self.update / self.config.updates)
         metrics["time/update_seconds"] = time.perf_counter() - begun
         if any(tag.startswith("policy/") for tag in metrics):
+            metrics |= self.drift.measure(measured(episode.metrics() | metrics))
             self.findings = self.watch.look(self.update + 1, measured(episode.metrics() | metrics))
             metrics["policy/anomalies"] = len(self.findings.present)
         return metrics
@@ -189,6 +192,7 @@ class Trainer:
             "buffer": self.buffer.state_dict(),
             "env": self.env.state_dict(),
             "watch": self.watch.state_dict(),
+            "drift": self.drift.state_dict(),
         }
 
     def restore(self) -> None:
@@ -211,6 +215,7 @@ class Trainer:
         with entries(newest):
             self.update, self.best = state["update"], state.get("best")
             self.watch.load_state_dict(state["watch"])
+            self.drift.load_state_dict(state["drift"])
             self.buffer.load_state_dict(state["buffer"])
             if self.learner:
                 self.learner.load_state_dict(state["agent"])

@@ -27,7 +27,16 @@ RENAMED = {
 """Part of a path in the earlier tree -> its name in this one."""
 DROPPED = {"/agent/returns", "policy/core_c", "/watch/streaks/", "aa_control/block"}
 """Parts of paths that were removed on purpose and may be missing."""
-ADDED = {"policy/skipped_fraction", "/watch/streaks/", "host/loss_scale", "governor/overflows"}
+ADDED = {
+    "policy/skipped_fraction",
+    "/watch/streaks/",
+    "/drift/",
+    "host/loss_scale",
+    "governor/overflows",
+    "seeds_",
+    "gradient_norm",
+    "_drift",
+}
 """Parts of paths that the earlier tree may lack."""
 
 

@@ -15,6 +15,7 @@ DECISIONS = 640
 HEALTHY = {tag: 0.5 for row in METRICS if row.tag.startswith("policy/") for tag in tags_of(row)} | {
     **dict.fromkeys((f"policy/ratio_max{suffix}" for suffix in ("", *(f"_{head}" for head in WORDS["head"]))), 2.0),
     "policy/minibatches_nonfinite": 0.0,
+    "host/gradient_drift": 1.2,
     "audit/seed_epochs": 200,
     "audit/attribution_ratio": 0.02,
     "audit/ransomware": 0.01,
@@ -45,6 +46,8 @@ CASES: list[tuple[str, str, str, float, float]] = [
     ("useless_critic", "explained_variance_floored", "explained_variance", -0.1, -0.11),
     ("exploding_gradient", "grad_norm_encoder", "gradient_above", 100.0, 100.1),
     ("vanishing_gradient", "grad_norm_core", "gradient_below", 1e-5, 0.9e-5),
+    ("gradient_drift", "grad_drift_heads", "gradient_drift", 5.0, 5.1),
+    ("gradient_drift", "gradient_drift", "gradient_drift", 5.0, 5.1),
     ("dead_core", "core_dead", "dead", 0.5, 0.51),
     ("saturated_core", "core_saturated", "saturated", 0.5, 0.51),
     ("saturated_core", "core_gates_saturated", "saturated", 0.5, 0.51),

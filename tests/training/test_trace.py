@@ -1,6 +1,7 @@
 """The trace of an episode against the transitions that it was made from, and its files."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from esper.checkpoint import FileError
 from esper.cli.overrides import check
 from esper.env.actions import Head, Op
 from esper.lifecycle.stages import Stage
+from esper.page.seeds import log_of
 from esper.task.instances import Split
 from esper.telemetry.traces import Table, read_trace, trace_of_update, traced_updates, write_trace
 from esper.training.environment import build_env
@@ -134,3 +136,26 @@ def test_a_resumed_run_has_the_traces_of_an_uninterrupted_one(tmp_path: Path) ->
     whole, resumed = traced_updates(tmp_path / "whole"), traced_updates(tmp_path / "resumed")
     assert list(whole) == list(resumed) == [1, 2, 4]
     assert all(whole[update].read_bytes() == resumed[update].read_bytes() for update in whole)
+
+
+@pytest.mark.parametrize("more", [(), ("optimiser.learning_rate=2", "governor.patience=1")], ids=["healthy", "rolled_back"])
+def test_the_seeds_of_a_trace_are_those_that_were_counted_in_training(more: tuple[str, ...]) -> None:
+    table, _, episode = traced(*more)
+    logged, found = episode.log.seeds, log_of(table, list(episode.blueprints)).seeds
+    assert len(logged) > 10
+    for one, other in zip(logged, found, strict=True):
+        numbers = [(seed.contribution, seed.contribution_error) for seed in (one, other)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-4, nan_ok=True)
+        assert [replace(seed, contribution=0, contribution_error=0) for seed in (one, other)] == [
+            replace(one, contribution=0, contribution_error=0)
+        ] * 2
+    metrics = episode.metrics()
+    assert any(cause is not None for cause in table["rolled_back"]) == bool(more)
+    if not more:
+        assert len(logged) / 4 == metrics["host/seeds_germinated"]
+        assert sum(seed.fate == "removed" for seed in logged) / 4 == metrics["host/seeds_pruned"]
+    kept = [(seed.host, seed.slot) for seed in logged if seed.fate == "kept"]
+    assert sorted(kept) == sorted(map(tuple, np.argwhere(episode.kept_NS >= 0).tolist()))
+    by_slot = sum(value for tag, value in metrics.items() if tag.startswith("seeds_planted/slot_"))
+    assert by_slot == pytest.approx(len(logged) / 4)
+    assert metrics["host/gradient_norm"] <= metrics["host/gradient_norm_max"]

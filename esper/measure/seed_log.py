@@ -1,0 +1,178 @@
+"""The seeds of an episode, one by one: when each was planted, what became of it, and what it contributed.
+
+The log needs nothing but the slots after each host epoch, so that it can be kept in training and rebuilt from a trace.
+"""
+
+# N hosts, S slots
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+NONE = -1
+"""Blueprint of an empty slot."""
+FATES = ("live", "kept", "removed", "rolled_back")
+"""What became of a seed: still live at the end of the episode, fossilized, pruned, or lost when its host was rolled back."""
+
+
+@dataclass(slots=True)
+class Seed:
+    """One seed."""
+
+    host: int
+    slot: int
+    blueprint: int
+    planted: int
+    """Host epoch of planting, from 1."""
+    epochs: int = 0
+    """Host epochs with the seed in its slot."""
+    fate: str = "live"
+    contribution: float = math.nan
+    """Last measured contribution to the accuracy [pp]; NaN before the first measurement."""
+    contribution_error: float = math.nan
+    """Its standard error [pp]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """The slots of N hosts after a host epoch."""
+
+    blueprint_NS: IntArray
+    """Blueprint of the seed in each slot, `NONE` for an empty one."""
+    kept_NS: BoolArray
+    """True where it is a fossil."""
+    contribution_NS: FloatArray
+    """Contribution measured in this epoch [pp], NaN where it was not."""
+    contribution_error_NS: FloatArray
+    rolled_back_N: BoolArray
+    """Hosts that were rolled back after this epoch; nothing of it counts for them."""
+
+
+@dataclass(slots=True)
+class SeedLog:
+    """All seeds of an episode, in the order of planting."""
+
+    seeds: list[Seed] = field(default_factory=list[Seed])
+    _now: dict[tuple[int, int], Seed] = field(default_factory=dict[tuple[int, int], Seed])
+    """Newest seed of each host and slot that ever had one."""
+    _restored: set[int] = field(default_factory=set[int])
+    """Hosts whose slots are those of an earlier epoch again."""
+
+    def add(self, epoch: int, slots: Slots) -> None:
+        """Add a host epoch, counted from 1."""
+        for host, slot in self._places(slots):
+            self._update(epoch, slots, host, slot)
+        self._restored = (self._restored | set(np.flatnonzero(slots.rolled_back_N).tolist())) - self._healthy(slots)
+
+    def _places(self, slots: Slots) -> Iterator[tuple[int, int]]:
+        """Yield the slots that have, or had, a seed."""
+        healthy_N = ~slots.rolled_back_N
+        occupied = zip(*np.nonzero((slots.blueprint_NS != NONE) & healthy_N[:, None]), strict=True)
+        known = [(host, slot) for host, slot in self._now if healthy_N[host]]
+        yield from sorted({(int(host), int(slot)) for host, slot in occupied} | set(known))
+
+    @staticmethod
+    def _healthy(slots: Slots) -> set[int]:
+        return set(np.flatnonzero(~slots.rolled_back_N).tolist())
+
+    def _update(self, epoch: int, slots: Slots, host: int, slot: int) -> None:
+        """Bring the log of a slot up to date."""
+        blueprint, seed = int(slots.blueprint_NS[host, slot]), self._now.get((host, slot))
+        present = seed is not None and seed.fate in ("live", "kept")
+        restored = host in self._restored
+        if seed is not None and present and blueprint != seed.blueprint:
+            seed.fate, present = "rolled_back" if restored else "removed", False
+        elif seed is not None and not present and restored and blueprint == seed.blueprint:
+            present = True  # the rollback has brought it back
+        if blueprint == NONE:
+            return
+        if seed is None or not present:
+            seed = Seed(host, slot, blueprint, epoch)
+            self.seeds.append(seed)
+            self._now[host, slot] = seed
+        seed.epochs += 1
+        seed.fate = "kept" if slots.kept_NS[host, slot] else "live"
+        if math.isfinite(measured := float(slots.contribution_NS[host, slot])):
+            seed.contribution, seed.contribution_error = measured, float(slots.contribution_error_NS[host, slot])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeedStats:
+    """Seeds of one blueprint, in one slot, or on hosts of one kind."""
+
+    planted: float
+    """Seeds planted in the episode, mean over hosts."""
+    kept: float
+    """Seeds fossilized, mean over hosts."""
+    removed: float
+    """Seeds pruned, mean over hosts."""
+    rolled_back: float
+    """Seeds lost in rollbacks, mean over hosts."""
+    churn: float
+    """Share of the planted seeds that were pruned or lost; NaN if none was planted."""
+    epochs: float
+    """Host epochs that a seed spent in its slot, mean over seeds."""
+    contribution: float
+    """Last measured contribution of the seeds that stayed to the end, mean [pp]; NaN if none was measured."""
+    contribution_error: float
+    """Standard error of this mean over seeds [pp]; NaN for fewer than two."""
+    contribution_removed: float
+    """The same mean over the seeds that were pruned [pp]: above 0, they still helped."""
+
+
+def seed_stats(seeds: Sequence[Seed], hosts: int) -> SeedStats:
+    """Return the statistics of these seeds.
+
+    Args:
+        seeds: seeds of one group.
+        hosts: number of hosts that could have had them, at least 1.
+    """
+    count = {fate: sum(seed.fate == fate for seed in seeds) for fate in FATES}
+    staying = _measured(seeds, lambda seed: seed.fate in ("live", "kept"))
+    removed = _measured(seeds, lambda seed: seed.fate == "removed")
+    planted = len(seeds)
+    return SeedStats(
+        planted=planted / hosts,
+        kept=count["kept"] / hosts,
+        removed=count["removed"] / hosts,
+        rolled_back=count["rolled_back"] / hosts,
+        churn=(count["removed"] + count["rolled_back"]) / planted if planted else math.nan,
+        epochs=float(np.mean([seed.epochs for seed in seeds])) if planted else math.nan,
+        contribution=float(staying.mean()) if len(staying) else math.nan,
+        contribution_error=float(staying.std(ddof=1) / math.sqrt(len(staying))) if len(staying) > 1 else math.nan,
+        contribution_removed=float(removed.mean()) if len(removed) else math.nan,
+    )
+
+
+def _measured(seeds: Sequence[Seed], belongs: Callable[[Seed], bool]) -> npt.NDArray[np.float64]:
+    values = np.array([seed.contribution for seed in seeds if belongs(seed)], dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def grouped(
+    seeds: Sequence[Seed], blueprints: Sequence[str], slots: Sequence[str], kinds: Sequence[str]
+) -> dict[tuple[str, str], SeedStats]:
+    """Return the statistics by group: by blueprint, by slot, and by kind of host, if there are several.
+
+    Args:
+        seeds: seeds of all hosts.
+        blueprints: names of the blueprints.
+        slots: names of the slots.
+        kinds: kind of each host.
+    """
+    hosts = len(kinds)
+    found = {
+        ("blueprint", name): seed_stats([seed for seed in seeds if seed.blueprint == rank], hosts)
+        for rank, name in enumerate(blueprints)
+    }
+    found |= {("slot", name): seed_stats([seed for seed in seeds if seed.slot == rank], hosts) for rank, name in enumerate(slots)}
+    names = sorted(set(kinds))
+    if len(names) > 1:
+        found |= {("kind", name): seed_stats([s for s in seeds if kinds[s.host] == name], kinds.count(name)) for name in names}
+    return found
