@@ -214,10 +214,8 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     Raises:
         DiskError: a file cannot be written.
     """
-    drawings, pairs = (
-        draw(found.runs, found.outcomes, found.outcome, found.score, page_links(found.runs, folder)),
-        differences(found),
-    )
+    links, pairs = page_links(found.runs, folder), differences(found)
+    drawings = draw(found.runs, found.outcomes, found.outcome, found.score, links)
     files: dict[str, str | bytes] = {
         "report.html": _page(found, drawings, command),
         "comparison.json": json.dumps(summary(found), indent=1, allow_nan=False) + "\n",

@@ -8,6 +8,7 @@ import jinja2
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
 from esper.config import CHECKPOINTS, ConfigError
+from esper.lab.figures import PAGE
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
@@ -15,8 +16,6 @@ from esper.page.packing import embedded
 from esper.telemetry.seed_table import HEAD, TITLE
 from esper.training.run_folder import writing_reports
 
-FILE = "run.html"
-"""Name of the page in the folder of its run."""
 HOSTS = 24
 """Held-out hosts that the page shows by default."""
 _TEMPLATES = jinja2.Environment(
@@ -55,8 +54,8 @@ def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] =
             script=_source("run.js"),
             traces=embedded(contents.traces),
         )
-        write_whole(folder / FILE, page)
-    return folder / FILE
+        write_whole(folder / PAGE, page)
+    return folder / PAGE
 
 
 def page_at_the_end(folder: Path, hosts: int, *, lead: str = "") -> None:
@@ -73,7 +72,7 @@ def page_at_the_end(folder: Path, hosts: int, *, lead: str = "") -> None:
         notice()
         print(f"{lead}page: {page}", flush=True)
     except (ConfigError, FileError, DiskError) as error:
-        warnings.warn(f"{FILE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
+        warnings.warn(f"{PAGE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
 
 
 def _source(name: str) -> str:

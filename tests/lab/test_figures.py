@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lab.figures import CURVE, FEW, learning_curves, pareto, slopes
+from esper.lab.figures import CURVE, FEW, draw, learning_curves, page_links, pareto, slopes
 from esper.lab.runs import OUTCOMES, Run
 
 
@@ -24,7 +24,7 @@ def test_labels_do_not_overlap(count: int) -> None:
     cells = pd.DataFrame({arm: [float(block + place) for block in range(3)] for place, arm in enumerate(arms)})
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-    slopes(axes, cells, OUTCOMES["accuracy"], dict.fromkeys(arms, (0.1, 0.5, 0.7)))
+    slopes(axes, cells, OUTCOMES["accuracy"], dict.fromkeys(arms, (0.1, 0.5, 0.7)), {})
     canvas.draw()
     boxes = [label.get_window_extent(canvas.get_renderer()) for label in axes.get_xticklabels()]
     gap = min(second.x0 - first.x1 for first, second in pairwise(boxes))
@@ -51,3 +51,24 @@ def test_equal_learning_curves_are_told_apart_at_whole_updates(monkeypatch: pyte
     assert len({line.get_linestyle() for line in axes.lines}) == 4
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1, 2]
+
+
+def test_dots_lead_to_the_pages_of_their_runs(tmp_path: Path) -> None:
+    runs = [Run(arm=arm, block=block, folder=tmp_path / f"{arm} 1" / f"block-{block}") for arm in "ab" for block in range(2)]
+    for run in runs[1:]:
+        run.folder.mkdir(parents=True)
+        (run.folder / "run.html").touch()
+    links = page_links(runs, tmp_path)
+    assert links == {("a", 1): "a%201/block-1/run.html", ("b", 0): "b%201/block-0/run.html", ("b", 1): "b%201/block-1/run.html"}
+    outcomes = pd.DataFrame(
+        [
+            {"arm": arm, "controller": "policy", "block": block, "stratum": "", "outcome": name, "value": 50.0 + block}
+            for arm in ("a", "b", "wait")
+            for block in range(2)
+            for name in ("accuracy", "parameters")
+        ]
+    )
+    pages = [one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], links=links)]
+    for page, linked in zip(pages, (0, 1, 1), strict=True):
+        assert [page.count(f'href="{address}"') for address in links.values()] == [linked] * 3
+    assert all("run.html" not in one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"]))

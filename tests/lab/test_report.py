@@ -23,7 +23,7 @@ from esper.lab.tables import latex
 from esper.stats import paired
 
 ARMS = ("a", "b", AA_CONTROL)
-FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv", "differences.tex", "hosts.csv"]
+FILES = ["report.html", "comparison.json", "comparison.csv", "differences.csv", "differences.tex", "hosts.csv", "seeds.csv"]
 
 
 @pytest.fixture
@@ -49,6 +49,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "anomalies", lambda _: [])
     hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
+    hosts["instance"] = "x"
+    kept = {"slot": "late", "blueprint": "conv", "planted": 2, "epochs": 5, "fate": "kept", "contribution_error": 0.5}
+    seed = {"arm": "b", "block": 0, "kind": "x", "host": 0, "contribution": 3.0, **kept}
+    lost = {**seed, "blueprint": "norm", "epochs": 1, "fate": "removed", "contribution": None}
+    monkeypatch.setattr(S, "seed_table", lambda *_: pd.DataFrame([seed, lost]))
     monkeypatch.setattr(S, "host_table", lambda *_: hosts)
     costs = [{"arm": "a", "block": block, **cost(3e9, 1e9, 2e9 * block, seconds=7.0), "host": 1e9} for block in range(2)]
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame(costs))
@@ -62,9 +67,15 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
 
 
 def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
-    means, costs, *differences = tables(found)
+    means, costs, seeds, *differences = tables(found)
     assert [row[:2] for row in means["rows"]] == [["a", "12"], ["b", "11"], ["wait", "12"], [AA_CONTROL, "12"]]
     assert costs["rows"] == [["a", "3", "1", "1", "0", "5", "1", "7"]]
+    assert [row[:5] for row in seeds["rows"]] == [
+        ["b", "blueprint", "conv", "1.00", "1.00"],
+        ["b", "blueprint", "norm", "1.00", "0.00"],
+        ["b", "slot", "late", "2.00", "1.00"],
+    ]
+    assert [row[7:] for row in seeds["rows"]] == [["0%", "5.0", "3.0", ""], ["100%", "1.0", "", ""], ["50%", "3.0", "3.0", ""]]
     names = [table["caption"].split()[2] for table in differences]
     assert names == [
         "accuracy",
@@ -88,7 +99,7 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
     usual, bad = J.score, {"accuracy": -900.0, "parameters": -9e6}
     monkeypatch.setattr(J, "score", lambda run, *rest, **how: usual(run, *rest, **how) | (bad if run.block == 4 else {}))
     worse = S.compare([], CompareConfig(baselines=["wait"], final=True))
-    _, _, accuracy, *others = tables(worse)
+    _, _, _, accuracy, *others = tables(worse)
     assert accuracy["rows"][0][1] == "8 (1 collapsed, 1 with a missing run, 2 after the look)"
     assert accuracy["rows"][-1][1] == "11 (1 collapsed)", "the control has no look"
     (parameters,) = [table for table in others if "in parameters" in table["caption"]]
@@ -138,7 +149,9 @@ def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     table = (tmp_path / "differences.tex").read_text()
     assert table.count(r" \\") == 1 + sum(int(row["blocks"]) >= 2 for row in rows)
     assert r"accuracy & a & aa\_control & 12 &" in table
-    assert (tmp_path / "hosts.csv").read_text() == "arm,controller,block,host,accuracy\na,policy,0,0,50.0\nb,policy,0,0,51.0\n"
+    assert (tmp_path / "hosts.csv").read_text() == (
+        "arm,controller,block,host,accuracy,instance\na,policy,0,0,50.0,x\nb,policy,0,0,51.0,x\n"
+    )
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
