@@ -1,6 +1,6 @@
 """Draw the pictures of theory.md, as SVG in greys and one colour that read on light and on dark pages.
 
-python docs/theory_figures.py            rewrite docs/loops.svg and docs/blend.svg; a test compares them with what this file draws
+python docs/theory_figures.py            rewrite the SVG files; a test compares them with what this file draws
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,104 @@ def blend() -> str:
     )
 
 
-FIGURES = {"loops.svg": loops, "blend.svg": blend}
+def label(x: int, y: int, text: str, colour: str = INK, anchor: str = "middle") -> str:
+    """Return a line of text."""
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{text}</text>\n'
+
+
+def line(path: str, colour: str = INK, *, dashed: bool = False) -> str:
+    """Return a line along a path."""
+    dash = ' stroke-dasharray="6 4"' if dashed else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>\n'
+
+
+def life() -> str:
+    """Return the picture of the stages of a seed, with its alpha below."""
+    names = ("germinated", "training", "blending", "holding", "fossilized")
+    return "".join(
+        (
+            HEAD.format(w=700, h=260, title="The life of a seed: its stages, and alpha over time"),
+            *(box(10 + 140 * i, 20, 110, 44, [name], ACCENT if name == "fossilized" else INK) for i, name in enumerate(names)),
+            *(arrow(f"M{120 + 140 * i} 42H{146 + 140 * i}") for i in range(4)),
+            box(290, 96, 110, 40, ["pruned"]),
+            *(arrow(f"M{x} 64V80H{x + dx}V92") for x, dx in ((65, 240), (205, 120), (345, 0), (485, -120))),
+            label(20, 175, "alpha", anchor="start"),
+            line("M10 240H690"),
+            line("M65 236H290L400 186H690", ACCENT),
+            label(100, 256, "no effect on the host", anchor="start"),
+            label(345, 256, "ramp"),
+            label(560, 256, "part of the network"),
+            "</svg>\n",
+        )
+    )
+
+
+def contribution() -> str:
+    """Return the picture of counterfactuals of two seeds."""
+    bars = (("both seeds", 78, ACCENT), ("without seed 1", 70, INK), ("without seed 2", 64, INK), ("without both", 61, INK))
+    rows = [
+        label(150, 45 + 40 * i, text, colour, "end")
+        + f'<rect x="165" y="{28 + 40 * i}" width="{2 * accuracy}" height="24" fill="{colour}"/>\n'
+        + label(175 + 2 * accuracy, 45 + 40 * i, f"{accuracy} %", colour, "start")
+        for i, (text, accuracy, colour) in enumerate(bars)
+    ]
+    return "".join(
+        (
+            HEAD.format(w=640, h=200, title="Contributions are differences of validation accuracies"),
+            *rows,
+            label(400, 85, "c1 = 78 - 70 = 8 pp", ACCENT, "start"),
+            label(400, 125, "c2 = 78 - 64 = 14 pp", ACCENT, "start"),
+            label(400, 165, "8 + 14 > 17: each needs the other", INK, "start"),
+            "</svg>\n",
+        )
+    )
+
+
+def potential() -> str:
+    """Return the picture of growth potential: the gradient that the next layer cannot follow."""
+    return "".join(
+        (
+            HEAD.format(w=640, h=210, title="Growth potential: the part of the gradient that the host cannot follow"),
+            arrow("M80 170H430", "fit(h): what the next layer can learn from h", (240, 195)),
+            arrow("M80 170L426 44", "", (0, 0)),
+            label(220, 90, "gradient g"),
+            f'<path d="M430 168V50" fill="none" stroke="{ACCENT}" stroke-width="3"/>\n',
+            label(445, 105, "g - fit(h):", ACCENT, "start"),
+            label(445, 125, "what a seed can add", ACCENT, "start"),
+            line("M418 170V158H430"),
+            "</svg>\n",
+        )
+    )
+
+
+def twins() -> str:
+    """Return the picture of twins: equal hosts, different actions."""
+    return "".join(
+        (
+            HEAD.format(w=640, h=210, title="Twins: equal hosts under different actions"),
+            box(20, 80, 170, 56, ["kind, weights,", "data order"]),
+            box(270, 20, 150, 44, ["host i"], ACCENT),
+            box(270, 84, 150, 44, ["twin j"]),
+            box(270, 148, 150, 44, ["twin k"]),
+            *(arrow(f"M190 108L266 {y}") for y in (44, 106, 168)),
+            label(440, 47, "return 74", ACCENT, "start"),
+            label(440, 111, "return 66", INK, "start"),
+            label(440, 175, "return 70", INK, "start"),
+            label(540, 47, "74 - 68 = +6", ACCENT, "start"),
+            label(540, 143, "mean 68", INK, "start"),
+            "</svg>\n",
+        )
+    )
+
+
+FIGURES = {
+    "loops.svg": loops,
+    "life.svg": life,
+    "blend.svg": blend,
+    "contribution.svg": contribution,
+    "potential.svg": potential,
+    "twins.svg": twins,
+}
 
 if __name__ == "__main__":
     for name, draw in FIGURES.items():

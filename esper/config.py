@@ -69,6 +69,7 @@ from esper.sweeps import BlocksConfig, TuneConfig
 from esper.task.base import TaskConfig
 from esper.task.table import TASKS
 from esper.telemetry.config import QuietConfig, TelemetryConfig
+from esper.telemetry.text import counted
 
 
 class Chosen:
@@ -145,7 +146,7 @@ class Config(Chosen):
         if "task" not in self.env.ignores:
             setting, reward = self.choice("task"), f"reward {self.choice('reward')}, "
         count = max(self.updates, done)
-        size = f"{count} update{'s' * (count != 1)} of {self.hosts} hosts x {self.steps} epochs"
+        size = f"{counted(count, 'update')} of {counted(self.hosts, 'host')} x {counted(self.steps, 'epoch')}"
         return f"{self.choice('agent')} on {setting}: {size}, {reward}seed {self.seed}"
 
     def __post_init__(self) -> None:

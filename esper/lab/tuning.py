@@ -25,6 +25,7 @@ from esper.lab.scoring import score
 from esper.lab.search_space import BASELINE, SearchSpace
 from esper.seeding import stream
 from esper.stats.intervals import Interval, mean_interval
+from esper.telemetry.text import counted
 
 FILE = "tuning.json"
 """Name of the file in the folder of a tuning."""
@@ -173,7 +174,7 @@ class Tuning:
         ran = [number for number, trial in enumerate(self.trials) if not trial.fault]
         ran.sort(key=lambda number: -self.trials[number].gain.mean)
         blocks = len(self.space.seeds)
-        lines = [f"gain in {self.outcome.name} over the baseline, mean of {blocks} blocks with 95 % interval:"]
+        lines = [f"gain in {self.outcome.name} over the baseline, mean of {counted(blocks, 'block')} with 95 % interval:"]
         lines += [f"  {self.line(number)}" for number in ran[:SHOWN]]
         best = self.best()
         if best is None or best.gain.mean <= 0:

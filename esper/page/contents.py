@@ -18,6 +18,7 @@ from esper.page.seeds import seed_rows
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import legend_of
 from esper.telemetry.tags import PHASES
+from esper.telemetry.text import counted
 from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
@@ -105,24 +106,21 @@ def _metrics(folder: Path) -> list[dict[str, float]]:
 def _subtitle(config: Config, update: int, history: Sequence[Mapping[str, Any]]) -> str:
     status = history[-1].get("status", "") if history else ""
     state = {"finished": "", "running": ", not finished when this page was written"}.get(status, f", {status}")
-    updates = f"{update} of {config.updates} updates" if update < config.updates else _count(update, "update")
-    hosts = f"{_count(config.hosts, 'host')} x {_count(config.steps, 'epoch')}"
+    updates = f"{update} of {config.updates} updates" if update < config.updates else counted(update, "update")
+    hosts = f"{counted(config.hosts, 'host')} x {counted(config.steps, 'epoch')}"
     return f"{updates} of {hosts}, reward {config.choice('reward')}, seed {config.seed}{state}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _sentences(folder: Path, tables: Mapping[str, Table], update: int, agent: str, score: str) -> list[str]:
     if not {"policy", NEVER} <= tables.keys():
         return []
     table, never = tables["policy"], tables[NEVER]
-    sentences = [findings.verdict(table, never, name=f"agent={agent} after {_count(update, 'update')}", score=score)]
+    sentences = [findings.verdict(table, never, name=f"agent={agent} after {counted(update, 'update')}", score=score)]
     if found := _rival(folder):
         name, difference, hosts = found
         sentences.append(
-            f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return on {hosts} hosts."
+            f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return "
+            f"on {counted(hosts, 'host')}."
         )
     return [*sentences, *findings.habits(table), findings.failures(table, never)]
 
@@ -137,7 +135,7 @@ def _cards(folder: Path, tables: Mapping[str, Table], score: str) -> list[findin
     return cards
 
 
-def _rival(folder: Path) -> tuple[str, Any, str] | None:
+def _rival(folder: Path) -> tuple[str, Any, int] | None:
     """Return the best rival of the newest evaluation on the run's own kind of hosts; see `findings.rivals`."""
     reports: list[dict[str, Any]] = []
     for path in sorted(folder.glob("evaluation_*.json")):
@@ -160,7 +158,7 @@ def _seeds(folder: Path, tables: Mapping[str, Table], update: int, score: str) -
     """Return the table of seeds on held-out hosts, else in the last update with a trace."""
     legend = legend_of(score)
     if "policy" in tables:
-        return f"Held-out hosts after {_count(update, 'update')}.", legend, seed_rows(tables["policy"])
+        return f"Held-out hosts after {counted(update, 'update')}.", legend, seed_rows(tables["policy"])
     traced = traced_updates(folder)
     if not traced:
         return "", legend, []
@@ -180,7 +178,9 @@ def _anomalies(folder: Path) -> list[str]:
 def _costs(folder: Path, records: Sequence[Mapping[str, float]], history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return name and value of what the run cost."""
     wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
-    rows = [("time", f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, over {len(history)} process(es)")]
+    rows = [
+        ("time", f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, in {counted(len(history), 'session')}")
+    ]
     totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
     if total := sum(totals.values()):
         rows.append(

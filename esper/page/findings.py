@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.pictures import slots_of
+from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
 
 FEW = 3
@@ -66,7 +67,7 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
     """Return the sentence that says whether growing paid on held-out hosts."""
     hosts = len(results(table, "return"))
     worth, better = gain(table, never, "return"), gain(table, never, "test_accuracy")
-    where = f"on {hosts} held-out hosts (mean ± half of the 95 % interval, paired by host)"
+    where = f"on {counted(hosts, 'held-out host')} (mean ± half of the 95 % interval, paired by host)"
     if worth is None:
         return f"The return of {name} could not be compared with never growing {where}."
     if worth.low > 0:
@@ -142,15 +143,16 @@ def failures(table: Table, never: Table) -> str:
         worst = hosts[np.argsort(worse_N[hosts])][:FEW]
         named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
         parts.append(
-            f"{len(hosts)} of {len(worse_N)} hosts return less than without growth; the worst: {named}, in points of return."
+            f"{len(hosts)} of {counted(len(worse_N), 'host')} return{'s' * (len(hosts) == 1)} less than without growth; "
+            f"the worst: {named}, in points of return."
         )
     else:
-        parts.append(f"None of {len(worse_N)} hosts returns less than without growth.")
-    parts.append(f"{len(rolled)} rollbacks." if rolled else "No rollbacks.")
+        parts.append(f"None of {counted(len(worse_N), 'host')} returns less than without growth.")
+    parts.append(f"{counted(len(rolled), 'rollback')}." if rolled else "No rollbacks.")
     return " ".join(parts)
 
 
-def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, str] | None:
+def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
     """Return the best controller of an evaluation beside the policy: its name, the policy's return minus its own, and how many
     hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
@@ -159,4 +161,4 @@ def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, str] | None:
     if own is None or not others:
         return None
     best = max(others, key=lambda name: float(np.mean(others[name])))
-    return best, mean_interval(np.array(own) - np.array(others[best])), str(len(own))
+    return best, mean_interval(np.array(own) - np.array(others[best])), len(own)

@@ -28,6 +28,7 @@ from esper.measure.costs import count_parameters
 from esper.task.base import Task
 from esper.task.instances import Split
 from esper.task.loading import load_task
+from esper.telemetry.text import counted
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -101,7 +102,9 @@ class Estimate:
         size = f" of {self.parameters:,} parameters" if self.parameters is not None else ""
         before = f", and {self.pretraining:,} before the first episode unless kept" if self.pretraining else ""
         left = max(0, self.epochs - done)
-        return f"{self.hosts:,} hosts{size}, about {in_bytes(self.bytes)} of memory; {left:,} host epochs{before}"
+        return (
+            f"{counted(self.hosts, 'host')}{size}, about {in_bytes(self.bytes)} of memory; {counted(left, 'host epoch')}{before}"
+        )
 
     def check(self, config: Config) -> None:
         """Check that the run fits into the memory of its devices.
