@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.cli.overrides import typed_as
+from esper.cli.place import place_of
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, CONF, typed
 from esper.env.shard_pool import limit_cores
@@ -51,6 +52,8 @@ def main(cfg: DictConfig) -> None:
         try:
             shown, named = rehearsal.announced, context.name
             display = "console" in check_writers(config.telemetry.writers)
+            if display and named and (place := place_of(HydraConfig.get().job.num, shared=context.shared)):
+                print(f"{place}: {' '.join(HydraConfig.get().overrides.task)}", flush=True)
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             given = HydraConfig.get().overrides.task
             Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()

@@ -18,6 +18,7 @@ from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
 from esper.cli import flags, rehearsal
 from esper.cli.help import help_text
 from esper.cli.overrides import plan_run, plan_sweep, quoted
+from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
 from esper.memory import memory_shortage
@@ -211,7 +212,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     if many and any(config.resume is not None for config in configs):
         raise ConfigError("resume continues one run: leave out -m and the values swept over")
     if not show:
-        shown = "console" in check_writers(configs[0].telemetry.writers)
+        shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)
     # A config that is only printed, or that a launcher sends to other machines, need not run on this one.
     asked: list[object] = []
@@ -224,4 +225,6 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
         if key not in asked:
             ready(config)
             asked.append(key)
+    if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
+        begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
     return folder if show else create(folder)

@@ -1,0 +1,33 @@
+"""A run of a sweep says which of how many it is, and how long all will take."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.cli.place import VARIABLE, begin_sweep, place_of
+
+
+def test_the_time_left_follows_the_runs_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert place_of(0, shared=False) == ""
+    clock = [1000.0]
+    monkeypatch.setattr("esper.cli.place.time.time", lambda: clock[0])
+    monkeypatch.setenv(VARIABLE, "")
+    begin_sweep(9)
+    assert place_of(0, shared=False) == "run 1 of 9"
+    clock[0] += 240.0
+    assert place_of(2, shared=False) == "run 3 of 9, about 14 min left for all"
+    assert place_of(2, shared=True) == "run 3 of 9"
+
+
+def test_a_sweep_over_values_shows_the_place_of_each_run(tmp_path: Path) -> None:
+    words = ["-m", "env=sandbox", "seed=1,2", "updates=1", "hosts=4", "agent=random", f"hydra.sweep.dir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-m", "esper.train", *words], capture_output=True, text=True, check=True)
+    places = [line for line in done.stdout.splitlines() if re.match(r"run \d of", line)]
+    assert [place.partition(":")[0].partition(",")[0] for place in places] == ["run 1 of 2", "run 2 of 2"]
+    assert "seed=1" in places[0]
+    assert "left for all: " in places[1]
+    assert "seed=2" in places[1]
