@@ -5,6 +5,7 @@ the code version and a digest of the file itself.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.task.regression import RegressionConfig
+from esper.telemetry.text import duration
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
@@ -80,10 +82,15 @@ def score_all(
     """
     workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
+    new = [run for run in runs if not scored_file(run, scoring.hosts, scoring.overrides).exists()]
+    grown, begun = 0, time.monotonic()
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:
         for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
-            log(f"scored {index + 1} of {len(runs)}: {run.folder}")
+            grown += run in new
+            left = (time.monotonic() - begun) / grown * (len(new) - grown) if grown else 0.0
+            text = f", about {duration(left)} left" if left else ""
+            log(f"scored {index + 1} of {len(runs)}: {run.folder}{text}")
             yield scores
     except BrokenProcessPool as error:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -100,6 +101,7 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
     for workers, folder in enumerate((first, second), start=1):
         C.main([str(folder), "hosts=2", "baselines=[wait,oracle]", f"workers={workers}"])
         shown = capsys.readouterr().out
+        assert re.search(r"scored 1 of 2: \S+, about \d+ (s|min) left\n", shown)
         assert "scored 2 of 2" in shown
         cells = json.loads((folder / "comparison.json").read_text())["outcomes"]
         tables.append([float("nan") if cell["value"] is None else cell["value"] for cell in cells])
@@ -116,6 +118,7 @@ def test_workers_give_the_scores_of_one_process(tmp_path: Path, capsys: pytest.C
 class Deadly:
     """A scoring that kills its process."""
 
+    hosts, overrides = 2, ()
     baselines = ()
 
     @staticmethod
