@@ -24,10 +24,9 @@ from esper.lab.comparison import wide
 from esper.lab.runs import OutcomeSpec, Run, records_of
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
+from esper.training.run_folder import PAGE
 
 CURVE = "host/committed_accuracy"
-PAGE = "run.html"
-"""Page of a run in its folder."""
 FEW = 5
 """Largest number of arms with bands and horizontal labels; more would overlap."""
 

@@ -76,7 +76,7 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
         sentence = f"{name} is worse than never growing, by {-worth.mean:.1f} ± {worth.half_width:.1f} points of return"
     else:
         sentence = f"No difference in return between {name} and never growing was shown ({signed(worth)} points)"
-    accuracy = "" if better is None else f", and changes test {score} by {signed(better)} {'pp' if score == 'accuracy' else ''}"
+    accuracy = "" if better is None else f"; test {score} differs by {signed(better)} {'pp' if score == 'accuracy' else ''}"
     return f"{sentence}{accuracy.rstrip()} {where}."
 
 

@@ -8,13 +8,12 @@ import jinja2
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.figures import PAGE
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
 from esper.page.packing import embedded
 from esper.telemetry.seed_table import HEAD, TITLE
-from esper.training.run_folder import writing_reports
+from esper.training.run_folder import PAGE, writing_reports
 
 HOSTS = 24
 """Held-out hosts that the page shows by default."""

@@ -18,6 +18,9 @@ it ends."""
 REPORTS_LOCK = ".lock_reports"
 """The same for evaluations and comparisons, which may read a folder while its run goes on."""
 
+PAGE = "run.html"
+"""Page of a run in its folder."""
+
 _new: dict[str, Path] = {}
 """Folder that this process has chosen under each parent."""
 
