@@ -20,9 +20,9 @@ HEAD = (
 """Columns of the rows."""
 TITLE = "Seeds by blueprint, slot and kind of host"
 _LEGEND = (
-    "Kept: fossilized; removed: pruned; churn: share of planted seeds that were removed or lost in a rollback; contribution: the "
-    "last one measured [{unit}], mean ± standard error over seeds. Hosts come to rely on a seed, so that its contribution can exceed "
-    "what growing gained"
+    "Kept: fossilized; removed: pruned; churn: share of planted seeds that were removed or lost in a rollback; "
+    "contribution: the last one measured [{unit}], mean ± standard error over seeds. Hosts come to rely on a seed, so that its "
+    "contribution can exceed what growing gained"
 )
 
 
