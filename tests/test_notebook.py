@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 PAGE = Path(__file__).parent.parent / "docs" / "first_hour.ipynb"
 SMALLER = {"hosts=16 updates=12": "hosts=4 steps=8 updates=2", "hosts=16": "hosts=4"}
 
 
-def test_the_notebook_runs(tmp_path: Path) -> None:
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PAGE.parents[1]))
     notebook = nbformat.read(PAGE, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not committed: they would grow old"
     for cell in notebook.cells:

@@ -169,7 +169,12 @@ def test_a_resumed_run_equals_a_whole_one(agent: list[str], tmp_path: Path) -> N
         for more in runs:
             Trainer(check([*TINY, *agent, more]), tmp_path / place).run()
     whole, parts = (read_records(tmp_path / place / "metrics.jsonl") for place in ("whole", "parts"))
-    assert whole == parts
+    assert [without_details(record) for record in whole] == [without_details(record) for record in parts]
+
+
+def without_details(record: dict[str, float]) -> dict[str, float]:
+    """Return a record without the details of seeds, which the last update of a run has."""
+    return {tag: value for tag, value in record.items() if not tag.startswith("seeds_")}
 
 
 def test_an_oracle_decides_when_events_begin_or_end() -> None:

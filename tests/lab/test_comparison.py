@@ -47,6 +47,7 @@ def compared(
     experiment = Design(arms=arms, blocks=blocks, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: experiment)
     monkeypatch.setattr(S, "host_table", lambda *_: pd.DataFrame())
+    monkeypatch.setattr(S, "seed_table", lambda *_: pd.DataFrame())
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
     monkeypatch.setattr(J, "score", lambda run, *_, **__: zeros | {"accuracy": float(values[run.arm][run.block])})
