@@ -163,7 +163,7 @@ def _env(
 ) -> Environment:
     overrides, *_ = WORLDS[world]
     name = "cpu" if device.type == "cpu" else "cuda:0"
-    small = ["task.epoch_samples=128", "task.valid_samples=16"] if quick else []
+    small = ["task.epoch_samples=32", "task.valid_samples=8", "task.batch_size=16"] if quick else []
     data = [f"task.root={images(folder)}"] if world == "cifar" else []
     chosen = [f"devices=[{name}]", f"devices.{name}.members_per_shard={members}", f"devices.{name}.precision={precision}"]
     chosen.append(f"steps={6 if quick else STEPS}")

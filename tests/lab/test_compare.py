@@ -45,7 +45,7 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
 
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(experiment / "shaped")
-    C.main([folder, "hosts=4", "outcome=return", "baselines=[wait,static,oracle,static_net,search_random_1]", "against=oracle"])
+    C.main([folder, "hosts=2", "outcome=return", "baselines=[wait,static,oracle,static_net,search_random_1]", "against=oracle"])
     capsys.readouterr()
     numbers = json.loads((experiment / "shaped" / "comparison.json").read_text())
     reached = {(cell["arm"], cell["block"]): cell["value"] for cell in numbers["outcomes"] if cell["outcome"] == "return"}
@@ -61,18 +61,18 @@ def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pyt
     assert pairs == {("oracle", other) for other in ("shaped", "wait", "static", "static_net", "search_random_1")}
     runs = [run for run in find_runs([experiment / "shaped"]) if run.finished]
     for run in runs:
-        kept = json.loads(scored_file(run, 4).read_text())["rows"]
+        kept = json.loads(scored_file(run, 2).read_text())["rows"]
         assert reached["wait", run.block] == pytest.approx(np.mean(kept["wait"]["return"]))
         assert kept["policy"]["training_flops"] != kept["wait"]["training_flops"], "seeds were planted"
         assert kept["static"] == kept["wait"]  # two steps are too few to fossilize a seed
-        assert {**kept["search_random_1"], "seeds": [[]] * 4} == kept["wait"], "a search begins with nothing"
-        assert kept["policy"]["parameters"] == 4 * [0], "only fossils are committed"
+        assert {**kept["search_random_1"], "seeds": [[]] * 2} == kept["wait"], "a search begins with nothing"
+        assert kept["policy"]["parameters"] == 2 * [0], "only fossils are committed"
     for run in runs:  # each run has its own choice
-        evaluation = Evaluation.load(str(run.folder), hosts=4)
+        evaluation = Evaluation.load(str(run.folder), hosts=2)
         choice = evaluation.choose()
         _, oracle = evaluation.grow_schedules(choice)
         evaluation.env.close()
-        kept = json.loads(scored_file(run, 4).read_text())["choice"]
+        kept = json.loads(scored_file(run, 2).read_text())["choice"]
         static = kept.pop("static_net")
         assert {*static} == {*kept}
         assert {**kept, "seconds": 0} == {**asdict(choice), "seconds": 0}

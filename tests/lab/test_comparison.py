@@ -157,11 +157,11 @@ def test_without_a_plan_everything_is_exploratory(monkeypatch: pytest.MonkeyPatc
 
 
 def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100 null experiments with nine outcomes, only the planned one can be claimed to differ.
+    """Of 60 null experiments with nine outcomes, only the planned one can be claimed to differ.
 
     Shopping over the p values of all outcomes would have claimed something in many more.
     """
-    rng, experiments = np.random.default_rng(19), 100
+    rng, experiments = np.random.default_rng(19), 60
     noise = np.zeros((2, 12))
     compared(monkeypatch, {"a": noise[0], "b": noise[1]})
     table: dict[tuple[str, int], dict[str, float]] = {}
@@ -176,7 +176,7 @@ def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert {verdict for name, verdict in verdicts.items() if name != "accuracy"} == {Conclusion.exploratory}
         claimed += verdicts["accuracy"] is Conclusion.better
         shopped += any(found.difference.p < 0.05 for found in results.values())
-    assert claimed <= 10, "5 % are 5; more than 10 come by chance once in 90"
+    assert claimed <= 7, "5 % are 3; more than 7 come by chance once in 90"
     assert shopped > 0.2 * experiments
 
 

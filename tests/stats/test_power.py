@@ -57,7 +57,7 @@ def test_the_power_at_a_share_of_alpha_is_that_of_a_verdict_among_three_pairs(mo
     monkeypatch.setattr(paired, "RESAMPLES", 999)
     monkeypatch.setattr(paired, "improvement_interval", lambda *_, **__: UNKNOWN)
     rng, found = np.random.default_rng(2), list[bool]()
-    for _ in range(300):
+    for _ in range(150):
         runs = rng.normal(0, 1.3 / np.sqrt(2), (3, 20)) + np.array([0.5, 0.5, -0.5])[:, None]
         cells = pd.DataFrame(
             [
@@ -71,7 +71,7 @@ def test_the_power_at_a_share_of_alpha_is_that_of_a_verdict_among_three_pairs(mo
         )
         found.append(pair.verdict is Conclusion.better)
     (expected,) = power.PlannedTest(margin=1.0, looks=[20], pairs=3).powers(1.3)
-    assert expected - 0.05 < np.mean(found) < expected + 0.09
+    assert expected - 0.08 < np.mean(found) < expected + 0.12
 
 
 def test_variance_parts_are_those_simulated() -> None:
