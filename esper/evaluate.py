@@ -26,12 +26,13 @@ from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
-from esper.config import CHECKPOINTS, did_you_mean, standalone_agents
+from esper.config import CHECKPOINTS, ConfigError, did_you_mean, standalone_agents
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
+from esper.page.findings import rival_sentence
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
@@ -48,7 +49,8 @@ class EvaluateConfig:
     hosts: int = 64
     """Held-out hosts that every controller grows, at least 2. Higher: narrower intervals, longer evaluation."""
     episode: int = 0
-    """Index of the set of held-out hosts, at least 0."""
+    """Index of the set of held-out hosts, at least 0: another index takes other hosts of the same kinds. `run.html` shows
+    the first hosts of set 0."""
     controllers: list[str] = field(default_factory=lambda: list[str]())
     """Controllers to compare: policy, the controller of the run with sampled actions, as in training; policy_greedy, the
     same with the most probable actions (agent=ppo); replay, the topologies that `policy` kept, grown from the start, host by
@@ -97,6 +99,7 @@ def parse(arguments: list[str]) -> EvaluateConfig:
     Raises:
         ConfigError: an argument is invalid.
     """
+    _refuse_bare_folder(arguments)
     return read_overrides(EvaluateConfig, arguments, also=TRANSFERABLE)
 
 
@@ -149,6 +152,13 @@ def main(arguments: list[str]) -> None:
             print(f"page: {write_page(folder, hosts=0)}")
 
 
+def _refuse_bare_folder(arguments: list[str]) -> None:
+    """Raise ConfigError if a folder is given without its key."""
+    for argument in arguments:
+        if "=" not in argument and Path(argument).exists():
+            raise ConfigError(f"{argument} is given without a key: did you mean checkpoint={argument}?")
+
+
 def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     """Return all numbers of an evaluation: settings, rows, and the outcomes of every host."""
     methods, transfer = asked.search_per_host, evaluation.transfer
@@ -175,6 +185,8 @@ def _display(report: dict[str, Any], asked: EvaluateConfig, score: str) -> None:
     """Print the verdict and the tables of an evaluation."""
     console, rows = Console(), report["rows"]
     console.print(escape(verdict(rows, score=score)), style="bold", highlight=False)
+    if found := rival_sentence(report):
+        console.print(escape(found), highlight=False)
     show(rows, report["title"], console, score=score)
     if asked.details or asked.online:
         show_details(rows, console, score=score)

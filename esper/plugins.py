@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -103,6 +104,7 @@ def _import(name: str) -> None:
         # Append, so that no other module is hidden; also set the environment, for the processes of launchers.
         sys.path.append(str(path.parent))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path.parent)]))
+    new, before = module not in sys.modules, _options()
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -115,6 +117,13 @@ def _import(name: str) -> None:
         raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
     if is_file and not (found.__file__ and path.samefile(found.__file__)):
         raise ConfigError(f"plugins=[{name}] shares its name with the module {found.__file__}: rename the file")
+    if new and _options() == before:
+        warnings.warn(f"plugins=[{name}] registers no part: call esper.register(group, name, Config) in it", stacklevel=2)
+
+
+def _options() -> int:
+    """Return how many options all groups have."""
+    return sum(map(len, GROUPS.values())) + len(WRITERS)
 
 
 def _why(error: BaseException) -> str:

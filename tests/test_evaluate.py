@@ -237,6 +237,7 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
         ([], "checkpoint is not set"),
         (["checkpoint=x", "hostss=3"], "there is no key hostss: .*did you mean hosts"),
         (["checkpoint=x", "hosts"], "hosts is not of the form key=value"),
+        (["tests"], "tests is given without a key: did you mean checkpoint=tests?"),
         (["checkpoint=x", "hosts=many"], "hosts|many"),
         (["checkpoint=x", "hosts=1"], "hosts must be at least 2, got 1"),
         (["checkpoint=x", "episode=99999999999999999999"], "episode must be at most 9007199254740992"),

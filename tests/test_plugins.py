@@ -99,6 +99,13 @@ def test_plugins_are_read_from_the_command_line(words: list[str], expected: list
         split_plugins(["plugins=a"])
 
 
+def test_a_plugin_that_registers_nothing_warns(tmp_path: Path) -> None:
+    file = tmp_path / "parts_that_forget.py"
+    file.write_text("x = 1")
+    with pytest.warns(UserWarning, match=r"plugins=\[.*parts_that_forget.py\] registers no part: call esper.register"):
+        load_plugins([str(file)])
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -130,6 +130,12 @@ def test_tables(tmp_path, name):
     train(tmp_path, f"task={name}", *more, low=-100)
 
 
+def test_classes_of_a_table(tmp_path):
+    rows = "".join(f"{row % 9},{row % 7},{('low', 'high')[row % 9 > 4]}\n" for row in range(90))
+    (tmp_path / "table.csv").write_text("a,b,c\n" + rows)
+    train(tmp_path, "task=table_classes", f"task.file={tmp_path}/table.csv")
+
+
 def test_text_folder(tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(f"There are {number} lions.\n" * 60)

@@ -10,6 +10,7 @@ from esper.fusion.fuse import Fleet
 from esper.fusion.layout import Layout
 from esper.growth.probe import Flaw, check_features, flaws, probe_host, probe_seed
 from esper.hosts.base import SlotSpec, slot_specs
+from esper.hosts.cnn import CNNHost
 from esper.optimisers.sgd import SGDConfig
 from esper.seeds.bank import SeedBank
 from esper.seeds.blueprints.base import BlueprintConfig
@@ -17,6 +18,9 @@ from esper.seeds.blueprints.registry import check_blueprints
 
 AXES = {Layout.IMAGES: (4, 1), Layout.VECTORS: (2, 1), Layout.SEQUENCES: (3, 2)}
 """Number of axes of the features in a slot, and the axis of the channels."""
+
+TOO_SMALL = "choose a smaller host for these samples, for rows of numbers host=mlp 'blueprint=[norm,mlp_small,mlp]'"
+"""Remedy where a convolutional host cannot read the samples."""
 
 
 def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, ...], members: int, name: str) -> list[Tensor]:
@@ -36,8 +40,9 @@ def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, .
     """
     segments, slots = list(cast(nn.ModuleList, host.eval().segments)), slot_specs(host)
     features, samples = list[Tensor](), x
+    remedy = TOO_SMALL if isinstance(host, CNNHost) else "correct its code"
     for index, segment in enumerate(segments):
-        with flaws(name, f"segment {index} of the host", x.shape), torch.no_grad():
+        with flaws(name, f"segment {index} of the host", x.shape, remedy), torch.no_grad():
             before, y = x.clone(), segment(x)
             if not x.equal(before):
                 raise Flaw("changes its input in place: use inplace=False")

@@ -37,13 +37,14 @@ class Flaw(ValueError):
 
 
 @contextmanager
-def flaws(name: str, part: str, shape: Sequence[int] | None = None) -> Generator[None]:
+def flaws(name: str, part: str, shape: Sequence[int] | None = None, remedy: str = "correct its code") -> Generator[None]:
     """Turn a flaw of a part, and any error in its code, into one sentence. Torch's random stream is left unchanged.
 
     Args:
         name: the part as an option.
         part: what it is.
         shape: shape of its input.
+        remedy: what to do if its code raises an error.
 
     Raises:
         ValueError: the part has a flaw.
@@ -60,7 +61,7 @@ def flaws(name: str, part: str, shape: Sequence[int] | None = None) -> Generator
             raise
         raised = f" on {tuple(shape)}" if shape else ""
         raised += f" with {type(error).__name__}: {error}{_place(error)}"
-        raise ValueError(f"{name}: {part} fails{raised}: correct its code") from error
+        raise ValueError(f"{name}: {part} fails{raised}: {remedy}") from error
 
 
 def _place(error: Exception) -> str:

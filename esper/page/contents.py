@@ -21,13 +21,14 @@ from esper.telemetry.tags import PHASES
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
+from esper.training.estimate import in_bytes
 from esper.training.provenance import FILE, read
 
 MOST_TRACES = 9
 """Most traces of training on a page, which keeps it below a megabyte."""
 NEVER = "wait"
 MISSING = object()
-NAMES = {"policy": "held-out hosts, drawn actions", "policy_greedy": "held-out hosts, most probable actions", NEVER: ""}
+NAMES = {"policy": "held-out hosts, sampled actions", "policy_greedy": "held-out hosts, most probable actions", NEVER: ""}
 """Names of the traces on held-out hosts; that of never growing serves as reference."""
 
 
@@ -41,6 +42,8 @@ class Contents:
     sentences: list[str]
     """What the policy did and was worth on held-out hosts; empty without their traces."""
     cards: list[findings.Card]
+    kinds: list[tuple[str, ...]]
+    """Results by kind of host, see `findings.kinds`."""
     curves: dict[str, list[Chart]]
     seeds: tuple[str, str, list[list[str]]]
     """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
@@ -81,6 +84,7 @@ def gather(folder: Path) -> Contents:
         score=score,
         sentences=_sentences(folder, tables, update, agent, score),
         cards=_cards(folder, tables, score),
+        kinds=findings.kinds(tables["policy"], tables[NEVER]) if {"policy", NEVER} <= tables.keys() else [],
         curves={group: found for group, tags in SHOWN.items() if (found := curves(records, tags, score))},
         seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
@@ -122,13 +126,14 @@ def _sentences(folder: Path, tables: Mapping[str, Table], update: int, agent: st
             f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return "
             f"on {counted(hosts, 'host')}."
         )
-    return [*sentences, *findings.habits(table), findings.failures(table, never)]
+    return [*sentences, *findings.habits(table), findings.failures(table, never, score=score)]
 
 
 def _cards(folder: Path, tables: Mapping[str, Table], score: str) -> list[findings.Card]:
     if not {"policy", NEVER} <= tables.keys():
         return []
-    cards = findings.cards(tables["policy"], tables[NEVER], score=score)
+    size = _host_costs(folder).get("params", 0)
+    cards = findings.cards(tables["policy"], tables[NEVER], score=score, parameters=size)
     if found := _rival(folder):
         name, difference, _ = found
         cards.insert(1, findings.Card(value=f"{findings.signed(difference)} points", label=f"return beyond {name}"))
@@ -189,13 +194,20 @@ def _costs(folder: Path, records: Sequence[Mapping[str, float]], history: Sequen
     if records and "host/training_flops" in records[-1]:
         each = records[-1]["host/training_flops"] + records[-1].get("host/measuring_flops", 0.0)
         rows.append(("FLOPs", f"{each:.3g} for each host in the last update, training and validation"))
-    if (folder / "costs.json").exists():
-        host = json.loads((folder / "costs.json").read_text()).get("host", {})
+    if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
+        rows.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
+    if host := _host_costs(folder):
         rows.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
     if history:
         devices = ", ".join(f"{name} ({text})" for name, text in history[-1].get("devices", {}).items())
         rows.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
     return rows
+
+
+def _host_costs(folder: Path) -> dict[str, int]:
+    """Return parameters and FLOPs of the host; empty where they were not written."""
+    path = folder / "costs.json"
+    return json.loads(path.read_text()).get("host", {}) if path.exists() else {}
 
 
 def _changed(config: Config) -> list[tuple[str, str, str]]:

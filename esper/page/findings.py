@@ -17,6 +17,8 @@ from esper.telemetry.traces import Table
 
 FEW = 3
 """Most hosts that a sentence names."""
+MOST_KINDS = 8
+"""Most kinds of hosts that are told apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +42,12 @@ def gain(table: Table, never: Table, column: str) -> Interval | None:
     return mean_interval(difference_N) if np.isfinite(difference_N).all() else None
 
 
-def cards(table: Table, never: Table, *, score: str) -> list[Card]:
-    """Return the numbers at the top of the page."""
+def cards(table: Table, never: Table, *, score: str, parameters: int = 0) -> list[Card]:
+    """Return the numbers at the top of the page.
+
+    Args:
+        parameters: parameters of the host, 0 if unknown.
+    """
     unit = "pp" if score == "accuracy" else "points"
     found: list[Card] = []
     if worth := gain(table, never, "return"):
@@ -54,7 +60,8 @@ def cards(table: Table, never: Table, *, score: str) -> list[Card]:
         )
     kept_N = results(table, "parameters_kept")
     if np.isfinite(kept_N).all():
-        found.append(Card(value=f"{kept_N.mean():,.0f}", label="parameters kept per host"))
+        scale = f", {kept_N.mean() / parameters:.0%} of the host's {parameters:,}" if parameters else ""
+        found.append(Card(value=f"{kept_N.mean():,.0f}", label=f"parameters kept per host{scale}"))
     return found
 
 
@@ -89,7 +96,7 @@ def habits(table: Table) -> list[str]:
     per_host = Counter(one["host"] for one in planted)
     epochs = [one["epoch"] for one in planted]
     most = Counter(f"{one['blueprint']} in {one['slot']}" for one in planted).most_common(2)
-    choices = " and ".join(f"{name} ({count / len(planted):.0%})" for name, count in most)
+    choices = " and ".join(f"{name} ({count / len(planted):.0%} of all seeds)" for name, count in most)
     sentences = [
         f"It plants in {len(per_host)} of {hosts} hosts, {len(planted) / hosts:.1f} seeds per host, most often {choices}.",
         f"Half of the seeds are planted by epoch {np.median(epochs):g} of {round(max(table['epoch']))}.",
@@ -97,11 +104,11 @@ def habits(table: Table) -> list[str]:
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
         by_kind.setdefault(one["kind"], Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
-    if 1 < len(by_kind) <= 8:
-        favourites = {kind: counts.most_common(1)[0] for kind, counts in sorted(by_kind.items())}
-        listed = "; ".join(f"{kind}: {name} ({count / by_kind[kind].total():.0%})" for kind, (name, count) in favourites.items())
-        alike = "the same for all kinds" if len({name for name, _ in favourites.values()}) == 1 else "not the same for all kinds"
-        sentences.append(f"The most frequent choice is {alike} of hosts: {listed}. The controller is not told the kind.")
+    if 1 < len(by_kind) <= MOST_KINDS:
+        alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
+        sentences.append(
+            f"Its most frequent choice is {'' if alike else 'not '}the same for all kinds of hosts; it is not told the kind."
+        )
     return sentences
 
 
@@ -133,8 +140,38 @@ def _last_contribution(table: Table, row: int, steps: int, slot: str) -> float |
     return last
 
 
-def failures(table: Table, never: Table) -> str:
-    """Return the sentence about hosts that end with a lower return than without growth, and about rollbacks."""
+def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
+    """Return a row for each kind of host: kind, number of hosts, return and test accuracy beyond never growing, and what is
+    planted most often; no rows if there is one kind, or very many."""
+    kind_N = np.array(table["kind"][:: round(max(table["epoch"]))])
+    names = sorted(set(kind_N.tolist()))
+    if not 1 < len(names) <= MOST_KINDS:
+        return []
+    gains = {column: results(table, column) - results(never, column) for column in ("return", "test_accuracy")}
+    chosen = {
+        name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if one["kind"] == name) for name in names
+    }
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        means = [_mean(gain_N[kind_N == name]) for gain_N in gains.values()]
+        most = [
+            f"{choice} ({count / chosen[name].total():.0%} of {counted(chosen[name].total(), 'seed')})"
+            for choice, count in chosen[name].most_common(1)
+        ]
+        rows.append((name, str(int((kind_N == name).sum())), *means, *(most or ["nothing"])))
+    return rows
+
+
+def _mean(values: npt.NDArray[np.float64]) -> str:
+    """Return the mean of differences, with its interval for two hosts or more; empty if one was not measured."""
+    if not np.isfinite(values).all():
+        return ""
+    return signed(mean_interval(values)) if len(values) > 1 else f"{values[0]:+.1f}"
+
+
+def failures(table: Table, never: Table, *, score: str = "accuracy") -> str:
+    """Return sentences about hosts that end with a lower return than without growth or with the lowest test accuracy, about seeds
+    that were pruned, and about rollbacks."""
     worse_N = results(table, "return") - results(never, "return")
     hosts = np.flatnonzero(worse_N < 0)
     rolled = [round(host) for host, cause in zip(table["host"], table["rolled_back"], strict=True) if cause is not None]
@@ -148,8 +185,23 @@ def failures(table: Table, never: Table) -> str:
         )
     else:
         parts.append(f"None of {counted(len(worse_N), 'host')} returns less than without growth.")
+    parts += _lowest(table, never, score)
+    refused = table.get("refused", [0] * len(table["op"]))
+    pruned = [host for host, op, no in zip(table["host"], table["op"], refused, strict=True) if op == "prune" and not no]
+    if pruned:
+        parts.append(f"{counted(len(pruned), 'seed')} pruned, in {counted(len(set(pruned)), 'host')}.")
     parts.append(f"{counted(len(rolled), 'rollback')}." if rolled else "No rollbacks.")
     return " ".join(parts)
+
+
+def _lowest(table: Table, never: Table, score: str) -> list[str]:
+    """Return a sentence that names the hosts with the lowest test accuracy; none if that was not measured."""
+    end_N = results(table, "test_accuracy")
+    if not np.isfinite(end_N).all():
+        return []
+    over_N, unit = end_N - results(never, "test_accuracy"), " %" if score == "accuracy" else ""
+    named = ", ".join(f"host {host} ({end_N[host]:.1f}{unit}, {over_N[host]:+.1f})" for host in np.argsort(end_N)[:FEW])
+    return [f"Lowest test {score}, and the difference to never growing: {named}."]
 
 
 def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
@@ -162,3 +214,18 @@ def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
         return None
     best = max(others, key=lambda name: float(np.mean(others[name])))
     return best, mean_interval(np.array(own) - np.array(others[best])), len(own)
+
+
+def rival_sentence(report: Mapping[str, Any]) -> str:
+    """Return the sentence that compares the policy of an evaluation with its best rival; empty if that is never growing."""
+    found = rivals(report)
+    if found is None or found[0] == "wait":
+        return ""
+    name, difference, hosts = found
+    name = name.partition(" (")[0]
+    where = f"on the same {counted(hosts, 'host')}"
+    if difference.low <= 0 <= difference.high:
+        return f"its best rival is {name}: no difference in return is shown ({signed(difference)} points, paired {where})"
+    word = "more" if difference.mean > 0 else "less"
+    amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
+    return f"its best rival is {name}: the policy returns {amount} points {word}, paired {where}"

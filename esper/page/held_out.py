@@ -13,7 +13,7 @@ NEVER = "wait"
 
 
 def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
-    """Grow held-out hosts with the newest policy of a run, and write one trace per controller: the policy with drawn actions and
+    """Grow held-out hosts with the newest policy of a run, and write one trace per controller: the policy with sampled actions,
     with the most probable ones, if it has probabilities, and never growing.
 
     Args:

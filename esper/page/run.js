@@ -304,6 +304,8 @@ function draw() {
   trace = traces[Number(byId("trace").value)];
   byId("label").textContent = trace.label;
   byId("trace").setAttribute("aria-valuetext", trace.label);
+  const names = [...new Set(hostNumbers().flatMap(plantings).map((one) => one.blueprint))].sort();
+  byId("short").textContent = names.length ? "Letters: " + names.map((name) => `${letters(name)} ${name}`).join(", ") + "." : "";
   if (chosen >= trace.kinds.length) chosen = 0;
   drawHosts(); drawHeat(); drawScatter(); drawCounterfactuals();
 }

@@ -53,7 +53,10 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
 
 def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
     if x.dim() != AXES[layout].count(",") + 1 or x[0].shape != data.train_x[0].shape:
-        raise DataError(f"{name} has the shape {list(x.shape)}: make it {AXES[layout]}, with samples of one shape in all parts")
+        rows = "; rows of numbers become x[:, :, None, None], for host=mlp" if x.dim() == 2 and layout is Layout.IMAGES else ""
+        raise DataError(
+            f"{name} has the shape {list(x.shape)}: make it {AXES[layout]}, with samples of one shape in all parts{rows}"
+        )
     if x.dtype not in INPUTS[layout]:
         raise DataError(f"{name} is {x.dtype}: make it {' or '.join(map(str, INPUTS[layout]))}")
     if layout is Layout.SEQUENCES:

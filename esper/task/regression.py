@@ -62,19 +62,33 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
     Raises:
         TaskError: there are too few rows, or the targets of a set are all equal.
     """
-    held_out = round(SHARE * len(targets))
-    if held_out < 2:
-        raise TaskError(f"{name} has {len(targets)} rows, and a division into three sets needs at least 8: add rows")
-    order = shuffle.permutation(len(targets))
-    parts = {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
+    parts = shares(len(targets), shuffle, name)
     if not np.ptp(targets):
         raise TaskError(f"{name} has the same target in every row, so there is nothing to predict: name another column")
     if constant := [part for part, chosen in parts.items() if not np.ptp(targets[chosen])]:
         raise TaskError(f"{name} has equal targets in all rows of its {constant[0]} split, so R2 is undefined: add rows")
     tensors: dict[str, Any] = {}
     for axis, whole in (("x", rows), ("y", targets)):
-        mean, std = whole[parts["train"]].mean(0), whole[parts["train"]].std(0)
-        scaled = ((whole - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
-        scaled = scaled[:, :, None, None] if axis == "x" else scaled
-        tensors |= {f"{part}_{axis}": torch.from_numpy(scaled[chosen]) for part, chosen in parts.items()}
+        values = scaled(whole, parts["train"])
+        values = values[:, :, None, None] if axis == "x" else values
+        tensors |= {f"{part}_{axis}": torch.from_numpy(values[chosen]) for part, chosen in parts.items()}
     return Data(**tensors, num_classes=1)
+
+
+def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the rows of each set, drawn without replacement.
+
+    Raises:
+        TaskError: there are too few rows.
+    """
+    held_out = round(SHARE * count)
+    if held_out < 2:
+        raise TaskError(f"{name} has {count} rows, and a division into three sets needs at least 8: add rows")
+    order = shuffle.permutation(count)
+    return {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
+
+
+def scaled(values: npt.NDArray[np.float64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return values with mean 0 and deviation 1 over the training rows, column by column; constant columns become 0."""
+    mean, std = values[train].mean(0), values[train].std(0)
+    return ((values - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)

@@ -11,6 +11,7 @@ from esper.task.mnist5k import Mnist5kConfig
 from esper.task.python_text import PythonTextConfig
 from esper.task.python_text_drift import PythonTextDriftConfig
 from esper.task.svhn import SvhnConfig
+from esper.task.table_classes import TableClassesConfig
 from esper.task.table_file import TableFileConfig
 from esper.task.text_folder import TextFolderConfig
 from esper.task.tinystories import TinyStoriesConfig
@@ -24,6 +25,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "python_text_drift": PythonTextDriftConfig,
     "diabetes": DiabetesConfig,
     "table": TableFileConfig,
+    "table_classes": TableClassesConfig,
     "cifar10_baseline": Cifar10Config,
     "cifar100": Cifar100Config,
     "svhn": SvhnConfig,

@@ -64,6 +64,16 @@ def installed(name: str) -> str | None:
         return None
 
 
+def peak_memory() -> int | None:
+    """Return the most memory that this process has held [bytes]; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def device_name(device: torch.device) -> str:
     """Return the name of a GPU, or of the processor."""
     if device.type == "cuda":
@@ -141,6 +151,7 @@ class Provenance:
         wall, cpu = self._begun
         times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         self._record |= {"updates": update, "status": status, **{name: round(value, 2) for name, value in times.items()}}
+        self._record["memory_bytes"] = peak_memory()
         write_whole(self.path, json.dumps([*self._before, self._record], indent=1) + "\n")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check
-from esper.page.findings import failures, gain, habits, plantings, verdict
+from esper.page.findings import failures, gain, habits, kinds, plantings, rival_sentence, verdict
 from esper.page.packing import embedded, packed, selection
 from esper.page.page import write_page
 from esper.report import main
@@ -73,14 +73,40 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
     assert failures(table([9, 25, 20]), never).startswith(
         "2 of 3 hosts return less than without growth; the worst: host 2 (-10.0), h"
     )
-    assert failures(table([10, 20, 30]), never) == "None of 3 hosts returns less than without growth. No rollbacks."
+    assert failures(table([10, 20, 30], "prune"), never) == (
+        "None of 3 hosts returns less than without growth. Lowest test accuracy, and the difference to never growing: "
+        "host 0 (10.0 %, +0.0), host 1 (20.0 %, +0.0), host 2 (30.0 %, +0.0). 3 seeds pruned, in 3 hosts. No rollbacks."
+    )
+
+
+def test_kinds_are_compared_with_never_growing() -> None:
+    kind = {"kind": ["a", "a", "b", "b", "b", "b"]}
+    never = table([10, 20, 30]) | kind
+    assert kinds(table([12, 20, 31], "germinate") | kind, never) == [
+        ("a", "1", "+2.0", "+2.0", "conv in s0 (100% of 1 seed)"),
+        ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (100% of 2 seeds)"),
+    ]
+    assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
+    assert kinds(table([12, 20, 31]), never) == []
+
+
+def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
+    def report(own: list[float], other: list[float]) -> dict:
+        return {"hosts": {name: {"return": values} for name, values in {"policy": own, "rule": other, "wait": [0, 0, 0]}.items()}}
+
+    assert rival_sentence(report([11, 12, 13.5], [10, 11, 12])) == (
+        "its best rival is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
+    )
+    assert "returns 1.0 ± 0.0 points less" in rival_sentence(report([1, 2, 3], [2, 3, 4]))
+    assert "no difference in return is shown (+0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
+    assert rival_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
 
 
 def test_plantings_are_counted_with_their_last_contribution() -> None:
     planted = plantings(table([1, 2], "germinate"))
     assert [(one["host"], one["epoch"], one["contribution"]) for one in planted] == [(0, 1, 3.0), (1, 1, 3.0)]
     assert habits(table([1, 2], "germinate"))[0].startswith(
-        "It plants in 2 of 2 hosts, 1.0 seeds per host, most often conv in s0 (100%)"
+        "It plants in 2 of 2 hosts, 1.0 seeds per host, most often conv in s0 (100% of all seeds)"
     )
     assert habits(table([1, 2])) == ["It plants nothing."]
 
@@ -166,7 +192,7 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout)
     assert found, done.stdout[-500:] + done.stderr[-500:]
     seen = json.loads(found[1])
-    assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, drawn actions", 4)
+    assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, sampled actions", 4)
     assert seen["first"] == "update 1, training hosts"
     returns = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))["return"][7::8]
     assert seen["order"] == np.argsort(np.array(returns, dtype=float)).tolist()

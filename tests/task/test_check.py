@@ -89,7 +89,10 @@ IMAGES: dict[str, tuple[Change, str]] = {
     "empty_valid": (lambda data: replace(data, valid_x=data.valid_x[:0], valid_y=data.valid_y[:0]), "valid_x is empty: put at"),
     "empty_test": (lambda data: replace(data, test_x=data.test_x[:0], test_y=data.test_y[:0]), "test_x is empty: put at least"),
     "lengths": (with_entry("train_y", lambda y: y[1:]), "train_x has 12 samples and train_y has 11: give each sample its target"),
-    "vectors": (with_entry("train_x", lambda x: x.flatten(1)), "train_x has the shape [12, 64]: make it [n, C, H, W], with"),
+    "vectors": (
+        with_entry("train_x", lambda x: x.flatten(1)),
+        "train_x has the shape [12, 64]: make it [n, C, H, W], with samples of one shape in all parts; rows of numbers become",
+    ),
     "other_shape": (with_entry("test_x", lambda x: x[..., 1:]), "test_x has the shape [6, 1, 8, 7]: make it [n, C, H, W], with"),
     "doubles": (with_entry("train_x", torch.Tensor.double), "train_x is torch.float64: make it torch.float32 or torch.uint8"),
     "bytes": (with_entry("train_x", torch.Tensor.byte), "train_x holds bytes, and the data has no mean and std: return normal"),

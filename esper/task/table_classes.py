@@ -1,0 +1,54 @@
+"""A table of your own whose rows belong to classes: a CSV file with a header, one column of which names the class."""
+
+# n rows, C columns
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from esper.seeding import stream
+from esper.task.data import Data, TaskError
+from esper.task.drifts import LABEL_DRIFTS, Drift, noise
+from esper.task.images import ImagesConfig
+from esper.task.regression import scaled, shares
+from esper.task.table_file import read_table
+
+
+@dataclass(kw_only=True, slots=True)
+class TableClassesConfig(ImagesConfig):
+    """Classification of the rows of a CSV file of your own, split 60 / 20 / 20 %, with healthy hosts. Standard kinds:
+    [oo,xo,ox]."""
+
+    default_host: ClassVar[str] = "mlp"
+    default_blueprint: ClassVar[tuple[str, ...]] = ("norm", "mlp_small", "mlp")
+    standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xo", "ox")}
+    drifts: ClassVar[Mapping[str, Drift]] = {**LABEL_DRIFTS, "noise": noise}
+
+    file: str = "data/table.csv"
+    """CSV file, separated by commas, whose first line names the columns. One holds classes, as text or numbers, all others
+    numbers."""
+    target: str = ""
+    """Name of the column of classes; empty: the last one."""
+    batch_size: int = 32
+
+    def load(self, context: int) -> Data:
+        table = read_table(self.file, self.target, numbers=False)
+        names, number_n = np.unique(table.target, return_inverse=True)
+        where = f"column {table.name} of {self.file}"
+        if len(names) < 2:
+            raise TaskError(f"{where} has the same class in every row: name another column with task.target")
+        if len(names) > len(number_n) / 2:
+            raise TaskError(
+                f"{where} has {len(names)} different values in {len(number_n)} rows, which are hardly classes: name another "
+                "column with task.target, or use task=table for numbers"
+            )
+        parts = shares(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
+        if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
+            raise TaskError(f"{where} has no row of class {missing[0]} among those to train on: add rows of it, or remove them")
+        x, y = scaled(table.rows, parts["train"])[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
+        tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}
+        tensors |= {f"{part}_y": y[chosen] for part, chosen in parts.items()}
+        return Data(**tensors, num_classes=len(names))

@@ -1,0 +1,76 @@
+"""Tables whose rows belong to classes, and the warning where a regression was not meant."""
+
+import numpy as np
+import pytest
+
+from esper.cli.overrides import check
+from esper.cli.readiness import ready
+from esper.config import ConfigError
+from esper.hosts.mlp import MLPConfig
+from esper.seeding import stream
+from esper.task.data import TaskError
+from esper.task.regression import shares
+from esper.task.table_classes import TableClassesConfig
+from esper.task.table_file import TableFileConfig
+
+ROWS = [(row, row % 4, ("no", "yes", "perhaps")[row % 3]) for row in range(60)]
+
+
+def csv(folder, rows=ROWS, kind=TableClassesConfig, **fields):
+    (folder / "t.csv").write_text("size,rooms,sold\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    return kind(file=str(folder / "t.csv"), batch_size=8, **fields)
+
+
+def test_every_row_keeps_its_class(tmp_path):
+    data = csv(tmp_path).load(0)
+    assert data.num_classes == 3
+    parts = [(data.train_x, data.train_y), (data.valid_x, data.valid_y), (data.test_x, data.test_y)]
+    assert [len(y) for _, y in parts] == [36, 12, 12]
+    x, y = (np.concatenate([part[axis].numpy() for part in parts]) for axis in (0, 1))
+    size = x[:, 0, 0, 0]
+    order = size.argsort()  # the rows of the file, since size counts them
+    assert y[order].tolist() == [(0, 2, 1)[row % 3] for row in range(60)]  # no, perhaps, yes: in alphabetical order
+    assert np.abs(data.train_x.numpy().mean(0)).max() < 1e-6
+
+
+def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
+    rows = [(row, "ab"[row % 2], row % 7) for row in range(40)]
+    data = csv(tmp_path, rows, target="rooms").load(0)
+    assert (data.num_classes, data.train_x.shape) == (2, (24, 2, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "message"),
+    [
+        ([(row, 1, "a") for row in range(20)], {}, "column sold of .* has the same class in every row"),
+        ([(row, 1, row) for row in range(20)], {}, "has 20 different values in 20 rows, which are hardly classes"),
+        ([(row, "x", "ab"[row % 2]) for row in range(20)], {}, "line 2, column rooms holds 'x', which is no finite number"),
+        ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
+        (ROWS, {"target": "price"}, "task.target=price is no column of .*: choose from size, rooms, sold"),
+    ],
+)
+def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fields, message):
+    with pytest.raises(TaskError, match=message) as found:
+        csv(tmp_path, rows, **fields).load(0)
+    assert "\n" not in str(found.value)
+
+
+def test_a_class_without_training_rows_is_named(tmp_path):
+    alone = shares(30, stream(0, "table_split"), "")["test"][0]
+    rows = [(row, 1, "rare" if row == alone else "ab"[row % 2]) for row in range(30)]
+    with pytest.raises(TaskError, match=r"column sold of .* has no row of class rare among those to train on"):
+        csv(tmp_path, rows).load(0)
+
+
+def test_a_regression_on_few_whole_numbers_warns(tmp_path):
+    rows = [(row, row % 4, row % 2) for row in range(40)]
+    with pytest.warns(UserWarning, match="column sold of .* holds 2 different whole numbers: if they are classes, use"):
+        csv(tmp_path, rows, kind=TableFileConfig).load(0)
+
+
+def test_hosts_of_a_table_are_read_by_an_mlp_and_refused_by_a_cnn(tmp_path):
+    config = csv(tmp_path)
+    assert config.build(MLPConfig()).data.num_classes == 3
+    chosen = check([f"task.file={config.file}", "task=table_classes", "host=cnn", "blueprint=[norm]", "task.batch_size=8"])
+    with pytest.raises(ConfigError, match="for rows of numbers host=mlp 'blueprint="):
+        ready(chosen)
