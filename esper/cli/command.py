@@ -17,7 +17,7 @@ import hydra._internal.utils as hydra_internals
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
 from esper.cli import flags, rehearsal
 from esper.cli.help import help_text
-from esper.cli.overrides import plan_run, plan_sweep, quoted
+from esper.cli.overrides import plan_run, plan_sweep, quoted, typed_as
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
@@ -80,7 +80,7 @@ def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generat
     except BrokenProcessPool as error:
         raise ConfigError(
             "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
-            f"repeat the command with hydra.sweep.dir={folder}"
+            f"repeat the command with {typed_as('hydra.sweep.dir', folder)}"
         ) from error
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

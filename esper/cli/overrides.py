@@ -340,7 +340,8 @@ def _check_choice(override: Override, options: list[str]) -> None:
         raise ConfigError(f"{group} takes one option, got {override.input_line}: choose one of {', '.join(options)}")
     for name in ("null" if name is None else str(name) for name in names):
         if name not in options:
-            hint = did_you_mean(name, options)
+            plural = f"{group}s" in _KEYS and name.isdecimal()
+            hint = f"; did you mean {group}s={name}?" if plural else did_you_mean(name, options)
             raise ConfigError(f"there is no option {name} in group {group}: choose from {', '.join(options)}{hint}")
 
 

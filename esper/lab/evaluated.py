@@ -70,7 +70,10 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
         console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
 
 
-CAPTION = "Means over hosts; ± half of the 95 % interval of the paired difference. params: parameters of the seeds kept."
+CAPTION = (
+    "Means over hosts; ± half of the 95 % interval of the paired difference. wait: never growing. params: parameters of the "
+    "seeds kept."
+)
 SEARCH_CAPTION = (
     "FLOPs: of training and measuring a host, in all of its trainings. The return is measured on the data by which a "
     "search chooses, so compare accuracies."
@@ -79,18 +82,23 @@ SEARCH_CAPTION = (
 
 def show_details(rows: Rows, console: Console, against: str = "wait", score: str = "accuracy") -> None:
     """Print a table of the intervals of all means, the accuracy while training if it was measured, and the FLOPs."""
-    table = _table("Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host")
+    heading = "Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host"
     keys = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
     names = {"return": "return", "accuracy": "test acc. [%]", ONLINE: "online acc. [%]"}
-    heads = [*(names[key] for key in keys), *([f"online over\n{against} [pp]"] if ONLINE in keys else []), "FLOPs", "to train"]
-    for head in ("controller", *heads):
-        table.add_column(escape(in_terms_of(score, head)), justify="left" if head == "controller" else "right", no_wrap=True)
-    for row in rows:
-        means = [str(Interval(**row[key])) for key in [*keys, *([f"{ONLINE}_over_{against}"] if ONLINE in keys else [])]]
-        table.add_row(
-            escape(_name(row)), *(mean.replace(" ", "") for mean in means), short(row["flops"]), short(row["training_flops"])
-        )
-    console.print(table)
+    columns = {names[key]: [str(Interval(**row[key])).replace(" ", "") for row in rows] for key in keys}
+    if ONLINE in keys:
+        over = [str(Interval(**row[f"{ONLINE}_over_{against}"])).replace(" ", "") for row in rows]
+        columns[f"online over\n{against} [pp]"] = over
+    columns |= {"FLOPs": [short(row["flops"]) for row in rows], "to train": [short(row["training_flops"]) for row in rows]}
+    each = len(columns) if console.width >= NARROW else 2  # on a narrow screen, one table after the other
+    for first in range(0, len(columns), each):
+        table = _table(heading if not first else "")
+        part = list(columns.items())[first : first + each]
+        for head in ("controller", *(name for name, _ in part)):
+            table.add_column(escape(in_terms_of(score, head)), justify="left" if head == "controller" else "right", no_wrap=True)
+        for rank, row in enumerate(rows):
+            table.add_row(escape(_name(row)), *(cells[rank] for _, cells in part))
+        console.print(table)
 
 
 def _table(heading: str) -> Table:

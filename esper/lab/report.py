@@ -104,7 +104,8 @@ def _costs(found: Comparison) -> dict[str, Any]:
 def _seeds(found: Comparison) -> list[dict[str, Any]]:
     """Return the table of seeds of all arms; none where nothing was planted, or seeds were not recorded."""
     rows = [[arm, *row] for arm, stats in grown(found.hosts, found.seeds).items() for row in rows_of(stats, empty=False)]
-    return [{"caption": f"{TITLE}. {legend_of(found.score)}", "head": ["arm", *HEADS], "rows": rows}] if rows else []
+    caption = f"{TITLE}. {legend_of(found.score)}"
+    return [{"caption": caption, "kind": "seeds", "head": ["arm", *HEADS], "rows": rows}] if rows else []
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,7 @@
 """Everything that the page of a run shows, read from its folder."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ MOST_TRACES = 9
 """Most traces of training on a page, which keeps it below a megabyte."""
 NEVER = "wait"
 MISSING = object()
-NAMES = {"policy": "held-out hosts, sampled actions", "policy_greedy": "held-out hosts, most probable actions", NEVER: ""}
+NAMES = {"policy_greedy": "held-out hosts, most probable actions", "policy": "held-out hosts, sampled actions", NEVER: ""}
 """Names of the traces on held-out hosts; that of never growing serves as reference."""
 
 
@@ -76,7 +77,7 @@ def gather(folder: Path) -> Contents:
     records = _metrics(folder)
     update, held_out = traced_evaluation(folder)
     tables = {name: read_trace(path) for name, path in held_out.items() if name in NAMES}
-    history = read(folder / FILE)
+    history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
     agent = config.choice("agent")
     return Contents(
         title=f"{agent} on {config.choice('task')}",
@@ -96,6 +97,13 @@ def gather(folder: Path) -> Contents:
         history=history,
         folder=str(folder),
     )
+
+
+def _repeatable(command: str) -> str:
+    """Return a recorded command as it is typed for another run: without the folder, which this run has taken."""
+    script, *arguments = shlex.split(command)
+    module = f"python -m esper.{script.removesuffix('.py')}" if script == "train.py" else script
+    return " ".join([module, *(shlex.quote(one) for one in arguments if not one.startswith("hydra.run.dir="))])
 
 
 def _metrics(folder: Path) -> list[dict[str, float]]:

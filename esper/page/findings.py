@@ -170,8 +170,8 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
 
 
 def failures(table: Table, never: Table, *, score: str = "accuracy") -> str:
-    """Return sentences about hosts that end with a lower return than without growth or with the lowest test accuracy, about seeds
-    that were pruned, and about rollbacks."""
+    """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest test accuracy,
+    about seeds that were pruned, and about rollbacks."""
     worse_N = results(table, "return") - results(never, "return")
     hosts = np.flatnonzero(worse_N < 0)
     rolled = [round(host) for host, cause in zip(table["host"], table["rolled_back"], strict=True) if cause is not None]
@@ -179,12 +179,12 @@ def failures(table: Table, never: Table, *, score: str = "accuracy") -> str:
     if len(hosts):
         worst = hosts[np.argsort(worse_N[hosts])][:FEW]
         named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
+        less = "returns less than if it" if len(hosts) == 1 else "return less than if they"
         parts.append(
-            f"{len(hosts)} of {counted(len(worse_N), 'host')} return{'s' * (len(hosts) == 1)} less than without growth; "
-            f"the worst: {named}, in points of return."
+            f"{len(hosts)} of {counted(len(worse_N), 'host')} {less} never grew; the worst: {named}, in points of return."
         )
     else:
-        parts.append(f"None of {counted(len(worse_N), 'host')} returns less than without growth.")
+        parts.append(f"None of {counted(len(worse_N), 'host')} returns less than if it never grew.")
     parts += _lowest(table, never, score)
     refused = table.get("refused", [0] * len(table["op"]))
     pruned = [host for host, op, no in zip(table["host"], table["op"], refused, strict=True) if op == "prune" and not no]

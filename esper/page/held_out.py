@@ -35,7 +35,7 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
             path = trace_of_evaluation(folder, evaluation.updates, hosts, name)
             if path.exists():
                 continue
-            how = {"policy": "with the policy", "policy_greedy": "with its most probable actions", NEVER: "without growth"}[name]
+            how = {"policy": "with the policy", "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]
             log(f"training {hosts} held-out hosts {how}")
             controller, trace = evaluation.controller(name), Trace(evaluation.env.layout)
             evaluation.env.reset(options={"episode": evaluation.episode})

@@ -19,6 +19,7 @@ function make(name, attributes = {}, ...children) {
 }
 const SVG_NAMES = new Set(["svg", "rect", "line", "polyline", "circle", "text", "g"]);
 const format = (value, digits = 3) => value === null || value === undefined ? "–" : String(Number(value.toPrecision(digits)));
+const narrow = () => matchMedia("(max-width: 40rem)").matches;
 const level = (value) => value === null || value === undefined ? "–" : value.toFixed(1);
 const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, name[1].toUpperCase()).slice(0, 2);
 
@@ -82,13 +83,13 @@ function drawHosts() {
     const cells = [button, lanes(host), spark(host), network(host),
       `${level(at("return", last(host)))}${trace.never ? ` (${level(never("return", host))})` : ""}`,
       ...(test ? [`${level(at("test_accuracy", last(host)))}${trace.never ? ` (${level(never("test_accuracy", host))})` : ""}`] : [])];
-    body.append(make("tr", { "data-host": host }, ...cells.map((cell) => make("td", {}, cell))));
+    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", i > 3 ? { "data-title": titles[i] } : {}, cell))));
   }
   mark();
 }
 function lanes(host) {
-  const wide = Math.max(7, Math.min(20, 420 / trace.steps)), height = trace.slots.length * (LANE + GAP);
-  const left = Math.max(...trace.slots.map((name) => name.length)) * 5.2 + 6;
+  const left = Math.max(...trace.slots.map((name) => name.length)) * 5.2 + 6, height = trace.slots.length * (LANE + GAP);
+  const room = narrow() ? document.querySelector("main").clientWidth - left - 12 : 420, wide = Math.max(narrow() ? 3 : 7, Math.min(20, room / trace.steps));
   const svg = make("svg", { class: "lanes", width: left + wide * trace.steps + 2, height, tabindex: 0, role: "img",
     "aria-label": `host ${host}, ${trace.kinds[host]}: ${story(host)}` });
   trace.slots.forEach((slot, rank) => {
@@ -100,6 +101,7 @@ function lanes(host) {
       if (stage && stage !== "dormant") {
         const alpha = at(`${slot}.alpha`, r), tall = stage === "blending" ? Math.max(2, LANE * alpha) : LANE;
         svg.append(make("rect", { x, y: y + LANE - tall, width: wide - 1, height: tall, class: `s-${stage}` }));
+        if (stage === "pruned") svg.append(make("text", { x: x + (wide - 1) / 2, y: y + LANE - 2, "text-anchor": "middle", class: "gone" }, "×"));
       }
       if (at("op", r) === "germinate" && at("slot", r) === slot && !at("refused", r))
         svg.append(make("text", { x: x + .5, y: y + LANE - 2.5, class: "plant" }, letters(at("blueprint", r))));
@@ -218,16 +220,18 @@ function drawHeat() {
   const total = (key) => cells.get(key).reduce((a, b) => a + b, 0);
   const keys = [...cells.keys()].sort((a, b) => total(b) - total(a)).slice(0, 30)
     .sort((a, b) => a.split("\t")[0] < b.split("\t")[0] ? -1 : a.split("\t")[0] > b.split("\t")[0] ? 1 : total(b) - total(a));
-  const left = 8 + 6 * Math.max(...keys.map((key) => key.length + 3)), wide = Math.max(22, Math.min(34, 640 / trace.steps));
-  const svg = make("svg", { width: left + wide * trace.steps + 4, height: 20 + 17 * keys.length, role: "img", "aria-label": "shares of hosts by kind, choice and epoch" });
+  const above = narrow(), left = above ? 0 : 8 + 6 * Math.max(...keys.map((key) => key.length + 3)), tall = above ? 31 : 17;
+  const room = above ? document.querySelector("main").clientWidth - 6 : 640, wide = Math.max(above ? 3 : 22, Math.min(34, room / trace.steps));
+  const svg = make("svg", { width: left + wide * trace.steps + 4, height: 20 + tall * keys.length, role: "img", "aria-label": "shares of hosts by kind, choice and epoch" });
   for (let epoch = 0; epoch < trace.steps; epoch += trace.steps > 12 ? 5 : 1) svg.append(make("text", { x: left + epoch * wide + 6, y: 11, class: "faint" }, epoch + 1));
   keys.forEach((key, rank) => {
-    const [kind, choice] = key.split("\t"), y = 17 + rank * 17;
-    svg.append(make("text", { x: 0, y: y + 11 }, `${kind}: ${choice}`));
+    const [kind, choice] = key.split("\t"), y = 17 + rank * tall + (above ? 14 : 0);
+    svg.append(make("text", { x: 0, y: above ? y - 3 : y + 11 }, `${kind}: ${choice}`));
     cells.get(key).forEach((count, epoch) => {
       const share = count / sizes.get(kind);
       svg.append(make("rect", { x: left + epoch * wide, y, width: wide - 1, height: 16, style: `fill:color-mix(in srgb, var(--mark) ${Math.round(100 * share)}%, var(--cell))` }));
-      if (count) svg.append(make("text", { x: left + epoch * wide + 3, y: y + 11.5, style: share > .5 ? "fill:var(--back)" : "" }, `${Math.round(100 * share)}%`));
+      const text = Math.round(100 * share) + (wide < 28 ? "" : "%");
+      if (count && wide > 9) svg.append(make("text", { x: left + (epoch + .5) * wide - .5, y: y + 11.5, "text-anchor": "middle", style: (share > .5 ? "fill:var(--back);" : "") + (wide < 18 ? "font-size:7px" : "") }, text));
     });
   });
   byId("heat").replaceChildren(svg);
@@ -277,7 +281,7 @@ function drawCounterfactuals() {
   byId("which").textContent = `host ${chosen}`;
   const end = last(chosen), full = at("accuracy", end), bars = [];
   if (full === null) { byId("counterfactuals").replaceChildren(make("p", { class: "quiet" }, "This environment measures no accuracy.")); return; }
-  if (trace.never) bars.push(["the same host without growth", trace.never.accuracy[end], null, true]);
+  if (trace.never) bars.push(["the same host, never growing", trace.never.accuracy[end], null, true]);
   for (const slot of trace.slots) {
     const contribution = at(`${slot}.contribution`, end);
     if (contribution !== null) bars.push([`without ${at(`${slot}.blueprint`, end)} in ${slot}`, full - contribution, at(`${slot}.contribution_error`, end), true]);
@@ -312,11 +316,12 @@ function draw() {
 async function start() {
   if (!byId("trace")) return;
   traces = await unpack(byId("data").textContent);
-  const policy = traces.findIndex((one) => one.never);
-  if (policy >= 0) byId("trace").value = policy;
+  byId("trace").value = traces.length - 1;
   byId("legend").append(...STAGES.map((stage) => make("li", {}, make("i", { class: `s-${stage}`, style: `background:var(--${stage})` }), stage)));
   byId("trace").addEventListener("input", draw);
   byId("sort").addEventListener("change", drawHosts);
+  let width = innerWidth;  // a phone's address bar changes the height alone
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
   draw();
 }
 start().catch((error) => { byId("label").textContent = "This browser cannot unpack the data of this page: " + error; });

@@ -74,6 +74,17 @@ class PairResult:
         ahead = (self.difference.mean.mean > 0) == self.higher_is_better
         return self.difference.first if ahead else self.difference.second
 
+    @property
+    def _loser(self) -> str:
+        return self.difference.second if self.winner == self.difference.first else self.difference.first
+
+    @property
+    def _amount(self) -> str:
+        """The size of the difference with its interval, both without sign."""
+        mean = self.difference.mean
+        low, high = (mean.low, mean.high) if mean.mean > 0 else (-mean.high, -mean.low)
+        return f"{abs(mean.mean):.2f} ({low:.2f} to {high:.2f})"
+
     def __str__(self) -> str:
         pair, margin = self.difference, f"{self.margin:g}"
         names = f"{pair.first} and {pair.second}"
@@ -81,7 +92,7 @@ class PairResult:
         collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}" if self.higher_is_better else ""
         match self.verdict:
             case Conclusion.better:
-                return f"{self.winner} is better than {pair.second if self.winner == pair.first else pair.first}{collapses}"
+                return f"{self.winner} is better than {self._loser} by {self._amount}{collapses}"
             case Conclusion.equivalent:
                 return f"{names} differ by less than {margin}{collapses}"
             case Conclusion.undecided:

@@ -12,7 +12,7 @@ from esper.telemetry.traces import Table
 
 COLOURS = {
     "dormant": "#eef0f3",
-    "germinated": "#e6c700",
+    "germinated": "#f0e442",
     "training": "#e69f00",
     "blending": "#56b4e9",
     "holding": "#b07aa1",

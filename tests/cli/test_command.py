@@ -65,6 +65,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["+reward.foo=1"], "no key reward.foo"),
         (["rewrd=shaped"], "did you mean reward?"),
         (["reward=spars"], "did you mean sparse?"),
+        (["host=8"], "did you mean hosts=8?"),
         (["seed=abc"], "whole number"),
         (["reward.rent=-1"], "reward.rent must be"),
         (["seed=[1"], "cannot read"),

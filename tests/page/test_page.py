@@ -71,10 +71,10 @@ def test_the_verdict_follows_the_interval() -> None:
 def test_hosts_that_lose_are_named_worst_first() -> None:
     never = table([10, 20, 30])
     assert failures(table([9, 25, 20]), never).startswith(
-        "2 of 3 hosts return less than without growth; the worst: host 2 (-10.0), h"
+        "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
     )
     assert failures(table([10, 20, 30], "prune"), never) == (
-        "None of 3 hosts returns less than without growth. Lowest test accuracy, and the difference to never growing: "
+        "None of 3 hosts returns less than if it never grew. Lowest test accuracy, and the difference to never growing: "
         "host 0 (10.0 %, +0.0), host 1 (20.0 %, +0.0), host 2 (30.0 %, +0.0). 3 seeds pruned, in 3 hosts. No rollbacks."
     )
 
@@ -171,7 +171,7 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
       seen.label = document.getElementById("label").textContent; seen.hosts = lanes().length;
       range.value = 0; range.dispatchEvent(new Event("input"));
       seen.first = document.getElementById("label").textContent;
-      range.value = 2; range.dispatchEvent(new Event("input"));
+      range.value = range.max; range.dispatchEvent(new Event("input"));
       sort.value = "return"; sort.dispatchEvent(new Event("change"));
       seen.order = [...document.querySelectorAll(".hosts tbody tr")].map((row) => Number(row.dataset.host));
       lanes()[0].focus(); lanes()[0].dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));

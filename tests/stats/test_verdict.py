@@ -38,7 +38,7 @@ def test_the_three_verdicts() -> None:
     by_pair = {(one.difference.first, one.difference.second): one for one in found}
     assert by_pair["plain", "good"].verdict is Conclusion.better
     assert by_pair["plain", "good"].winner == "good"
-    assert str(by_pair["plain", "good"]).startswith("good is better than plain; ")
+    assert str(by_pair["plain", "good"]).startswith("good is better than plain by ")
     assert by_pair["plain", "same"].verdict is Conclusion.equivalent
     assert by_pair["plain", "noisy"].verdict is Conclusion.undecided
     assert f"takes {by_pair['plain', 'noisy'].needed} new blocks" in str(by_pair["plain", "noisy"])
@@ -233,7 +233,9 @@ def test_an_arm_that_collapses_more_often_is_not_better(down: str) -> None:
     assert found.verdict is (Conclusion.better if down == "plain" else Conclusion.withheld)
     assert found.warnings == (f"{down} collapsed in 1 of 12 runs",)
     if down == "plain":
-        expected = "good is better than plain; collapsed runs: plain 1 of 12 (at most 34 %), good 0 of 12 (at most 22 %)"
+        mean = found.difference.mean
+        by = f"{-mean.mean:.2f} ({-mean.high:.2f} to {-mean.low:.2f})"
+        expected = f"good is better than plain by {by}; collapsed runs: plain 1 of 12 (at most 34 %), good 0 of 12 (at most 22 %)"
         assert str(found) == expected
 
 
