@@ -18,7 +18,7 @@ RESAMPLES = 20_000
 
 
 def closed(table: pd.DataFrame, policy: str, rivals: Sequence[str], oracle: str) -> tuple[float, float, float]:
-    """Return the share of the gap that a policy closes, and the ends of its 95 % interval: percentiles of a bootstrap over blocks.
+    """Return the share of the gap that a policy closes, and its 95 % interval: percentiles of a bootstrap over blocks.
 
     Every resample chooses its best rival anew, so that the choice is part of the uncertainty. The interval of a ratio is wide
     where the gap is small; a resample without a gap counts as NaN and makes the interval NaN.
