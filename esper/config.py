@@ -5,7 +5,7 @@ Defaults live in the dataclasses beside the parts; YAML files hold choices only.
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -260,6 +260,21 @@ GROUPS: dict[str, dict[str, type]] = {
 def standalone_agents() -> tuple[str, ...]:
     """Return the agents that act without training and without further keys: the baselines of every evaluation."""
     return tuple(name for name, config in GROUPS["agent"].items() if config.standalone)
+
+
+def unknown_controller(key: str, name: str, known: Sequence[str]) -> str:
+    """Return the error message for a controller that cannot be a baseline.
+
+    Args:
+        key: key of the command that names it.
+        known: names that may be chosen.
+    """
+    if name in GROUPS["agent"]:
+        return (
+            f"{key}={name} may need training, or keys that are not set here: choose from {', '.join(known)}; an agent of your "
+            "own that needs neither says so by standalone = True in its config"
+        )
+    return f"{key}={name} is not known: choose from {', '.join(known)}{did_you_mean(name, list(known))}"
 
 
 MANY = ("blueprint", "devices")

@@ -26,7 +26,7 @@ from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides
 from esper.cli.transfer import TRANSFERABLE, is_run_override
-from esper.config import CHECKPOINTS, ConfigError, did_you_mean, standalone_agents
+from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
@@ -88,9 +88,7 @@ class EvaluateConfig:
         known = [*POLICIES, REPLAY, *standalone_agents()]
         unknown = [name for name in self.controllers if name not in known]
         if unknown:
-            raise ValueError(
-                f"controllers={unknown[0]} is not known: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
-            )
+            raise ValueError(unknown_controller("controllers", unknown[0], known))
 
 
 def parse(arguments: list[str]) -> EvaluateConfig:

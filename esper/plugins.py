@@ -26,6 +26,8 @@ ENTRY_POINTS = "esper.parts"
 """Entry point group of plugins."""
 CLOSED = ("devices", "telemetry")
 """Groups that accept no external parts."""
+_files: set[str] = set()
+"""Files of the plugins that were named and imported."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -115,6 +117,8 @@ def _import(name: str) -> None:
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
+    if found.__file__:
+        _files.add(found.__file__)
     if is_file and not (found.__file__ and path.samefile(found.__file__)):
         raise ConfigError(f"plugins=[{name}] shares its name with the module {found.__file__}: rename the file")
     if new and _options() == before:
@@ -134,6 +138,12 @@ def _why(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {message}{'' if isinstance(error, SyntaxError) else place}"
+
+
+def place_in_plugin(error: BaseException) -> str:
+    """Return file and line of the last call in a plugin that led to an error, as in my_parts.py, line 12; empty if none did."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
 def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -93,15 +93,15 @@ NOTHING = (float("nan"),) * 3
         (
             (1, -1, 3),
             (2, 1, 3),
-            "by 2.0 ± 1.0 pp of test accuracy; elsewhere no difference is shown (1.0 ± 2.0 points",
+            "by 2.0 ± 1.0 pp of test accuracy; no clear difference (+1.0 ± 2.0 points",
         ),
         (
             (1, -1, 3),
             (-2, -5, 1),
-            "policy and never growing no difference is shown (-2.0 ± 3.0 pp of test accuracy and 1.0",
+            "policy and never growing: no clear difference (-2.0 ± 3.0 pp of test accuracy and +1.0",
         ),
         ((1, 0.5, 1.5), NOTHING, "policy beats never growing by 1.0 ± 0.5 points of return"),
-        ((0, 0, 0), (0, 0, 0), "no difference is shown (0.0 ± 0.0 pp of test accuracy and 0.0 ± 0.0 points of return)"),
+        ((0, 0, 0), (0, 0, 0), "no clear difference (0.0 ± 0.0 pp of test accuracy and 0.0 ± 0.0 points of return)"),
     ],
 )
 def test_the_verdict_says_what_the_intervals_show(over_return, over_accuracy, sentence):

@@ -23,7 +23,7 @@ from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
 from esper.memory import memory_shortage
 from esper.notices import notice
-from esper.plugins import load_plugins, split_plugins
+from esper.plugins import load_plugins, place_in_plugin, split_plugins
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
 from esper.telemetry.writers import check_writers
@@ -52,13 +52,27 @@ def in_one_sentence() -> Generator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
         print("esper: the reader of the output went away; what was saved before is intact", file=sys.stderr)
         sys.exit(1)
-    except OSError as error:  # of Hydra or another library: ours are DiskErrors
-        _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
     except Exception as error:
-        if (shortage := memory_shortage(error)) is None:
-            raise
-        print(f"esper: {shortage}; what was saved before is intact: lower hosts or task.batch_size", file=sys.stderr)
-        sys.exit(2)
+        _report(error)
+
+
+def _report(error: Exception) -> None:
+    """Exit with one line on an error that no user's message covers, or raise it: then it is a bug.
+
+    The traceback of an error in a plugin is for its author, and stays.
+    """
+    if (place := place_in_plugin(error)) and memory_shortage(error) is None:
+        notice()
+        traceback.print_exception(error)
+        saved = "what was saved before is intact: correct the file, and repeat the command, or continue a run with resume="
+        print(f"esper: {place}: {type(error).__name__}: {' '.join(str(error).split())}; {saved}", file=sys.stderr)
+        sys.exit(1)
+    if isinstance(error, OSError):  # of Hydra or another library: ours are DiskErrors
+        _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
+    if (shortage := memory_shortage(error)) is None:
+        raise error
+    print(f"esper: {shortage}; what was saved before is intact: lower hosts or task.batch_size", file=sys.stderr)
+    sys.exit(2)
 
 
 def _exit_with(error: Exception) -> NoReturn:

@@ -29,7 +29,9 @@ DRAWS = "draws random numbers in its forward, so that a resumed run would differ
 BORN_BY_CHANCE = "draws initial weights from another stream than torch's, so that a resumed run would differ: use torch.nn.init"
 UNSTEADY = "has another output for the same input in a second call: remove random numbers and state between calls"
 MIXES = "mixes the samples of a batch: compute each sample alone, as GroupNorm and LayerNorm do"
-FUSED = "mixes the hosts of a shard, as views that count channels do: see docs/extending.md, or set members_per_shard=1"
+FUSED = (
+    "mixes the hosts of a shard, as views that count channels do: see docs/extending.md, or set devices.auto.members_per_shard=1"
+)
 
 
 class Flaw(ValueError):

@@ -40,14 +40,15 @@ def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
         mean = Interval(**row[f"{key}_over_{against}"])
         if math.isfinite(mean.mean):
             word = "beats" if mean.low > 0 else "is worse than" if mean.high < 0 else ""
-            amount = f"{mean.mean:.1f}" if not word else f"{abs(mean.mean):.1f}"
+            amount = f"{abs(mean.mean):.1f}" if word else f"{mean.mean:+.1f}"
+            amount = "0.0" if amount in ("+0.0", "-0.0") else amount
             shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
     name, other = str(row["controller"]), SPOKEN.get(against, against)
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
-    open_ = f"no difference is shown ({' and '.join(shown[''])})" if shown[""] else ""
+    open_ = f"no clear difference ({' and '.join(shown[''])})" if shown[""] else ""
     if not claims:
-        return in_terms_of(score, f"between {name} and {other} {open_ or 'nothing was measured'}")
-    return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; elsewhere {open_}' if open_ else ''}")
+        return in_terms_of(score, f"between {name} and {other}: {open_ or 'nothing was measured'}")
+    return in_terms_of(score, f"{name} {', and '.join(claims)}{f'; {open_}' if open_ else ''}")
 
 
 def show(rows: Rows, heading: str, console: Console, against: str = "wait", score: str = "accuracy") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
-from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents
+from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents, unknown_controller
 from esper.lab.design import FILE, Design
 from esper.lab.per_host import PREFIX, check_search
 from esper.ranges import check_ranges
@@ -121,7 +121,7 @@ class CompareConfig:
             if name.startswith(PREFIX):
                 check_search("baselines", name)
             elif name not in known:
-                raise ValueError(f"baselines={name} is not known: choose from {', '.join(known)}{did_you_mean(name, known)}")
+                raise ValueError(unknown_controller("baselines", name, known))
 
 
 def unknown_outcome(name: str) -> str:

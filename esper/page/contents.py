@@ -128,7 +128,8 @@ def _sentences(folder: Path, tables: Mapping[str, Table], update: int, agent: st
         return []
     table, never = tables["policy"], tables[NEVER]
     sentences = [findings.verdict(table, never, name=f"agent={agent} after {counted(update, 'update')}", score=score)]
-    if found := _rival(folder):
+    found = _rival(folder)
+    if found and found[0] != NEVER:  # that comparison has been made
         name, difference, hosts = found
         sentences.append(
             f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return "
@@ -142,9 +143,11 @@ def _cards(folder: Path, tables: Mapping[str, Table], score: str) -> list[findin
         return []
     size = _host_costs(folder).get("params", 0)
     cards = findings.cards(tables["policy"], tables[NEVER], score=score, parameters=size)
-    if found := _rival(folder):
-        name, difference, _ = found
-        cards.insert(1, findings.Card(value=f"{findings.signed(difference)} points", label=f"return beyond {name}"))
+    found = _rival(folder)
+    if found and found[0] != NEVER:
+        name, difference, hosts = found
+        label = f"return beyond {name}, on {counted(hosts, 'host')}"
+        cards.insert(2, findings.Card(value=f"{findings.signed(difference)} points", label=label))
     return cards
 
 
@@ -206,6 +209,8 @@ def _costs(folder: Path, records: Sequence[Mapping[str, float]], history: Sequen
         rows.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
     if host := _host_costs(folder):
         rows.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
+    if history and (data := history[-1].get("data")):
+        rows.append(("data", data))
     if history:
         devices = ", ".join(f"{name} ({text})" for name, text in history[-1].get("devices", {}).items())
         rows.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))

@@ -48,16 +48,13 @@ def cards(table: Table, never: Table, *, score: str, parameters: int = 0) -> lis
     Args:
         parameters: parameters of the host, 0 if unknown.
     """
-    unit = "pp" if score == "accuracy" else "points"
     found: list[Card] = []
+    if better := gain(table, never, "test_accuracy"):
+        found.append(Card(value=f"{signed(better)} pp", label=f"test {score} beyond never growing"))
     if worth := gain(table, never, "return"):
         found.append(Card(value=f"{signed(worth)} points", label="return beyond never growing"))
-    if better := gain(table, never, "test_accuracy"):
-        found.append(Card(value=f"{signed(better)} {unit}", label=f"test {score} beyond never growing"))
-        level = "%" if score == "accuracy" else ""
-        found.append(
-            Card(value=f"{results(table, 'test_accuracy').mean():.1f} {level}".strip(), label=f"test {score} of what was kept")
-        )
+    if better:
+        found.append(Card(value=f"{results(table, 'test_accuracy').mean():.1f} %", label=f"test {score} of what was kept"))
     kept_N = results(table, "parameters_kept")
     if np.isfinite(kept_N).all():
         scale = f", {kept_N.mean() / parameters:.0%} of the host's {parameters:,}" if parameters else ""
@@ -66,25 +63,33 @@ def cards(table: Table, never: Table, *, score: str, parameters: int = 0) -> lis
 
 
 def signed(interval: Interval) -> str:
-    """Return an interval such as "+13.9 ± 2.6"."""
-    return f"{interval.mean:+.1f} ± {interval.half_width:.1f}"
+    """Return an interval such as "+13.9 ± 2.6"; one that rounds to zero has no sign."""
+    mean = f"{interval.mean:+.1f}"
+    return f"{'0.0' if mean in ('-0.0', '+0.0') else mean} ± {interval.half_width:.1f}"
 
 
 def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
-    """Return the sentence that says whether growing paid on held-out hosts."""
+    """Return the sentence that says whether growing paid on held-out hosts: in test accuracy, and in return, which charges rent
+    for parameters."""
     hosts = len(results(table, "return"))
     worth, better = gain(table, never, "return"), gain(table, never, "test_accuracy")
     where = f"on {counted(hosts, 'held-out host')} (mean ± half of the 95 % interval, paired by host)"
-    if worth is None:
-        return f"The return of {name} could not be compared with never growing {where}."
-    if worth.low > 0:
-        sentence = f"{name} beats never growing by {worth} points of return"
-    elif worth.high < 0:
-        sentence = f"{name} is worse than never growing, by {-worth.mean:.1f} ± {worth.half_width:.1f} points of return"
-    else:
-        sentence = f"No difference in return between {name} and never growing was shown ({signed(worth)} points)"
-    accuracy = "" if better is None else f"; test {score} differs by {signed(better)} {'pp' if score == 'accuracy' else ''}"
-    return f"{sentence}{accuracy.rstrip()} {where}."
+    claims = [
+        _claim(found, what, unit)
+        for found, what, unit in ((better, f"test {score}", "pp"), (worth, "return", "points"))
+        if found is not None
+    ]
+    if not claims:
+        return f"{name} could not be compared with never growing {where}."
+    return f"Compared with never growing, {name} has {' and '.join(claims)} {where}."
+
+
+def _claim(difference: Interval, what: str, unit: str) -> str:
+    """Return a difference in words, as in "8.1 ± 2.0 pp more test accuracy"."""
+    if difference.low <= 0 <= difference.high:
+        return f"no clear difference in {what} ({signed(difference)} {unit})"
+    word = "more" if difference.mean > 0 else "less"
+    return f"{abs(difference.mean):.1f} ± {difference.half_width:.1f} {unit} {word} {what}"
 
 
 def habits(table: Table) -> list[str]:
@@ -199,8 +204,8 @@ def _lowest(table: Table, never: Table, score: str) -> list[str]:
     end_N = results(table, "test_accuracy")
     if not np.isfinite(end_N).all():
         return []
-    over_N, unit = end_N - results(never, "test_accuracy"), " %" if score == "accuracy" else ""
-    named = ", ".join(f"host {host} ({end_N[host]:.1f}{unit}, {over_N[host]:+.1f})" for host in np.argsort(end_N)[:FEW])
+    over_N = end_N - results(never, "test_accuracy")
+    named = ", ".join(f"host {host} ({end_N[host]:.1f} %, {over_N[host]:+.1f} pp)" for host in np.argsort(end_N)[:FEW])
     return [f"Lowest test {score}, and the difference to never growing: {named}."]
 
 
@@ -225,7 +230,7 @@ def rival_sentence(report: Mapping[str, Any]) -> str:
     name = name.partition(" (")[0]
     where = f"on the same {counted(hosts, 'host')}"
     if difference.low <= 0 <= difference.high:
-        return f"its best rival is {name}: no difference in return is shown ({signed(difference)} points, paired {where})"
+        return f"its best rival is {name}: no clear difference in return ({signed(difference)} points, paired {where})"
     word = "more" if difference.mean > 0 else "less"
     amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
     return f"its best rival is {name}: the policy returns {amount} points {word}, paired {where}"

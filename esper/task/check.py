@@ -1,8 +1,11 @@
 """Checks of the data that a task has loaded, which may come from outside."""
 
+import warnings
+
 import torch
 from torch import Tensor
 
+from esper.checkpoint import Notice
 from esper.fusion.layout import Layout
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
 
@@ -45,9 +48,29 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
             _check_numbers(f"{part}_y", y, (len(x),))
         else:
             _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
+    if layout is Layout.IMAGES:
+        _warn_of_mistakes(data, numbers=numbers)
     if len(data.train_x) < batch_size:
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"
+        )
+
+
+def _warn_of_mistakes(data: Data, *, numbers: bool) -> None:
+    """Warn of what can be learned from, but is hardly meant: channels in the last place, and classes that never occur."""
+    shape = tuple(data.train_x.shape)
+    if 1 < shape[1] == shape[2] and shape[3] in (1, 3, 4):
+        warnings.warn(
+            f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: if channels come last, return "
+            "x.permute(0, 3, 1, 2)",
+            Notice,
+            stacklevel=2,
+        )
+    if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
+        warnings.warn(
+            f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others",
+            Notice,
+            stacklevel=2,
         )
 
 
@@ -101,4 +124,5 @@ def _check_targets(name: str, y: Tensor, shape: tuple[int, ...], num_classes: in
 def _check_range(name: str, low: int, high: int, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         wrong, rule = low if low < 0 else high, f"from 0 to num_classes - 1 = {num_classes - 1}"
-        raise DataError(f"{name} has the value {wrong}: correct it, to be {rule}")
+        remedy = "subtract 1 from all classes" if (low, high) == (1, num_classes) else "correct it"
+        raise DataError(f"{name} has the value {wrong}: {remedy}, to be {rule}")

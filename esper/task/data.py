@@ -34,10 +34,13 @@ def reading(path: Path, remedy: str) -> Generator[None]:
     """Report a missing or damaged file in one sentence.
 
     Raises:
-        TaskError: the file is missing, or its reader raised an error of the file system, of decompression, or a ValueError.
+        TaskError: the file is missing, or its reader raised an error of the file system, of decompression, or a ValueError. A
+            TaskError of the reader passes as it is.
     """
     try:
         yield
+    except TaskError:
+        raise
     except FileNotFoundError as error:
         raise TaskError(f"the task needs {path}, which does not exist: {remedy}") from error
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -128,6 +131,18 @@ class Data:
                     array: Any = (rows if plain else rows.long()).cpu().contiguous().numpy()
                     digest.update(array)
         return digest.hexdigest()[:16]
+
+    def describe(self) -> str:
+        """Return the sizes of the data in a line, as in "1,078 training, 360 validation and 359 test samples; 10 classes"."""
+        counts = [f"{len(getattr(self, f'{part}_y')):,}" for part in ("train", "valid", "test")]
+        shape, numbers = tuple(self.train_x.shape[1:]), self.train_y.is_floating_point()
+        if len(shape) == 1:
+            inputs, outputs = f"{shape[0]:,} tokens each", f"{self.num_classes:,} different tokens"
+        else:
+            flat = shape[1:] == (1, 1)
+            inputs = f"{shape[0]:,} features" if flat else f"{'x'.join(map(str, shape))} values each"
+            outputs = "a number to predict" if numbers else f"{self.num_classes:,} classes"
+        return f"{counts[0]} training, {counts[1]} validation and {counts[2]} test samples; {inputs}, {outputs}"
 
     @property
     def positions(self) -> int:

@@ -16,6 +16,9 @@ from esper.task.images import ImagesConfig
 from esper.task.regression import scaled, shares
 from esper.task.table_file import read_table
 
+SETS = ("training", "validation", "testing")
+"""What the rows of a class must serve."""
+
 
 @dataclass(kw_only=True, slots=True)
 class TableClassesConfig(ImagesConfig):
@@ -45,9 +48,15 @@ class TableClassesConfig(ImagesConfig):
                 f"{where} has {len(names)} different values in {len(number_n)} rows, which are hardly classes: name another "
                 "column with task.target, or use task=table for numbers"
             )
+        few = [name for name, rows in zip(names, np.bincount(number_n), strict=True) if rows < len(SETS)]
+        if few:
+            raise TaskError(
+                f"{where} has fewer than {len(SETS)} rows of class {str(few[0])!r}, too few for {', '.join(SETS[:2])} and {SETS[2]}: "
+                "add rows of it, or remove them"
+            )
         parts = shares(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
-            raise TaskError(f"{where} has no row of class {missing[0]} among those to train on: add rows of it, or remove them")
+            raise TaskError(f"{where} has no row of class {str(missing[0])!r} among those to train on: add rows of it, or remove them")
         x, y = scaled(table.rows, parts["train"])[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}
         tensors |= {f"{part}_y": y[chosen] for part, chosen in parts.items()}

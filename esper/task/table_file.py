@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.regression import RegressionConfig, divided
 
+SEPARATORS = {";": "semicolons", "\t": "tabs"}
+"""Separators of other dialects."""
 FEW = 10
 """Most different whole numbers in a target column that suggest classes."""
 
@@ -27,12 +30,13 @@ class TableFileConfig(RegressionConfig):
 
     def load(self, context: int) -> Data:
         table = read_table(self.file, self.target, numbers=True)
-        values = np.array([_number(cell, "") for cell in table.target])
+        values = np.array([float(cell) for cell in table.target])
         distinct = np.unique(values)
         if 1 < len(distinct) <= FEW < len(values) and not (distinct % 1).any():
             warnings.warn(
                 f"column {table.name} of {self.file} holds {len(distinct)} different whole numbers: if they are classes, "
                 "use task=table_classes",
+                Notice,
                 stacklevel=2,
             )
         return divided(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}")
@@ -45,13 +49,13 @@ class Table:
     rows: npt.NDArray[np.float64]
     """All columns but the target `[n, C]`."""
     target: list[str]
-    """The column to predict, as text."""
+    """The column to predict, as text without blanks around it."""
     name: str
     """Name of that column."""
 
 
 def read_table(file: str, target: str, *, numbers: bool) -> Table:
-    """Read a CSV file.
+    """Read a CSV file. Blanks around names and values do not count.
 
     Args:
         file: its path.
@@ -59,35 +63,57 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
         numbers: whether that column must hold numbers too.
 
     Raises:
-        TaskError: the file is missing or has no such column, or a value is no finite number.
+        TaskError: the file is missing or has no such column, a cell is empty, or a value is not a finite number.
     """
-    kind = "of numbers whose" if numbers else "whose"
-    with reading(Path(file), f"set task.file to a CSV file {kind} first line names the columns"):
-        with Path(file).open(encoding="utf-8-sig", newline="") as opened:
-            lines = [line for line in csv.reader(opened) if line]
-        names, cells = (lines[0], lines[1:]) if lines else ([], [])
-        if len(names) < 2:
-            raise ValueError("its first line does not name two columns, separated by commas")
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two of its columns have the name {twice[0]}")
-        column = names.index(target) if target in names else len(names) - 1
-        rows = np.empty((len(cells), len(names)))
-        for number, (line, row) in enumerate(zip(cells, rows, strict=True), 2):
-            if len(line) != len(names):
-                raise ValueError(f"line {number} has {len(line)} values and the first line {len(names)}")
-            for place, cell in enumerate(line):
-                if numbers or place != column:
-                    row[place] = _number(cell, f"line {number}, column {names[place]}")
+    names, lines = _cells(Path(file), "of numbers whose" if numbers else "whose")
     if target and target not in names:
-        raise TaskError(f"task.target={target} is no column of {file}: choose from {', '.join(names)}")
-    return Table(rows=np.delete(rows, column, 1), target=[line[column].strip() for line in cells], name=names[column])
+        raise TaskError(f"{file} has no column {target!r}: set task.target to one of {', '.join(names)}")
+    column = names.index(target) if target else len(names) - 1
+    rows = np.empty((len(lines), len(names)))
+    for row, (number, line) in zip(rows, lines, strict=True):
+        where = f"line {number} of {file}"
+        if len(line) != len(names):
+            raise TaskError(f"{where} has not {len(names)} values, as the first line has names, but {len(line)}: correct it")
+        for place, cell in enumerate(line):
+            if not cell:
+                raise TaskError(f"{where} has no value in column {names[place]!r}: fill it in, or remove the line")
+            if numbers or place != column:
+                row[place] = _number(cell, where, names[place], names[column])
+    return Table(rows=np.delete(rows, column, 1), target=[line[column] for _, line in lines], name=names[column])
 
 
-def _number(cell: str, place: str) -> float:
+def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the names of the columns, and number and cells of every line that is not empty, without blanks around them."""
+    remedy = f"set task.file to a CSV file {kind} first line names the columns"
+    if path.is_dir():
+        raise TaskError(f"{path} is a folder: {remedy}")
+    with reading(path, remedy), path.open(encoding="utf-8-sig", newline="") as opened:
+        reader = csv.reader(opened)
+        try:
+            found = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
+        except UnicodeDecodeError:
+            raise TaskError(f"{path} is not text in UTF-8: save it in that encoding") from None
+    names = found[0][1] if found else []
+    if len(names) < 2:
+        other = next((name for mark, name in SEPARATORS.items() if names and mark in names[0]), "")
+        hint = f"separate its values by commas, not by {other}" if other else remedy
+        raise TaskError(f"the first line of {path} does not name two columns: {hint}")
+    if "" in names:
+        raise TaskError(
+            f"column {names.index('') + 1} of {path} has no name: name it, or leave it out if it only numbers the rows, as "
+            "to_csv(..., index=False) of pandas does"
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TaskError(f"two columns of {path} have the name {twice[0]!r}: rename one of them")
+    return names, found[1:]
+
+
+def _number(cell: str, where: str, name: str, target: str) -> float:
     try:
         value = float(cell)
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
-        raise ValueError(f"{place} holds {cell!r}, which is no finite number")
+        hint = "correct it" if name == target else f"encode the column as numbers; the column to predict is {target!r}"
+        raise TaskError(f"{where} has {cell!r} in column {name!r}, which is not a finite number: {hint}")
     return value

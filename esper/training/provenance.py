@@ -96,6 +96,7 @@ class Provenance:
         cell: str | None = None,
         plan: str | None = None,
         tuned: Mapping[str, Mapping[int, float]] | None = None,
+        data: str = "",
     ) -> None:
         """
         Args:
@@ -105,6 +106,7 @@ class Provenance:
             cell: folder of the run relative to that of its sweep; None for a single run.
             plan: digest of the experiment of which the run is a cell, if any.
             tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.
+            data: sizes of the data in a line, empty if no hosts are trained.
 
         Raises:
             ConfigError: the file is damaged.
@@ -122,6 +124,7 @@ class Provenance:
             "cores": os.cpu_count(),
             "devices": {name: device_name(find_device(name)) for name in devices},
             "tuned": tuned or {},
+            "data": data,
             "python": platform.python_version(),
             "esper": code_version(),
             "libraries": {name: installed(name) for name in LIBRARIES},

@@ -19,6 +19,7 @@ from esper.env.base import EpisodeRecord, Hparam
 from esper.notices import heard_by, notice
 from esper.phases import marked
 from esper.task.instances import Split
+from esper.task.loading import load_task
 from esper.telemetry.anomalies import Findings
 from esper.telemetry.base import Command, RunInfo
 from esper.telemetry.config import Telemetry
@@ -81,6 +82,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         """Update whose policy has the highest return so far, and that return: that of the hosts that it trained to learn from."""
         self._last: EpisodeRecord | None = None
+        self._warned = False
         self._log, self._trace = DecisionLog(self.env.layout, 0), Trace(self.env.layout)
 
     def run(self) -> None:
@@ -103,12 +105,18 @@ class Trainer:
                 announced=announced,
                 spent=seconds_spent(self.folder / FILE),
                 score=config.task.build_objective().score,
-                size="\n".join([estimate(config).line(done=self.update * config.hosts * config.steps), *self._tuned.lines()]),
+                size="\n".join([*self._sizes(), *self._tuned.lines()]),
             )
             notice()
             with (
                 Provenance(
-                    self.folder, self.update, config.devices, cell=name or None, plan=self._plan, tuned=self._tuned.seconds
+                    self.folder,
+                    self.update,
+                    config.devices,
+                    cell=name or None,
+                    plan=self._plan,
+                    tuned=self._tuned.seconds,
+                    data=self._data(),
                 ) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
                 heard_by(telemetry.note),
@@ -158,7 +166,20 @@ class Trainer:
         if self.learner:
             self.learner.begin(self.update)
         self._last = play(self.env, self.agent, record=record, progress=progress)
+        self._warn_of_refusals()
         return self._last
+
+    def _warn_of_refusals(self) -> None:
+        """Warn once if most actions of the episode but waiting were illegal: a controller of one's own may be wrong."""
+        refused = sum(record.get("refused", False) for record in self._log.records)
+        if 2 * refused > len(self._log.records) and not self._warned:
+            self._warned = True
+            actions = counted(len(self._log.records), "action")
+            message = (
+                f"update {self.update + 1}: {refused} of {actions} were illegal and had no effect: choose from "
+                "observation.legal_slots and legal_values"
+            )
+            warnings.warn(message, Notice, stacklevel=2)
 
     def learn(self, episode: EpisodeRecord) -> dict[str, float]:
         """Let the controller learn from an episode, and return its metrics; none for a controller that does not learn."""
@@ -235,6 +256,16 @@ class Trainer:
             if key in values and key not in ("resume", "plugins"):
                 own[key] = values[key] if isinstance(values[key], Hparam) else str(values[key])
         return {"seed": config.seed, "hosts": config.hosts, "steps": config.steps, **named, **own, **self.env.hparams()}
+
+    def _data(self) -> str:
+        """Return the sizes of the data, empty if no hosts are trained."""
+        config = self.config
+        return "" if "task" in config.env.ignores else load_task(config.task, config.host).data.describe()
+
+    def _sizes(self) -> list[str]:
+        """Return lines on the sizes of the run and of its data."""
+        line = estimate(self.config).line(done=self.update * self.config.hosts * self.config.steps)
+        return [line, *([f"data: {data}"] if (data := self._data()) else [])]
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary at the end: name and text of each row."""

@@ -59,10 +59,14 @@ def table(returns: list[float], op: str = "wait") -> dict:
 
 def test_the_verdict_follows_the_interval() -> None:
     never = table([10, 20, 30, 40])
-    name = {"name": "It", "score": "accuracy"}
-    assert verdict(table([12, 22, 33, 42]), never, **name).startswith("It beats never growing by 2.2 ± 0.8 points")
-    assert verdict(table([8, 18, 27, 38]), never, **name).startswith("It is worse than never growing, by 2.2 ± 0.8 points")
-    assert verdict(table([0, 30, 31, 39]), never, **name).startswith("No difference")
+    name = {"name": "it", "score": "accuracy"}
+    assert verdict(table([12, 22, 33, 42]), never, **name).startswith(
+        "Compared with never growing, it has 2.2 ± 0.8 pp more test accuracy and 2.2 ± 0.8 points more return on 4 held-out hosts"
+    )
+    worse = {"test_accuracy": table([8, 18, 27, 38])["test_accuracy"]}
+    assert "it has 2.2 ± 0.8 pp less test accuracy and no clear difference in return (0.0 ± 13.1 points)" in verdict(
+        table([0, 30, 31, 39]) | worse, never, **name
+    )
     found = gain(table([11, 21, 31, 41]), never, "return")
     assert found is not None
     assert found.mean == 1
@@ -75,7 +79,7 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
     )
     assert failures(table([10, 20, 30], "prune"), never) == (
         "None of 3 hosts returns less than if it never grew. Lowest test accuracy, and the difference to never growing: "
-        "host 0 (10.0 %, +0.0), host 1 (20.0 %, +0.0), host 2 (30.0 %, +0.0). 3 seeds pruned, in 3 hosts. No rollbacks."
+        "host 0 (10.0 %, +0.0 pp), host 1 (20.0 %, +0.0 pp), host 2 (30.0 %, +0.0 pp). 3 seeds pruned, in 3 hosts. No rollbacks."
     )
 
 
@@ -98,7 +102,7 @@ def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
         "its best rival is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
     )
     assert "returns 1.0 ± 0.0 points less" in rival_sentence(report([1, 2, 3], [2, 3, 4]))
-    assert "no difference in return is shown (+0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
+    assert "no clear difference in return (0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
     assert rival_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
 
 

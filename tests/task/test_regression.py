@@ -40,11 +40,15 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
     ("content", "fields", "message"),
     [
         (None, {}, "which does not exist: set task.file to a CSV file"),
-        ("a;b\n1;2\n", {}, "does not name two columns, separated by commas"),
-        ("a,b,a\n1,2,3\n", {}, "two of its columns have the name a"),
-        ("a,b\n1,2\n3\n", {}, "line 3 has 1 values and the first line 2"),
-        ("a,b\n1,x\n", {}, "line 2, column b holds 'x', which is no finite number"),
-        ("a,b\n1,inf\n", {}, "line 2, column b holds 'inf', which is no finite number"),
+        ("a;b\n1;2\n", {}, "does not name two columns: separate its values by commas, not by semicolons"),
+        ("a,b,a\n1,2,3\n", {}, "two columns of .* have the name 'a': rename one of them"),
+        ("a,b\n1,2\n3\n", {}, "line 3 of .* has not 2 values, as the first line has names, but 1"),
+        ("a,b\n1,x\n", {}, "line 2 of .* has 'x' in column 'b', which is not a finite number: correct it"),
+        ("a,b\n1,inf\n", {}, "line 2 of .* has 'inf' in column 'b', which is not a finite number"),
+        ("a,b\nx,1\n", {}, "has 'x' in column 'a', .*: encode the column as numbers; the column to predict is 'b'"),
+        ("a,b\n1,2\n\n3, \n", {}, "line 4 of .* has no value in column 'b': fill it in, or remove the line"),
+        (",a,b\n0,1,2\n", {"target": "b"}, "column 1 of .* has no name: name it, or leave it out"),
+        ("", {}, "does not name two columns: set task.file to a CSV file"),
         ("a,b\n1,2\n3,4\n", {}, "has 2 rows, and a division into three sets needs at least 8: add rows"),
         ("a,b\n" + "1,2\n" * 20, {}, "has the same target in every row, so there is nothing to predict"),
         (
@@ -52,7 +56,7 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
             {},
             "has equal targets in all rows of its [a-z]+ split, so R2 is undefined",
         ),
-        (GOOD, {"target": "cost"}, "task.target=cost is no column of .*: choose from size, price, rooms"),
+        (GOOD, {"target": "cost"}, "has no column 'cost': set task.target to one of size, price, rooms"),
         (GOOD, {"valid_samples": 1}, "task.valid_samples=1 leaves only equal targets, so R2 is undefined: raise it"),
     ],
 )
@@ -63,6 +67,16 @@ def test_a_table_that_cannot_be_learnt_is_named_in_one_sentence(tmp_path, conten
     with pytest.raises(TaskError, match=message) as found:
         load_task(config, MLPConfig())
     assert "\n" not in str(found.value)
+
+
+def test_folders_and_other_encodings_are_not_called_damaged(tmp_path):
+    (tmp_path / "latin.csv").write_bytes("größe,price\n1,2\n".encode("latin-1"))
+    for name, message in (
+        ("", "is a folder: set task.file to a CSV file"),
+        ("latin.csv", "is not text in UTF-8: save it in that"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            TableFileConfig(file=str(tmp_path / name)).load(0)
 
 
 def test_the_loss_is_chosen_by_name():

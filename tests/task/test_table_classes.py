@@ -33,6 +33,13 @@ def test_every_row_keeps_its_class(tmp_path):
     assert np.abs(data.train_x.numpy().mean(0)).max() < 1e-6
 
 
+def test_blanks_around_names_make_no_class(tmp_path):
+    plain = csv(tmp_path).load(0)
+    blank = csv(tmp_path, [(size, f" {rooms}", f"{sold} " if size % 2 else sold) for size, rooms, sold in ROWS]).load(0)
+    assert plain.fingerprint() == blank.fingerprint()
+    assert plain.describe() == "36 training, 12 validation and 12 test samples; 2 features, 3 classes"
+
+
 def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
     rows = [(row, "ab"[row % 2], row % 7) for row in range(40)]
     data = csv(tmp_path, rows, target="rooms").load(0)
@@ -44,9 +51,15 @@ def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
     [
         ([(row, 1, "a") for row in range(20)], {}, "column sold of .* has the same class in every row"),
         ([(row, 1, row) for row in range(20)], {}, "has 20 different values in 20 rows, which are hardly classes"),
-        ([(row, "x", "ab"[row % 2]) for row in range(20)], {}, "line 2, column rooms holds 'x', which is no finite number"),
+        (
+            [(row, "x", "ab"[row % 2]) for row in range(20)],
+            {},
+            "line 2 of .* has 'x' in column 'rooms', .*predict is 'sold'",
+        ),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
-        (ROWS, {"target": "price"}, "task.target=price is no column of .*: choose from size, rooms, sold"),
+        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation and testing"),
+        ([*ROWS, (1, 2, " ")], {}, "line 62 of .* has no value in column 'sold'"),
+        (ROWS, {"target": "price"}, "has no column 'price': set task.target to one of size, rooms, sold"),
     ],
 )
 def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fields, message):
@@ -56,9 +69,9 @@ def test_what_is_no_table_of_classes_is_named_in_one_sentence(tmp_path, rows, fi
 
 
 def test_a_class_without_training_rows_is_named(tmp_path):
-    alone = shares(30, stream(0, "table_split"), "")["test"][0]
-    rows = [(row, 1, "rare" if row == alone else "ab"[row % 2]) for row in range(30)]
-    with pytest.raises(TaskError, match=r"column sold of .* has no row of class rare among those to train on"):
+    alone = shares(30, stream(0, "table_split"), "")["test"][:3]
+    rows = [(row, 1, "rare" if row in alone else "ab"[row % 2]) for row in range(30)]
+    with pytest.raises(TaskError, match=r"column sold of .* has no row of class 'rare' among those to train on"):
         csv(tmp_path, rows).load(0)
 
 
