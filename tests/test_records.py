@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from esper.stats.paired import sign_flip
+from experiments.gap import RIVALS, closed
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -92,6 +93,25 @@ def test_sentence_on_rewards() -> None:
         assert_interval(f"{mean} ({low} to {high})", table[better] - table[worse])
     parameters = values("2026-11-22_rewards", "parameters").mean()
     assert round(parameters["simplified"] / parameters["shaped"]) == 4
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/worlds.md", "experiments/LOG.md", "experiments/2026-11-23_drift_study/README.md"]
+)
+def test_the_drift_study_is_told_as_it_was(page):
+    text, folder = (ROOT / page).read_text(), ROOT / STUDY
+    differences = pd.read_csv(folder / "differences.csv").query("outcome == 'return' and first == 'ppo'").set_index("second")
+    digits = 2 if page.endswith("study/README.md") else 1
+    told = 0
+    for rival in ("fixed", "forest", "react_bandit", "rollout", "oracle"):
+        mean, low, high = differences.loc[rival, ["mean", "low", "high"]]
+        if mean < 0 and digits == 1:
+            mean, low, high = -mean, -high, -low
+        told += f"({low:.{digits}f} to {high:.{digits}f}" in text and f"{mean:.{digits}f}" in text
+    assert told >= (2 if page == "README.md" else 4 if digits == 1 else 5)
+    share, low, high = closed(values(folder.name, "return"), "ppo", RIVALS, "oracle")
+    assert re.search(rf"{100 * share:.0f} %", text)
+    assert page == "README.md" or f"({100 * low:.0f} to {100 * high:.0f})" in text
 
 
 def test_the_gates_of_the_page_are_those_of_the_records():

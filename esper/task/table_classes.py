@@ -39,7 +39,8 @@ class TableClassesConfig(ImagesConfig):
 
     def load(self, context: int) -> Data:
         table = read_table(self.file, self.target, numbers=False)
-        names, number_n = np.unique(table.target, return_inverse=True)
+        found, number_n = np.unique(table.target, return_inverse=True)
+        names = [str(name) for name in found]
         where = f"column {table.name} of {self.file}"
         if len(names) < 2:
             raise TaskError(f"{where} has the same class in every row: name another column with task.target")
@@ -51,12 +52,12 @@ class TableClassesConfig(ImagesConfig):
         few = [name for name, rows in zip(names, np.bincount(number_n), strict=True) if rows < len(SETS)]
         if few:
             raise TaskError(
-                f"{where} has fewer than {len(SETS)} rows of class {str(few[0])!r}, too few for {', '.join(SETS[:2])} and {SETS[2]}: "
+                f"{where} has fewer than {len(SETS)} rows of class {few[0]!r}, too few for {', '.join(SETS)}: "
                 "add rows of it, or remove them"
             )
         parts = shares(len(number_n), stream(self.split_seed, "table_split"), f"task.file={self.file}")
         if missing := [name for rank, name in enumerate(names) if rank not in number_n[parts["train"]]]:
-            raise TaskError(f"{where} has no row of class {str(missing[0])!r} among those to train on: add rows of it, or remove them")
+            raise TaskError(f"{where} has no row of class {missing[0]!r} among those to train on: add rows of it, or remove them")
         x, y = scaled(table.rows, parts["train"])[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}
         tensors |= {f"{part}_y": y[chosen] for part, chosen in parts.items()}

@@ -57,7 +57,7 @@ def test_a_column_in_the_middle_may_hold_the_classes(tmp_path):
             "line 2 of .* has 'x' in column 'rooms', .*predict is 'sold'",
         ),
         ([(row, 1, "ab"[row % 2]) for row in range(6)], {}, "has 6 rows, and a division into three sets needs at least 8"),
-        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation and testing"),
+        ([*ROWS, (1, 2, "rare")], {}, "has fewer than 3 rows of class 'rare', too few for training, validation, testing"),
         ([*ROWS, (1, 2, " ")], {}, "line 62 of .* has no value in column 'sold'"),
         (ROWS, {"target": "price"}, "has no column 'price': set task.target to one of size, rooms, sold"),
     ],
