@@ -95,9 +95,10 @@ def test_sentence_on_rewards() -> None:
     assert round(parameters["simplified"] / parameters["shaped"]) == 4
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/worlds.md", "experiments/LOG.md", "experiments/2026-11-23_drift_study/README.md"]
-)
+STUDY = "experiments/2026-11-23_drift_study"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/worlds.md", "experiments/LOG.md", f"{STUDY}/README.md"])
 def test_the_drift_study_is_told_as_it_was(page):
     text, folder = (ROOT / page).read_text(), ROOT / STUDY
     differences = pd.read_csv(folder / "differences.csv").query("outcome == 'return' and first == 'ppo'").set_index("second")
