@@ -243,6 +243,10 @@ def test_replay_in_the_same_evaluation_or_from_its_file(tmp_path):
         (["checkpoint=x", "episode=99999999999999999999"], "episode must be at most 9007199254740992"),
         (["checkpoint=x", "hosts=${foo}"], "hosts: Interpolation key 'foo' not found"),
         (["checkpoint=x", "episode=-1"], "episode must be at least 0, got -1"),
+        (
+            ["checkpoint=x", "controllers=[ppo]"],
+            "controllers=ppo may need training, or keys that are not set here",
+        ),
         (["checkpoint=x", "controllers=[polcy]"], "controllers=polcy is not known: .*did you mean policy"),
     ],
 )

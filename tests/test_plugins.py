@@ -10,6 +10,7 @@ import pytest
 
 import esper
 from esper import plugins
+from esper.cli.command import in_one_sentence
 from esper.cli.help import groups
 from esper.cli.overrides import check, check_over
 from esper.config import GROUPS, ConfigError
@@ -126,6 +127,27 @@ def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, text: str, sentence
         load_plugins([str(file)])
     assert str(raised.value).startswith(f"plugins=[{file}] ")
     assert "\n" not in str(raised.value)
+
+
+FAILS = """
+def draw():
+    open("no_such_weights.npy")
+"""
+
+
+def test_an_error_in_a_running_plugin_keeps_its_traceback_and_names_the_place(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "failing_parts.py"
+    file.write_text(PLUGIN.replace('"mine"', '"failing"') + FAILS)
+    load_plugins([str(file)])
+    with pytest.raises(SystemExit) as ended, in_one_sentence():
+        sys.modules["failing_parts"].draw()
+    GROUPS["reward"].pop("failing")
+    assert ended.value.code == 1
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    line = 1 + file.read_text().splitlines().index('    open("no_such_weights.npy")')
+    assert last.startswith(f"esper: failing_parts.py, line {line}: FileNotFoundError: ")
+    assert "continue a run with resume=" in last
 
 
 def test_a_plugin_that_is_not_there_or_not_alone_is_one_sentence(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def _check_choice(override: Override, options: list[str]) -> None:
     for name in ("null" if name is None else str(name) for name in names):
         if name not in options:
             plural = f"{group}s" in _KEYS and name.isdecimal()
-            hint = f"; did you mean {group}s={name}?" if plural else did_you_mean(name, options)
+            hint = f"; did you mean {group}s={name}?" if plural else did_you_mean(name, options) or "; yours need plugins=[FILE]"
             raise ConfigError(f"there is no option {name} in group {group}: choose from {', '.join(options)}{hint}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper import evaluate
+from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
@@ -138,6 +139,44 @@ def test_the_reward_of_the_page_pays(plugin):
     (record,) = read_records(plugin("my_reward.py")(*overrides) / "metrics.jsonl")
     assert record["reward/on_trial"] == -2 * 4, "one seed, on trial for four host epochs, and then kept"
     assert record["policy/return"] == pytest.approx(record["reward/on_trial"] + record["reward/terminal"], rel=1e-5)
+
+
+STUBBORN = """
+from dataclasses import dataclass
+import numpy as np
+import esper
+from esper.agent.base import AgentConfig
+from esper.buffer.transition import Decision
+from esper.env.actions import Op
+
+@dataclass(kw_only=True, slots=True)
+class StubbornConfig(AgentConfig):
+    def build(self, spec, *, seed, buffer=None):
+        return Stubborn()
+
+class Stubborn:
+    def start(self, num_hosts):
+        return {}
+
+    def act(self, observation, state, *, is_init, uniform, greedy=False):
+        action = np.zeros(uniform.shape, np.int64)
+        action[:, 0] = Op.FOSSILIZE
+        return Decision(action=action, state={})
+
+esper.register("agent", "stubborn", StubbornConfig)
+"""
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_controller_whose_actions_are_refused_is_warned_once(tmp_path):
+    (tmp_path / "stubborn_agent.py").write_text(STUBBORN)
+    load_plugins([str(tmp_path / "stubborn_agent.py")])
+    overrides = ["agent=stubborn", "hosts=2", "steps=3", "updates=2", "telemetry=quiet"]
+    with pytest.warns(Notice) as caught:
+        Trainer(check(overrides), tmp_path / "run").run()
+    texts = [str(one.message) for one in caught if "illegal" in str(one.message)]
+    (text,) = texts
+    assert text.startswith("update 1: 6 of 6 actions were illegal and had no effect: choose from observation.legal_slots")
 
 
 @pytest.mark.usefixtures("own_parts")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import esper
+from esper.checkpoint import Notice
 from esper.cli.overrides import check
 from esper.cli.readiness import ready
 from esper.config import ConfigError
@@ -79,6 +80,10 @@ def as_bytes(std: float) -> Change:
 IMAGES: dict[str, tuple[Change, str]] = {
     "nan": (with_value("train_x", torch.nan), "train_x has 1 values that are NaN or infinite: remove or replace them"),
     "inf": (with_value("test_x", torch.inf), "test_x has 1 values that are NaN or infinite"),
+    "labels_from_1": (
+        with_entry("train_y", lambda y: y + 1),
+        "train_y has the value 3: subtract 1 from all classes, to",
+    ),
     "high_label": (with_value("valid_y", 3), "valid_y has the value 3: correct it, to be from 0 to num_classes - 1 = 2"),
     "negative_label": (with_value("train_y", -1), "train_y has the value -1: correct it, to be from 0 to"),
     "ignored_label": (with_value("train_y", IGNORED), "train_y has the value -100: correct it"),
@@ -133,6 +138,28 @@ def test_sound_data_passes() -> None:
     load_task(WrongImages(), CNNConfig())
     load_task(WrongImages(change=as_bytes(1.0)), CNNConfig())
     load_task(WrongText(change=with_value("train_y", IGNORED)), TransformerConfig(context=4))
+
+
+def moved_channels(data: Data) -> Data:
+    wide = {f"{part}_x": getattr(data, f"{part}_x").permute(0, 2, 3, 1) for part in ("train", "valid", "test")}
+    return replace(data, **wide)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (moved_channels, r"train_x has the shape \[12, 8, 8, 1\], .*: if channels come last, return x.permute\(0, 3, 1, 2\)"),
+        (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
+    ],
+)
+def test_what_is_hardly_meant_warns(change: Change, sentence: str) -> None:
+    with pytest.warns(Notice, match=sentence):
+        WrongImages(change=change).build(CNNConfig())
+
+
+def test_sound_data_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    WrongImages().build(CNNConfig())
+    assert not recwarn.list
 
 
 def test_a_class_without_samples_is_refused_where_hosts_draw_classes() -> None:
