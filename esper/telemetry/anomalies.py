@@ -125,6 +125,24 @@ RULES = (
     Rule("goodhart", "audit/goodhart", "goodhart", True),
 )
 """All rules. Gradients vanish and critics err where nearly every step was forced, so those are checked like whole actions."""
+MEANINGS = {
+    "ratio_explosion": "an action probability changed by a large factor in one update",
+    "kl_spike": "the policy moved much further than agent.target_kl",
+    "nonfinite": "minibatches were dropped because a loss or a gradient was non-finite",
+    "exploding_gradient": "the gradient of a part was very large before clipping",
+    "vanishing_gradient": "the gradient of a part was close to 0",
+    "entropy_collapse": "a head no longer explores",
+    "hardly_learned": "nearly all minibatches were skipped",
+    "useless_critic": "a constant would predict the returns better",
+    "gradient_drift": "the gradient norm of a part, or of hosts, differs from its mean of about ten updates by a large factor",
+    "dead_core": "most units of the LSTM never change their output",
+    "saturated_core": "most outputs or gates of the LSTM are saturated",
+    "monoculture": "nearly all planted seeds were of one blueprint",
+    "attribution_ratio": "many seeds contribute many times what their hosts gained since planting",
+    "ransomware": "many hosts depend on seeds that left them worse than before",
+    "goodhart": "hosts with higher rewards do not end with higher accuracy",
+}
+"""What each kind means, as one clause."""
 REMEDIES = {
     "entropy_collapse": "if that is too early, raise agent.entropy_coef and agent.entropy_final",
     "ratio_explosion": "lower agent.learning_rate, agent.epochs or agent.target_kl",
@@ -157,7 +175,7 @@ class Anomaly:
     threshold: float
     """Threshold that it crossed."""
     meaning: str
-    """Value and threshold, as one clause."""
+    """What it means, with value and threshold, as one clause."""
     remedy: str
     """Remedy, as one clause."""
 
@@ -191,7 +209,8 @@ def find(metrics: Mapping[str, float], config: AnomaliesConfig, decisions: int) 
             # Shares are rounded: tolerate half a sample.
             if (value < threshold if rule.below else value > threshold) and count > least - 0.5:
                 side = "below" if rule.below else "above"
-                meaning = f"{tag} is {value:.3g}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
+                bound = f"{tag} is {value:.3g}, {side} telemetry.anomalies.{rule.threshold}={threshold:g}"
+                meaning = f"{MEANINGS[rule.kind]} ({bound})"
                 remedy = REMEDIES[rule.kind]
                 found.append(Anomaly(kind=rule.kind, tag=tag, value=value, threshold=threshold, meaning=meaning, remedy=remedy))
     return found

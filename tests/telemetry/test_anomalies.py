@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.anomalies import AT_ONCE, REMEDIES, RULES, AnomaliesConfig, Anomaly, Watch, find
+from esper.telemetry.anomalies import AT_ONCE, MEANINGS, REMEDIES, RULES, AnomaliesConfig, Anomaly, Watch, find
 from esper.telemetry.tags import METRICS, WORDS, UnknownTagError, metric, tags_of
 
 DECISIONS = 640
@@ -83,8 +83,8 @@ def test_each_rule_fires_beyond_its_threshold_alone(kind: str, name: str, thresh
     assert (anomaly.kind, anomaly.tag.partition("/")[2], anomaly.value) == (kind, name, beyond)
     assert anomaly.threshold == getattr(CONFIG, threshold) == inside
     side = "below" if beyond < inside else "above"
-    expected = f"{kind.replace('_', ' ')}: {anomaly.tag} is {beyond:.3g}, {side} telemetry.anomalies.{threshold}={inside:g}; "
-    assert anomaly.sentence() == expected + REMEDIES[kind]
+    bound = f"{anomaly.tag} is {beyond:.3g}, {side} telemetry.anomalies.{threshold}={inside:g}"
+    assert anomaly.sentence() == f"{kind.replace('_', ' ')}: {MEANINGS[kind]} ({bound}); {REMEDIES[kind]}"
 
 
 @each_case
@@ -237,6 +237,7 @@ def test_the_page_names_every_kind_and_every_number_of_the_config() -> None:
     rows = {tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in page.splitlines() if line.startswith("| `")}
     thresholds = {rule.kind: rule.threshold for rule in RULES}
     assert {row[0]: row[2] for row in rows} == thresholds
+    assert {row[0]: row[1] for row in rows} == MEANINGS
     for entry in fields(AnomaliesConfig):
         assert f"`{entry.name}`" in page or f"telemetry.anomalies.{entry.name}" in page
     tags = re.findall(r"`(policy/[a-z_0-9]+\*?)`", page)
