@@ -256,7 +256,7 @@ def test_a_layer_without_a_stacked_form_is_refused_with_a_remedy(layer, name):
     ],
 )
 def test_an_unsupported_variant_of_a_layer_is_refused(layer):
-    with pytest.raises(FusionError, match="devices.auto.members_per_shard=1"):
+    with pytest.raises(FusionError, match=r"devices\.auto\.members_per_shard=1"):
         fuse([nn.Sequential(layer()) for _ in range(2)])
 
 
