@@ -25,6 +25,8 @@ ROWS = (
     ("cli",),
     ("lab",),
     ("page",),
+    ("wrappers",),
+    ("gym",),
     ("train", "evaluate", "compare", "report", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}

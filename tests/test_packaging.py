@@ -166,6 +166,17 @@ def test_links_and_files_on_the_pages_exist(page: str) -> None:
     assert not [name for name in (*links, *named) if not any((base / name).exists() for base in rooms)]
 
 
+def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
+    """Hydra finds no plugins of an editable install by itself, but where the repository is the current folder."""
+    words = ["sweep=ab", "arms=buffer: rollout,window", "blocks=1", "aa_control=false", "env=sandbox", "updates=1", "hosts=8"]
+    words += ["agent.twins=1", "agent.baseline=critic", "telemetry=quiet", "hydra.sweep.dir=here"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "esper.train", "-m", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "here").rglob("metrics.jsonl"))) == 2
+
+
 def test_another_distribution_of_this_name_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def quiet() -> None:
         with warnings.catch_warnings():

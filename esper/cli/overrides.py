@@ -30,6 +30,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from esper.cli.discovery import register_sweepers
 from esper.cli.help import in_words
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.env.shard_pool import all_cores
@@ -146,6 +147,7 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
     Raises:
         ConfigError: a job of the sweep is invalid. None is started.
     """
+    register_sweepers()
     with hydra_at_conf() as loader:
         parsed = _parsed(loader, overrides)
         try:

@@ -19,6 +19,7 @@ from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
 from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import SlotState
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.optimisers.base import OptimiserConfig
 from esper.optimisers.sgd import SGDConfig
@@ -104,6 +105,10 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     """Slots in use."""
     num_steps: int
     """T."""
+    time: int
+    """Steps done in the current episode."""
+    shown: SlotState | None = None
+    """Slots after the last step, before the reset that follows an episode; None if the environment has none to show."""
 
     def __init__(self, layout: EnvSpec, *, seed: int, split: Split, heads: HeadsConfig, slots: SlotsConfig) -> None:
         self.layout, self.root, self.split = layout, seed, split
@@ -238,11 +243,19 @@ def observation_space(spec: EnvSpec) -> spaces.Dict:
         {
             "features": spaces.Box(-np.inf, np.inf, (len(spec.feature_names),), np.float32),
             "slots": spaces.Box(-np.inf, np.inf, (slots, len(spec.slot_feature_names)), np.float32),
-            "blueprints": spaces.MultiDiscrete(np.full(slots, blueprints + 1, dtype=np.int64)),
-            "legal_slots": spaces.MultiBinary([len(Op), slots]),
-            "legal_values": spaces.MultiBinary(sum(spec.head_sizes[Head.BLUEPRINT :])),
+            "blueprints": spaces.Box(0, blueprints, (slots,), np.int64),
+            "legal_slots": spaces.Box(0, 1, (len(Op), slots), np.int8),
+            "legal_values": spaces.Box(0, 1, (sum(spec.head_sizes[Head.BLUEPRINT :]),), np.int8),
         }
     )
+
+
+def one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
+    """Return the observations of the marked hosts `[N]`, one dict each and None elsewhere, as Gymnasium's wrappers expect."""
+    single = np.full(len(which_N), None, dtype=object)
+    for host in np.flatnonzero(which_N):
+        single[host] = {name: array[host] for name, array in arrays.items()}
+    return single
 
 
 def as_observation(arrays: Mapping[str, Array]) -> Observation:

@@ -3,7 +3,6 @@
 # N hosts, S slots, H heads, O operations, K blueprints, V counterfactual variants, I samples of an epoch
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from esper.env import observation as obs
 from esper.env.actions import EnvSpec, Head, Op, execute, legal_slots
-from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam
+from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam, one_each
 from esper.env.episode import Episode
 from esper.env.foresight import foresight, foresight_table
 from esper.env.guard import Guard
@@ -24,7 +23,7 @@ from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import gradient_ratio
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, Stage, empty
+from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, SlotState, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import Worth, settings, worth
@@ -140,7 +139,7 @@ class GrowthEnv(Environment):
         self.time = 0
         self.online_N = np.zeros(num_hosts)
         self.reward.reset()
-        self.state = empty(num_hosts, num_slots)
+        self.state = self.shown = empty(num_hosts, num_slots)
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
         unknown_NSK = np.full((num_hosts, num_slots, len(self.layout.blueprint_names)), np.nan, np.float32)
@@ -187,11 +186,10 @@ class GrowthEnv(Environment):
             potential_before_NSK=known_potential_NSK,
             host_norm_N=report.host_norm_M,
         )
-        kept_N = (before.within(*LIVE) & self.state.within(Stage.FOSSILIZED)).sum(axis=1)
-        info: dict[str, Any] = {"op": signals.op_N, "cause": verdict.cause_N, "fossilized": kept_N} | _scaling(report)
-        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N}
+        info: dict[str, Any] = {"op": self.op_N, "cause": verdict.cause_N, "fossilized": _kept(before, self.state)}
+        info |= {"suspect": verdict.suspect_N, "vetoed": vetoed_N, "rolled_back": verdict.rollback_N} | _scaling(report)
         if signals.ended_N.any():
-            info["final_obs"], info["_final_obs"] = _one_each(self.observation(), signals.ended_N), signals.ended_N
+            info["final_obs"], info["_final_obs"] = one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
         if signals.last and verdict.rollback_N.any():
             signals.worth.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
@@ -203,7 +201,7 @@ class GrowthEnv(Environment):
             self.online_N += self._test_accuracy(self.state.alpha) / self.num_steps
         info["retired"] = self.guard.health.retired_N
         info["restored_potential"] = self._restored_potential(verdict.rollback_N & (not signals.last))
-        observation = self.observation()
+        observation, ended = self.observation(), self.state
         if signals.last:
             final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
             if self.test_at_end:
@@ -212,6 +210,7 @@ class GrowthEnv(Environment):
                 final["online_accuracy"] = self.online_N.astype(np.float32)
             info["final_info"], info["_final_info"] = final, signals.ended_N
             observation, _ = self.reset()
+        self.shown = ended
         return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 
     def _restored_potential(self, resumed_N: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
@@ -363,16 +362,13 @@ class GrowthEnv(Environment):
         return self.pool.validate(alpha_NS[None], test=True).accuracy_VM[0]
 
 
+def _kept(before: SlotState, after: SlotState) -> npt.NDArray[np.int64]:
+    """Return how many seeds of each host were fossilized `[N]`."""
+    return (before.within(*LIVE) & after.within(Stage.FOSSILIZED)).sum(axis=1)
+
+
 def _scaling(report: TrainReport) -> dict[str, Array]:
     """Return the overflows and the loss scale of each host; nothing without loss scales."""
     if np.isnan(report.scale_M).all():
         return {}
     return {"overflows": np.nan_to_num(report.overflows_M), "scale": report.scale_M}
-
-
-def _one_each(arrays: Mapping[str, Array], which_N: npt.NDArray[np.bool_]) -> Array:
-    """Return the observations of the marked hosts `[N]`, one dict each and None elsewhere, as Gymnasium's wrappers expect."""
-    single = np.full(len(which_N), None, dtype=object)
-    for host in np.flatnonzero(which_N):
-        single[host] = {name: array[host] for name, array in arrays.items()}
-    return single

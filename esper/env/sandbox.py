@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Head, HeadsConfig
-from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecord
+from esper.env.base import Array, EnvConfig, Environment, EnvParts, EpisodeRecord, one_each
 from esper.env.sandbox_optimum import Optimum
 from esper.env.sandbox_rules import CONTRIBUTION_UNIT, SandboxRules
 from esper.lifecycle.gates import GatesConfig
@@ -129,6 +129,7 @@ class SandboxEnv(Environment):
         cdf_N1S = rules.light_QS.cumsum(axis=1)[self.kind_N][:, None]
         self.light_NT = (cdf_N1S[:, :, :-1] <= uniform_NT[:, 1:, None]).sum(axis=2)
         self.time, self.state = 0, empty(self.num_envs, self.layout.num_slots)
+        self.shown = self.state
         return self.observation(), {}
 
     def step(
@@ -146,7 +147,11 @@ class SandboxEnv(Environment):
         kept_NS = self.state.within(Stage.FOSSILIZED) & ~before.within(Stage.FOSSILIZED)
         info: dict[str, Any] = {"op": self.op_N, "fossilized": kept_NS.sum(axis=1)}
         terminated_N = np.full(self.num_envs, last)
-        observation = self.reset()[0] if last else self.observation()
+        observation, ended = self.observation(), self.state
+        if last:
+            info["final_obs"], info["_final_obs"] = one_each(observation, terminated_N), terminated_N
+            observation, _ = self.reset()
+        self.shown = ended
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 
     # ---- what the trainer also needs
@@ -157,7 +162,8 @@ class SandboxEnv(Environment):
     def observation(self) -> dict[str, Array]:
         """Return the current observation of every host, by the names of `Observation`."""
         state, rules = self.state, self.rules
-        light_NS = np.eye(self.layout.num_slots)[self.light_NT[:, self.time]]
+        shown = min(self.time, rules.num_steps - 1)  # after the last step, the lights of that step
+        light_NS = np.eye(self.layout.num_slots)[self.light_NT[:, shown]]
         columns = [
             light_NS,
             *(state.stage == stage for stage in Stage),

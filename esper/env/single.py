@@ -7,21 +7,22 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.env.actions import Op
-from esper.env.base import Array
-from esper.env.growth_env import GrowthEnv
+from esper.env.base import Array, Environment
 
-PRIVATE = ("signals", "final_obs", "_final_obs")
-"""Entries of the vector environment's info that are left out for a single host."""
+PRIVATE = ("signals", "restored_potential", "timetable")
+"""Entries of the vector environment's info that only Esper's trainer reads."""
+FINAL = ("final_obs", "_final_obs", "_final_info")
+"""Entries that a single host has no use for: its last observation is returned, and `final_info` is there at the end only."""
 
 
 class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
-    """The single host of a `GrowthEnv`, without autoreset: the end of an episode returns its last observation.
+    """The single host of an `Environment`, without autoreset: the end of an episode returns its last observation.
 
     A `reset` without arguments continues with what follows in the vector environment: the next episode, or, after a rollback, the
     same host from its snapshot as a new sub-episode. So the numbers are the same in both interfaces.
     """
 
-    def __init__(self, population: GrowthEnv) -> None:
+    def __init__(self, population: Environment) -> None:
         """Wrap an environment of one host, which must not be stepped elsewhere.
 
         Raises:
@@ -37,7 +38,7 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         self._next: dict[str, Array] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the first observation of the next episode; see `GrowthEnv.reset` for `seed` and `options`."""
+        """Return the first observation of the next episode; see `Environment.begin` for `seed` and `options`."""
         super().reset(seed=seed)
         if self._next is None or seed is not None or options:
             self._next, _ = self.population.reset(seed=seed, options=options)
@@ -56,28 +57,46 @@ class SingleHostEnv(gymnasium.Env[dict[str, Array], npt.NDArray[np.int64]]):
         if terminated[0]:
             self._next, observation = observation, {name: array[None] for name, array in info["final_obs"][0].items()}
         self._now = observation
-        shown = {name: value for name, value in info.items() if name not in PRIVATE and not name.startswith("_")}
+        shown = {name: value for name, value in plain_info(info).items() if name not in FINAL}
         return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _only(shown)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return the legality of every value of every head, concatenated, as masking libraries expect it.
-
-        Heads are masked independently. An operation and a slot that are each legal may be illegal together: such an action is
-        refused, without effect. A slot is masked where only WAIT is legal, unless that holds for all slots.
+        """Return the legality of every value of every head, concatenated; see `masks`.
 
         Raises:
             gymnasium.error.ResetNeeded: there was no reset yet.
         """
         if self._now is None:
             raise gymnasium.error.ResetNeeded("call reset() before action_masks()")
-        legal_OS = self._now["legal_slots"][0].astype(np.bool_)
-        slots = np.delete(legal_OS, Op.WAIT, axis=0).any(axis=0)
-        slots = slots if slots.any() else np.ones_like(slots)
-        return np.concatenate([legal_OS.any(axis=1), slots, self._now["legal_values"][0].astype(np.bool_)])
+        return masks(self._now)[0]
 
     def close(self) -> None:
         """Close the vector environment."""
         self.population.close()
+
+
+def masks(arrays: dict[str, Array]) -> npt.NDArray[np.bool_]:
+    """Return the legality of every value of every head, concatenated, as masking libraries expect it `[N, sum of head sizes]`.
+
+    Heads are masked independently. An operation and a slot that are each legal may be illegal together: such an action is
+    refused, without effect. A slot is masked where only WAIT is legal, unless that holds for all slots.
+
+    Args:
+        arrays: observation of N hosts.
+    """
+    legal_NOS = arrays["legal_slots"].astype(np.bool_)
+    slots_NS: npt.NDArray[np.bool_] = np.any(np.delete(legal_NOS, Op.WAIT, axis=1), axis=1)
+    slots_NS |= ~slots_NS.any(axis=1, keepdims=True)
+    return np.concatenate([legal_NOS.any(axis=2), slots_NS, arrays["legal_values"].astype(np.bool_)], axis=1)
+
+
+def plain_info(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the info of a vector environment without what only Esper's trainer reads; what is left are arrays over hosts."""
+    shown = {name: value for name, value in info.items() if name not in PRIVATE}
+    if "final_info" in shown:
+        final = {name: value for name, value in shown["final_info"].items() if name not in PRIVATE}
+        shown["final_info"] = {name: np.asarray(value) for name, value in final.items()}
+    return shown
 
 
 def _only(value: Any) -> Any:

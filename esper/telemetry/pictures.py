@@ -32,7 +32,10 @@ def slots_of(table: Table) -> list[str]:
 
 
 def timeline(table: Table) -> npt.NDArray[np.uint8]:
-    """Return the stages of every slot over the host epochs, one row of lanes per host, as an image `[height, width, 3]`."""
+    """Return the stages of every slot over the host epochs, one row of lanes per host, as an image `[height, width, 3]`.
+
+    Epochs whose stage is empty are yet to come, and left blank.
+    """
     slots, steps = slots_of(table), round(max(table["epoch"]))
     hosts = min(len(table["epoch"]) // steps, MOST_HOSTS)
     tall = len(slots) * LANE + GAP
@@ -47,6 +50,8 @@ def timeline(table: Table) -> npt.NDArray[np.uint8]:
                 row, x = host * steps + step, LEFT + step * CELL
                 draw.rectangle((x, y, x + CELL - 2, y + LANE - 2), fill=COLOURS["dormant"])
                 stage, alpha = table[f"{slot}.stage"][row], table[f"{slot}.alpha"][row]
+                if not stage:
+                    continue
                 high = LANE - 2 if stage != "blending" or alpha is None else max(1, round((LANE - 2) * alpha))
                 draw.rectangle((x, y + LANE - 2 - high, x + CELL - 2, y + LANE - 2), fill=COLOURS[stage])
     return np.asarray(picture)

@@ -1,0 +1,1 @@
+"""Environments in the form that other libraries take."""

@@ -1,0 +1,249 @@
+"""Hosts as Gymnasium environments, built from overrides: `esper.make_env` and `esper.make_vec_env`.
+
+`docs/actions.md` and `docs/observation.md` describe the spaces.
+"""
+
+# N hosts
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from esper.cli.overrides import config_of
+from esper.config import ConfigError, root_key
+from esper.env.base import Array, Environment
+from esper.env.single import SingleHostEnv, masks, plain_info
+from esper.plugins import load_plugins, split_plugins
+from esper.task.instances import Split
+from esper.training.environment import build_env
+from esper.wrappers.film import Film
+from esper.wrappers.flat import flat_space, flatten
+
+WITHOUT_EFFECT = ("buffer", "checkpoints", "experiment", "policy_seed", "resume", "telemetry", "updates")
+"""Root keys of a training run that an environment does not read."""
+FRAMES = 4
+"""Frames per second of a video; each shows one host epoch more."""
+
+
+class HostEnv(SingleHostEnv):
+    """One host as a Gymnasium environment; see `make_env`. A copy made by pickle starts anew, from the first episode."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FRAMES}  # noqa: RUF012  (as in Gymnasium)
+
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        *,
+        preset: Sequence[str] = (),
+        flat: bool = False,
+        split: str = Split.TRAINING,
+        render_mode: str | None = None,
+    ) -> None:
+        """Build the environment; see `make_env`, and `preset` for overrides that come before the others."""
+        super().__init__(_build(preset, overrides, num_envs=1, split=split))
+        self.metadata, self.render_mode = HostEnv.metadata, _checked(render_mode)
+        self._again = partial(HostEnv, overrides, preset=preset, flat=flat, split=split, render_mode=render_mode)
+        self.num_steps = self.population.num_steps
+        self._flat, self._film = flat, Film(self.population.layout)
+        if flat:
+            self.observation_space = cast(Any, flat_space(self.population.layout))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `SingleHostEnv.reset`."""
+        seen, info = super().reset(seed=seed, options=options)
+        if self.population.time == 0:  # else the host goes on after a rollback
+            self._film.start()
+        return self._see(seen), info
+
+    def step(self, action: npt.NDArray[np.int64]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See `SingleHostEnv.step`."""
+        seen, reward, terminated, truncated, info = super().step(action)
+        if self.render_mode:
+            self._film.add(self.population)
+        return self._see(seen), reward, terminated, truncated, info
+
+    def render(self) -> Any:
+        """Return a picture of all slots up to now `[height, width, 3]`; None without a render mode."""
+        return self._film.frame(0) if self.render_mode else None
+
+    def _see(self, seen: dict[str, Array]) -> Any:
+        """Return an observation in the form that was asked for."""
+        if not self._flat:
+            return seen
+        return flatten({name: np.asarray(part)[None] for name, part in seen.items()}, self.population.layout)[0]
+
+
+class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
+    """N hosts that train as one program, as a Gymnasium vector environment; see `make_vec_env`. A copy made by pickle starts
+    anew, from the first episode."""
+
+    metadata: dict[str, Any] = {  # noqa: RUF012  (as in Gymnasium)
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": ["rgb_array"],
+        "render_fps": FRAMES,
+    }
+
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        *,
+        num_envs: int = 32,
+        preset: Sequence[str] = (),
+        flat: bool = False,
+        split: str = Split.TRAINING,
+        render_mode: str | None = None,
+    ) -> None:
+        """Build the environment; see `make_vec_env`, and `preset` for overrides that come before the others."""
+        self.population = _build(preset, overrides, num_envs=num_envs, split=split)
+        self.num_envs, self.render_mode = num_envs, _checked(render_mode)
+        self.num_steps = self.population.num_steps
+        self._again = partial(
+            HostsEnv, overrides, num_envs=num_envs, preset=preset, flat=flat, split=split, render_mode=render_mode
+        )
+        self.flat, self._film = flat, Film(self.population.layout)
+        self._now: dict[str, Array] | None = None
+        self.metadata, self.autoreset_mode = HostsEnv.metadata, AutoresetMode.SAME_STEP  # TorchRL reads the latter
+        layout, single = self.population.layout, self.population.single_observation_space
+        self.single_action_space, self.action_space = self.population.single_action_space, self.population.action_space
+        self.single_observation_space = flat_space(layout) if flat else single
+        self.observation_space = batch_space(cast(Any, self.single_observation_space), num_envs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the first observations of the next episode.
+
+        Args:
+            seed: new root of all random streams; episodes then start from 0.
+            options: `{"episode": e}` starts the hosts of that episode.
+        """
+        self._now, info = self.population.reset(seed=seed, options=options)
+        self._film.start()
+        return self._see(self._now), info
+
+    def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Carry out one action per host and train all hosts for an epoch. An illegal action has no effect.
+
+        Returns:
+            Observations, rewards, terminated, truncated (never true) and info, as in Gymnasium. Where `terminated` is true, the
+            observation is the first of what follows, and `info["final_obs"]` holds the last one.
+        """
+        self._current()
+        if self.population.time == 0:
+            self._film.start()
+        self._now, reward_N, terminated_N, truncated_N, info = self.population.step(actions)
+        if self.render_mode:
+            self._film.add(self.population)
+        info = plain_info(info)
+        if self.flat and "final_obs" in info:
+            last = np.full(self.num_envs, None, dtype=object)
+            for host in np.flatnonzero(terminated_N):
+                last[host] = self._see({name: part[None] for name, part in info["final_obs"][host].items()})[0]
+            info["final_obs"] = last
+        return self._see(self._now), reward_N, terminated_N, truncated_N, info
+
+    def observation(self) -> Any:
+        """Return the current observations, as `reset` and `step` do.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet.
+        """
+        return self._see(self._current())
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Return the legality of every value of every head, concatenated; see `esper.env.single.masks`.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there was no reset yet.
+        """
+        return masks(self._current())
+
+    def render(self) -> Any:
+        """Return a picture of all slots up to now `[height, width, 3]` for each host; None without a render mode."""
+        return tuple(self._film.frame(host) for host in range(self.num_envs)) if self.render_mode else None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Stop the threads of the hosts."""
+        self.population.close()
+
+    def _current(self) -> dict[str, Array]:
+        if self._now is None:
+            raise gymnasium.error.ResetNeeded("call reset() before the environment is looked at")
+        return self._now
+
+    def _see(self, seen: dict[str, Array]) -> Any:
+        """Return observations in the form that was asked for."""
+        return flatten(seen, self.population.layout) if self.flat else seen
+
+
+def make_env(
+    overrides: Sequence[str] = (), *, flat: bool = False, split: str = Split.TRAINING, render_mode: str | None = None
+) -> HostEnv:
+    """Return an environment of one host.
+
+    Args:
+        overrides: what runs, as on the command line: `["task=digits_drift", "steps=30", "reward=sparse"]`. Keys of Esper's own
+            agents and runs, such as `updates`, are refused; `agent.gamma` (for potential-based shaping) and `agent.heads` count.
+        flat: if true, observations are vectors instead of dicts of arrays.
+        split: `training`, or `held_out` for the hosts that policies are compared on.
+        render_mode: `rgb_array` for pictures, None for none.
+
+    Raises:
+        ConfigError: the overrides or another argument are not valid.
+    """
+    return HostEnv(overrides, flat=flat, split=split, render_mode=render_mode)
+
+
+def make_vec_env(
+    overrides: Sequence[str] = (),
+    *,
+    num_envs: int = 32,
+    flat: bool = False,
+    split: str = Split.TRAINING,
+    render_mode: str | None = None,
+) -> HostsEnv:
+    """Return an environment of several hosts, which train as one program: much faster than as many environments of one host.
+
+    Args:
+        num_envs: number of hosts. Other arguments and errors as in `make_env`.
+    """
+    return HostsEnv(overrides, num_envs=num_envs, flat=flat, split=split, render_mode=render_mode)
+
+
+def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, split: str) -> Environment:
+    """Return the environment of a preset and overrides."""
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
+    if split not in list(Split):
+        raise ConfigError(f"split must be {' or '.join(Split)}, got {split!r}")
+    plugins, others = split_plugins([*preset, *overrides])
+    load_plugins(plugins)
+    for override in others:
+        key = root_key(override)
+        if key == "hosts":
+            raise ConfigError(f"{override} is not for an environment: give num_envs to make_vec_env")
+        if key in WITHOUT_EFFECT or override.startswith("agent="):
+            raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
+    return build_env(config_of(["agent=wait", *others, f"hosts={num_envs}"]), split=Split(split))
+
+
+def _checked(render_mode: str | None) -> str | None:
+    if render_mode not in (None, "rgb_array"):
+        raise ConfigError(f"render_mode must be rgb_array or None, got {render_mode!r}")
+    return render_mode
+
+
+# A forked process, as of AsyncVectorEnv, has none of its parent's threads, and would wait for them forever.
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))

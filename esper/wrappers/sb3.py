@@ -1,0 +1,84 @@
+"""Fused hosts as a vectorised environment of stable-baselines3, also for MaskablePPO and RecurrentPPO of sb3-contrib."""
+
+# N hosts
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.config import ConfigError
+from esper.wrappers.hosts import HostsEnv
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise ConfigError("esper.wrappers.sb3 needs stable-baselines3: pip install stable-baselines3") from error
+
+
+class SB3VecEnv(VecEnv):
+    """The hosts of `esper.make_vec_env`, which train as one program, for the algorithms of stable-baselines3.
+
+    The info of a host that ended has its last observation (`terminal_observation`), and `final_info`.
+    """
+
+    def __init__(self, envs: HostsEnv) -> None:
+        self.envs = envs
+        self.render_mode = envs.render_mode
+        self._actions: npt.NDArray[np.int64] | None = None
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+
+    def reset(self) -> Any:
+        """Return the first observations of the next episode, or of the first one after `seed`."""
+        observation, _ = self.envs.reset(seed=self._seeds[0])
+        self._reset_seeds()
+        return observation
+
+    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
+        """Store the actions of the next step `[N, heads]`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, npt.NDArray[np.float32], npt.NDArray[np.bool_], list[dict[str, Any]]]:
+        """Carry out the stored actions."""
+        assert self._actions is not None, "call step_async() first"
+        observation, reward_N, ended_N, _, info = self.envs.step(self._actions)
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for host in np.flatnonzero(ended_N):
+            infos[host]["terminal_observation"] = info["final_obs"][host]
+            if "final_info" in info:
+                infos[host]["final_info"] = {name: values[host] for name, values in info["final_info"].items()}
+        return observation, reward_N, ended_N, infos
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Set the root seed of all hosts for the next `reset`."""
+        self._seeds = [seed for _ in range(self.num_envs)]
+        return self._seeds
+
+    def close(self) -> None:
+        """Stop the threads of the hosts."""
+        self.envs.close()
+
+    def get_images(self) -> Sequence[npt.NDArray[np.uint8]]:
+        """Return a picture of each host."""
+        return list(self.envs.render() or ())
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return an attribute of the hosts' environment once for each host asked for."""
+        return [getattr(self.envs, attr_name)] * len(self._asked(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of the environment, which all hosts share."""
+        setattr(self.envs, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Call a method of the environment that returns one row per host, such as `action_masks`; return the rows asked for."""
+        rows = getattr(self.envs, method_name)(*args, **kwargs)
+        return [rows[host] for host in self._asked(indices)]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """Return False for each host: wrappers of single environments do not apply."""
+        return [False] * len(self._asked(indices))
+
+    def _asked(self, indices: int | Iterable[int] | None) -> list[int]:
+        return list(self._get_indices(indices))
