@@ -41,7 +41,7 @@ def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the page of each folder, and print its place."""
+    """Write the page of each folder, and print how far its run is, which policy the page evaluates, and its place."""
     if any(argument in ("-h", "--help") for argument in arguments):
         print(page(__doc__, ReportConfig()))
         return
@@ -49,9 +49,11 @@ def main(arguments: list[str]) -> None:
     with in_one_sentence():
         folders, config = parse(load_parts(arguments))
         from esper.page.page import write_page  # late, to keep --help and error messages fast
+        from esper.page.status import read_status
 
         for folder in folders:
-            print(f"page: {write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))}")
+            place = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
+            print(read_status(folder).line, f"page: {place}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,19 @@ from esper.checkpoint import Checkpoints, load_run
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import CHECKPOINTS, Config, ConfigError
-from esper.page import findings
-from esper.page.curves import SHOWN, Chart, curves, reward_tags
+from esper.page import best, costs, findings, lead
+from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
+from esper.page.evaluations import Evaluated, controllers, head, newest_evaluation
+from esper.page.lead import Grown
 from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
+from esper.page.status import Status, status_of
+from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import legend_of
-from esper.telemetry.tags import PHASES
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
-from esper.training.estimate import in_bytes
 from esper.training.provenance import FILE, read
 
 MOST_TRACES = 9
@@ -34,25 +35,49 @@ NAMES = {"policy_greedy": "held-out hosts, most probable actions", "policy": "he
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerTable:
+    """The table of all controllers of an evaluation."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    file: str
+    figure: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
     """The contents of a page."""
 
     title: str
     subtitle: str
+    status: Status
     score: str
     sentences: list[str]
     """What the policy did and was worth on held-out hosts; empty without their traces."""
+    decline: str
+    """Sentence on a policy that has become worse; empty without one."""
+    best: str
+    """Sentence that names the best checkpoint; empty before the first update."""
     cards: list[findings.Card]
     kinds: list[tuple[str, ...]]
     """Results by kind of host, see `findings.kinds`."""
+    kind_words: str
+    """Sentence that explains the names of kinds."""
+    part: str
+    """Name of a part of a host, such as "block"."""
+    comparison: ControllerTable | None
+    """The newest evaluation."""
     curves: dict[str, list[Chart]]
     seeds: tuple[str, str, list[list[str]]]
     """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
     terms: list[Chart]
     """Reward by term."""
     traces: list[dict[str, Any]]
+    events: bool
+    """Whether an event in the data occurs in the traces."""
     anomalies: list[str]
-    costs: list[tuple[str, str]]
+    costs: costs.Rows
     changed: list[tuple[str, str, str]]
     """Key, value and default of what differs from the defaults."""
     config: list[tuple[str, str]]
@@ -74,28 +99,97 @@ def gather(folder: Path) -> Contents:
     state = load_run(newest)
     config = from_plain(state["config"])
     score = config.task.build_objective().score
-    records = _metrics(folder)
+    records, prices = _metrics(folder), costs.costs_of(folder)
     update, held_out = traced_evaluation(folder)
-    tables = {name: read_trace(path) for name, path in held_out.items() if name in NAMES}
+    tables = {name: costs.with_flops(read_trace(path), prices) for name, path in held_out.items() if name in NAMES}
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
-    agent = config.choice("agent")
+    status = status_of(folder, config, state["update"], history)
+    if status.state == "killed":
+        history[-1]["status"] = "killed"
+    evaluated, shown = newest_evaluation(folder), _grown(tables.get)
+    worth, after = _most_hosts(shown, update, evaluated)
+    baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
+    part, kinds = config.host.part.partition(" ")[0], findings.kinds(shown.policy, shown.never) if shown else []
     return Contents(
-        title=f"{agent} on {config.choice('task')}",
-        subtitle=_subtitle(config, state["update"], history),
+        title=f"{config.choice('agent')} on {config.choice('task')}",
+        subtitle=_subtitle(config, status),
+        status=status,
         score=score,
-        sentences=_sentences(folder, tables, update, agent, score),
-        cards=_cards(folder, tables, score),
-        kinds=findings.kinds(tables["policy"], tables[NEVER]) if {"policy", NEVER} <= tables.keys() else [],
-        curves={group: found for group, tags in SHOWN.items() if (found := curves(records, tags, score))},
+        sentences=lead.sentences(
+            worth,
+            shown,
+            name=f"agent={config.choice('agent')} after {counted(after, 'update')}",
+            score=score,
+            part=part,
+            host=prices.get("host", {}),
+            baseline=baseline,
+            training=lead.rollbacks(records),
+        ),
+        decline=best.decline(records, state.get("best")),
+        best=best.best_update(state.get("best")),
+        cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
+        kinds=kinds,
+        kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
+        part=part,
+        comparison=_comparison(evaluated, score),
+        curves=_curves(records, score),
         seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
-        traces=_traces(folder, tables, update),
+        traces=traces,
+        events=any("events" in one["columns"] for one in traces),
         anomalies=_anomalies(folder),
-        costs=_costs(folder, records, history),
+        costs=costs.rows(
+            folder, records, history, hosts=config.hosts, grown_N=findings.results(worth.policy, "flops_kept") if worth else None
+        ),
         changed=_changed(config),
         config=[(key, as_typed(value)) for key, value in sorted(flat(to_plain(config)).items())],
         history=history,
         folder=str(folder),
+    )
+
+
+def _curves(records: Sequence[Mapping[str, float]], score: str) -> dict[str, list[Chart]]:
+    """Return the groups of curves that have a curve."""
+    found = {group: curves(records, tags, score, healthy=group == HEALTH) for group, tags in SHOWN.items()}
+    return {group: charts for group, charts in found.items() if charts}
+
+
+def _grown(table: Callable[[str], Table | None]) -> Grown | None:
+    """Return the results of the policy and of never growing, from a function of their names; None if one is missing."""
+    policy, never = table("policy"), table(NEVER)
+    return Grown(policy=policy, greedy=table("policy_greedy"), never=never) if policy and never else None
+
+
+def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -> tuple[Grown | None, int]:
+    """Return the results that the page starts with, and the update of their policy: those of the newest policy on most hosts.
+
+    Args:
+        shown: results of the hosts that the page shows.
+        update: the update of their policy.
+        evaluated: the newest evaluation.
+    """
+    other = _grown(evaluated.table) if evaluated else None
+    if evaluated and other and (shown is None or (evaluated.update, other.hosts) > (update, shown.hosts)):
+        return other, evaluated.update
+    return shown, update
+
+
+def _baseline(evaluated: Evaluated | None, update: int) -> tuple[str, Interval, int] | None:
+    """Return the best baseline of an evaluation of the policy after this update, see `findings.rivals`; None if that is never
+    growing, with which the page compares anyway."""
+    found = findings.rivals(evaluated.report) if evaluated and evaluated.update == update else None
+    return found if found and found[0] != NEVER else None
+
+
+def _comparison(evaluated: Evaluated | None, score: str) -> ControllerTable | None:
+    if evaluated is None:
+        return None
+    return ControllerTable(
+        title=str(evaluated.report.get("title", "")).replace("\n", ", "),
+        head=head(score),
+        rows=controllers(evaluated.report),
+        file=evaluated.file,
+        figure=evaluated.figure,
     )
 
 
@@ -115,59 +209,38 @@ def _metrics(folder: Path) -> list[dict[str, float]]:
     return [times.get(record["update"], {}) | record for record in records]
 
 
-def _subtitle(config: Config, update: int, history: Sequence[Mapping[str, Any]]) -> str:
-    status = history[-1].get("status", "") if history else ""
-    state = {"finished": "", "running": ", not finished when this page was written"}.get(status, f", {status}")
-    updates = f"{update} of {config.updates} updates" if update < config.updates else counted(update, "update")
+def _subtitle(config: Config, status: Status) -> str:
+    state = "" if status.state in ("finished", "") else f", {status.outcome}"
     hosts = f"{counted(config.hosts, 'host')} x {counted(config.steps, 'epoch')}"
-    return f"{updates} of {hosts}, reward {config.choice('reward')}, seed {config.seed}{state}"
+    return f"{status.updates} of {hosts}, reward {config.choice('reward')}, seed {config.seed}{state}"
 
 
-def _sentences(folder: Path, tables: Mapping[str, Table], update: int, agent: str, score: str) -> list[str]:
-    if not {"policy", NEVER} <= tables.keys():
-        return []
-    table, never = tables["policy"], tables[NEVER]
-    sentences = [findings.verdict(table, never, name=f"agent={agent} after {counted(update, 'update')}", score=score)]
-    found = _rival(folder)
-    if found and found[0] != NEVER:  # that comparison has been made
-        name, difference, hosts = found
-        sentences.append(
-            f"Its best rival in esper.evaluate was {name}: {findings.signed(difference)} points of return "
-            f"on {counted(hosts, 'host')}."
-        )
-    return [*sentences, *findings.habits(table), findings.failures(table, never, score=score)]
-
-
-def _cards(folder: Path, tables: Mapping[str, Table], score: str) -> list[findings.Card]:
-    if not {"policy", NEVER} <= tables.keys():
-        return []
-    size = _host_costs(folder).get("params", 0)
-    cards = findings.cards(tables["policy"], tables[NEVER], score=score, parameters=size)
-    found = _rival(folder)
-    if found and found[0] != NEVER:
-        name, difference, hosts = found
-        label = f"return beyond {name}, on {counted(hosts, 'host')}"
-        cards.insert(2, findings.Card(value=f"{findings.signed(difference)} points", label=label))
+def _cards(
+    grown: Grown, baseline: tuple[str, Interval, int] | None, score: str, host: Mapping[str, float]
+) -> list[findings.Card]:
+    cards = findings.cards(grown.policy, grown.never, score=score, host=host, greedy=grown.greedy)
+    if baseline:
+        name, difference, hosts = baseline
+        where = "" if hosts == grown.hosts else f", on {counted(hosts, 'host')}"
+        label = f"points of return beyond the best baseline, {name}{where}"
+        cards.insert(2, findings.Card(value=findings.signed(difference), label=label))
     return cards
-
-
-def _rival(folder: Path) -> tuple[str, Any, int] | None:
-    """Return the best rival of the newest evaluation on the run's own kind of hosts; see `findings.rivals`."""
-    reports: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("evaluation_*.json")):
-        with suppress(OSError, ValueError):
-            reports.append(json.loads(path.read_text()))
-    found = [rival for report in reports if not report.get("transfer") and (rival := findings.rivals(report))]
-    return found[-1] if found else None
 
 
 def _traces(folder: Path, tables: Mapping[str, Table], update: int) -> list[dict[str, Any]]:
     """Return the traces for the slider: training first, then held-out hosts."""
     updates = traced_updates(folder)
-    shown = [packed(f"update {one}, training hosts", read_trace(updates[one])) for one in selection(list(updates), MOST_TRACES)]
+    chosen = selection(list(updates), MOST_TRACES)
+    shown = [
+        packed(f"update {one}, training hosts", read_trace(updates[one]), tick=f"{'' if rank else 'update '}{one}")
+        for rank, one in enumerate(chosen)
+    ]
     never = tables.get(NEVER)
     named = {name: text for name, text in NAMES.items() if name in tables and text}
-    return shown + [packed(f"after update {update}, {text}", tables[name], never) for name, text in named.items()]
+    return shown + [
+        packed(f"after update {update}, {text}", tables[name], never, tick=text.replace(" hosts", "").replace(" actions", ""))
+        for name, text in named.items()
+    ]
 
 
 def _seeds(folder: Path, tables: Mapping[str, Table], update: int, score: str) -> tuple[str, str, list[list[str]]]:
@@ -189,38 +262,6 @@ def _anomalies(folder: Path) -> list[str]:
     records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     found = [record for record in records if record.get("event") == "anomaly"]
     return [f"update {one['update']}: {one['kind'].replace('_', ' ')}: {one['meaning']}; {one['remedy']}" for one in found]
-
-
-def _costs(folder: Path, records: Sequence[Mapping[str, float]], history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return name and value of what the run cost."""
-    wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
-    rows = [
-        ("time", f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, in {counted(len(history), 'session')}")
-    ]
-    totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
-    if total := sum(totals.values()):
-        rows.append(
-            ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
-        )
-    if records and "host/training_flops" in records[-1]:
-        each = records[-1]["host/training_flops"] + records[-1].get("host/measuring_flops", 0.0)
-        rows.append(("FLOPs", f"{each:.3g} for each host in the last update, training and validation"))
-    if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
-        rows.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
-    if host := _host_costs(folder):
-        rows.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
-    if history and (data := history[-1].get("data")):
-        rows.append(("data", data))
-    if history:
-        devices = ", ".join(f"{name} ({text})" for name, text in history[-1].get("devices", {}).items())
-        rows.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
-    return rows
-
-
-def _host_costs(folder: Path) -> dict[str, int]:
-    """Return parameters and FLOPs of the host; empty where they were not written."""
-    path = folder / "costs.json"
-    return json.loads(path.read_text()).get("host", {}) if path.exists() else {}
 
 
 def _changed(config: Config) -> list[tuple[str, str, str]]:

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.tags import in_terms_of, metric
 
 WIDTH, HEIGHT = 250, 96
 LEFT, RIGHT, TOP, BOTTOM = 6, 6, 8, 8
 
+HEALTH = "Learning health"
 SHOWN = {
     "Result": ("policy/return", "host/committed_accuracy", "host/parameters_grown", "search/best_return", "bandit/explained"),
     "Growth": ("host/seeds_germinated", "host/seeds_fossilized", "host/seeds_pruned", "action/wait"),
-    "Learning health": (
+    HEALTH: (
         "policy/explained_variance",
         "policy/entropy",
         "policy/kl",
@@ -25,6 +27,15 @@ SHOWN = {
     "Speed": ("time/host_epochs_per_second",),
 }
 """Metrics of each group of curves; those that a run did not measure are left out."""
+CAPTIONS = {
+    "policy/explained_variance": "How well the critic predicts the returns: 1 is perfect, 0 no better than a constant.",
+    "audit/goodhart": "Rank correlation over hosts between return and committed accuracy: whether what is paid is what is meant.",
+    "audit/ransomware": (
+        "Share of the measured contributions that come from seeds on which a host depends although it has lost accuracy since "
+        "they were planted."
+    ),
+}
+"""Captions of metrics whose meaning in the table refers to other rows of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +45,8 @@ class Chart:
     tag: str
     name: str
     meaning: str
+    healthy: str
+    """Its values in a healthy run; empty if they are not shown."""
     first: str
     last: str
     low: str
@@ -41,28 +54,29 @@ class Chart:
     svg: str
 
 
-def curves(records: Sequence[Mapping[str, float]], tags: Sequence[str], score: str) -> list[Chart]:
+def curves(records: Sequence[Mapping[str, float]], tags: Sequence[str], score: str, *, healthy: bool = False) -> list[Chart]:
     """Return the curves of those metrics that have at least one finite value.
 
     Args:
         records: metrics by tag, each with its `update`.
         tags: metrics in the order of the page.
         score: name of the hosts' score.
+        healthy: if true, say what the metrics are in a healthy run.
     """
-    return [one for tag in tags if (one := _curve(records, tag, score))]
+    return [one for tag in tags if (one := _curve(records, tag, score, healthy))]
 
 
 def reward_tags(records: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the tags of the reward terms that ever differ from 0, the largest first."""
+    """Return the tags of the reward terms that ever differ from 0, by their mean magnitude over the updates, largest first."""
     size: dict[str, float] = {}
     for record in records:
         for tag, value in record.items():
             if tag.startswith("reward/") and math.isfinite(value):
-                size[tag] = max(size.get(tag, 0.0), abs(value))
+                size[tag] = size.get(tag, 0.0) + abs(value)
     return [tag for tag in sorted(size, key=lambda tag: -size[tag]) if size[tag] > 0]
 
 
-def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str) -> Chart | None:
+def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy: bool) -> Chart | None:
     points = [(record["update"], record[tag]) for record in records if tag in record and math.isfinite(record[tag])]
     if not points:
         return None
@@ -88,7 +102,8 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str) -> Char
     return Chart(
         tag=tag,
         name=name + unit,
-        meaning=in_terms_of(score, row.meaning),
+        meaning=in_terms_of(score, CAPTIONS.get(tag, row.meaning)),
+        healthy=HEALTHY.get(tag, "").replace("`", "") if healthy else "",
         first=short(values[0]),
         last=short(values[-1]),
         low=short(low),

@@ -2,6 +2,7 @@
 
 # N hosts
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,6 @@ from esper.telemetry.pictures import slots_of
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
 
-FEW = 3
-"""Most hosts that a sentence names."""
 MOST_KINDS = 8
 """Most kinds of hosts that are told apart."""
 
@@ -42,24 +41,37 @@ def gain(table: Table, never: Table, column: str) -> Interval | None:
     return mean_interval(difference_N) if np.isfinite(difference_N).all() else None
 
 
-def cards(table: Table, never: Table, *, score: str, parameters: int = 0) -> list[Card]:
+def cards(table: Table, never: Table, *, score: str, host: Mapping[str, float], greedy: Table | None = None) -> list[Card]:
     """Return the numbers at the top of the page.
 
     Args:
-        parameters: parameters of the host, 0 if unknown.
+        table: results of the policy.
+        never: those of never growing.
+        score: name of the hosts' score.
+        host: parameters and FLOPs of the host, empty if unknown.
+        greedy: results of the policy with its most probable actions.
     """
     found: list[Card] = []
     if better := gain(table, never, "test_accuracy"):
         found.append(Card(value=f"{signed(better)} pp", label=f"test {score} beyond never growing"))
     if worth := gain(table, never, "return"):
-        found.append(Card(value=f"{signed(worth)} points", label="return beyond never growing"))
+        found.append(Card(value=signed(worth), label="points of return beyond never growing"))
     if better:
-        found.append(Card(value=f"{results(table, 'test_accuracy').mean():.1f} %", label=f"test {score} of what was kept"))
-    kept_N = results(table, "parameters_kept")
+        other = f"; {results(greedy, 'test_accuracy').mean():.1f} % with the most probable actions" if greedy else ""
+        found.append(Card(value=f"{results(table, 'test_accuracy').mean():.1f} %", label=f"test {score} of what was kept{other}"))
+    kept_N, flops_N = results(table, "parameters_kept"), results(table, "flops_kept")
     if np.isfinite(kept_N).all():
-        scale = f", {kept_N.mean() / parameters:.0%} of the host's {parameters:,}" if parameters else ""
+        scale = f", {percent(kept_N.mean() / host['params'])} of the host's {host['params']:,}" if host.get("params") else ""
         found.append(Card(value=f"{kept_N.mean():,.0f}", label=f"parameters kept per host{scale}"))
+    if np.isfinite(flops_N).all() and host.get("flops"):
+        label = f"FLOPs per sample after growing: {flops_N.mean():,.0f} instead of {host['flops']:,}"
+        found.append(Card(value=f"{flops_N.mean() / host['flops']:.3g} x", label=label))
     return found
+
+
+def percent(share: float) -> str:
+    """Return a share such as "38 %"."""
+    return f"{100 * share:.0f} %"
 
 
 def signed(interval: Interval) -> str:
@@ -75,7 +87,7 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
     worth, better = gain(table, never, "return"), gain(table, never, "test_accuracy")
     where = f"on {counted(hosts, 'held-out host')} (mean ± half of the 95 % interval, paired by host)"
     claims = [
-        _claim(found, what, unit)
+        claim(found, what, unit)
         for found, what, unit in ((better, f"test {score}", "pp"), (worth, "return", "points"))
         if found is not None
     ]
@@ -84,7 +96,7 @@ def verdict(table: Table, never: Table, *, name: str, score: str) -> str:
     return f"Compared with never growing, {name} has {' and '.join(claims)} {where}."
 
 
-def _claim(difference: Interval, what: str, unit: str) -> str:
+def claim(difference: Interval, what: str, unit: str) -> str:
     """Return a difference in words, as in "8.1 ± 2.0 pp more test accuracy"."""
     if difference.low <= 0 <= difference.high:
         return f"no clear difference in {what} ({signed(difference)} {unit})"
@@ -92,29 +104,56 @@ def _claim(difference: Interval, what: str, unit: str) -> str:
     return f"{abs(difference.mean):.1f} ± {difference.half_width:.1f} {unit} {word} {what}"
 
 
-def habits(table: Table) -> list[str]:
-    """Return sentences about what the controller plants: how many seeds, when, where, and whether that depends on the host."""
+def habits(table: Table, part: str = "part") -> list[str]:
+    """Return sentences about what the controller plants: how many seeds, when, where, and whether that depends on the host.
+
+    Args:
+        table: the trace.
+        part: name of a part of the host, such as "block".
+    """
     planted = plantings(table)
     hosts = len(results(table, "return"))
     if not planted:
         return ["It plants nothing."]
     per_host = Counter(one["host"] for one in planted)
-    epochs = [one["epoch"] for one in planted]
-    most = Counter(f"{one['blueprint']} in {one['slot']}" for one in planted).most_common(2)
-    choices = " and ".join(f"{name} ({count / len(planted):.0%} of all seeds)" for name, count in most)
+    most = Counter((one["blueprint"], one["slot"]) for one in planted).most_common(2)
+    shares = [(" in ".join(choice), count / len(planted)) for choice, count in most]
+    choices = " and ".join(f"{choice} ({percent(share)} of all seeds)" for choice, share in shares)
+    half = sorted(one["epoch"] for one in planted)[(len(planted) - 1) // 2]
+    by_then = sum(one["epoch"] <= half for one in planted)
     sentences = [
         f"It plants in {len(per_host)} of {hosts} hosts, {len(planted) / hosts:.1f} seeds per host, most often {choices}.",
-        f"Half of the seeds are planted by epoch {np.median(epochs):g} of {round(max(table['epoch']))}.",
+        *slot_words(most[0][0][1], part),
+        f"{by_then} of {counted(len(planted), 'seed')} {'is' if by_then == 1 else 'are'} planted by epoch {half} "
+        f"of {round(max(table['epoch']))}.",
     ]
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
         by_kind.setdefault(one["kind"], Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
     if 1 < len(by_kind) <= MOST_KINDS:
         alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
-        sentences.append(
-            f"Its most frequent choice is {'' if alike else 'not '}the same for all kinds of hosts; it is not told the kind."
-        )
+        choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts, see the table"
+        sentences.append(f"Its most frequent choice {choice}.")
     return sentences
+
+
+def slot_words(slot: str, part: str) -> list[str]:
+    """Return a sentence that explains the name of a slot such as r0c1; none for other names."""
+    found = re.fullmatch(r"r(\d+)c(\d+)", slot)
+    if not found:
+        return []
+    return [f"Slot {slot} is a place for a seed in {part} {found[2]} of the host, row {found[1]}, both counted from 0."]
+
+
+def kind_words(kind: str, part: str) -> str:
+    """Return a sentence that explains kinds, by the example of one."""
+    letters = re.match(r"[ox]+(?= |$)", kind)
+    if not letters:
+        return "A kind names what sets these hosts apart; the controller is not told."
+    return (
+        f"A kind such as {letters[0]} has one letter per {part}, in forward order: o for an intact {part}, x for one with a "
+        "built-in defect, which a seed in the right slot makes up for. The controller is not told the kind."
+    )
 
 
 def plantings(table: Table) -> list[dict[str, Any]]:
@@ -160,7 +199,7 @@ def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
     for name in names:
         means = [_mean(gain_N[kind_N == name]) for gain_N in gains.values()]
         most = [
-            f"{choice} ({count / chosen[name].total():.0%} of {counted(chosen[name].total(), 'seed')})"
+            f"{choice} ({percent(count / chosen[name].total())} of {counted(chosen[name].total(), 'seed')})"
             for choice, count in chosen[name].most_common(1)
         ]
         rows.append((name, str(int((kind_N == name).sum())), *means, *(most or ["nothing"])))
@@ -172,41 +211,6 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
     if not np.isfinite(values).all():
         return ""
     return signed(mean_interval(values)) if len(values) > 1 else f"{values[0]:+.1f}"
-
-
-def failures(table: Table, never: Table, *, score: str = "accuracy") -> str:
-    """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest test accuracy,
-    about seeds that were pruned, and about rollbacks."""
-    worse_N = results(table, "return") - results(never, "return")
-    hosts = np.flatnonzero(worse_N < 0)
-    rolled = [round(host) for host, cause in zip(table["host"], table["rolled_back"], strict=True) if cause is not None]
-    parts: list[str] = []
-    if len(hosts):
-        worst = hosts[np.argsort(worse_N[hosts])][:FEW]
-        named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
-        less = "returns less than if it" if len(hosts) == 1 else "return less than if they"
-        parts.append(
-            f"{len(hosts)} of {counted(len(worse_N), 'host')} {less} never grew; the worst: {named}, in points of return."
-        )
-    else:
-        parts.append(f"None of {counted(len(worse_N), 'host')} returns less than if it never grew.")
-    parts += _lowest(table, never, score)
-    refused = table.get("refused", [0] * len(table["op"]))
-    pruned = [host for host, op, no in zip(table["host"], table["op"], refused, strict=True) if op == "prune" and not no]
-    if pruned:
-        parts.append(f"{counted(len(pruned), 'seed')} pruned, in {counted(len(set(pruned)), 'host')}.")
-    parts.append(f"{counted(len(rolled), 'rollback')}." if rolled else "No rollbacks.")
-    return " ".join(parts)
-
-
-def _lowest(table: Table, never: Table, score: str) -> list[str]:
-    """Return a sentence that names the hosts with the lowest test accuracy; none if that was not measured."""
-    end_N = results(table, "test_accuracy")
-    if not np.isfinite(end_N).all():
-        return []
-    over_N = end_N - results(never, "test_accuracy")
-    named = ", ".join(f"host {host} ({end_N[host]:.1f} %, {over_N[host]:+.1f} pp)" for host in np.argsort(end_N)[:FEW])
-    return [f"Lowest test {score}, and the difference to never growing: {named}."]
 
 
 def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.lab.evaluation import POLICIES, Evaluation
+from esper.telemetry.text import counted
 from esper.telemetry.traces import trace_of_evaluation, write_trace
 from esper.training.play import play
 from esper.training.trace import Trace
@@ -35,7 +36,8 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
             path = trace_of_evaluation(folder, evaluation.updates, hosts, name)
             if path.exists():
                 continue
-            how = {"policy": "with the policy", "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]
+            policy = f"with the policy after {counted(evaluation.updates, 'update')}"
+            how = {"policy": policy, "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]
             log(f"training {hosts} held-out hosts {how}")
             controller, trace = evaluation.controller(name), Trace(evaluation.env.layout)
             evaluation.env.reset(options={"episode": evaluation.episode})

@@ -17,13 +17,14 @@ LEFT_OUT = ("version", "host", "epoch", "kind", "style", "tempo", "alpha_target"
 """Columns that the page does not show, or that follow from the place of a row."""
 
 
-def packed(label: str, table: Table, reference: Table | None = None) -> dict[str, Any]:
+def packed(label: str, table: Table, reference: Table | None = None, *, tick: str = "") -> dict[str, Any]:
     """Return a trace as plain values for JSON.
 
     Args:
         label: name of the trace on the page.
         table: the trace.
         reference: the trace of never growing on the same hosts, if there is one.
+        tick: short name of the trace below the slider.
     """
     steps = round(max(table["epoch"]))
     columns = {
@@ -31,7 +32,8 @@ def packed(label: str, table: Table, reference: Table | None = None) -> dict[str
         for name, values in table.items()
         if name not in LEFT_OUT and any(value is not None for value in values)
     }
-    trace: dict[str, Any] = {"label": label, "steps": steps, "kinds": table["kind"][::steps], "slots": slots_of(table)}
+    trace: dict[str, Any] = {"label": label, "tick": tick or label, "steps": steps}
+    trace |= {"kinds": table["kind"][::steps], "slots": slots_of(table)}
     if reference is not None:
         trace["never"] = {name: _column(reference[name]) for name in ("accuracy", "return", "test_accuracy") if name in reference}
     return trace | {"columns": columns}

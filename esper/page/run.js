@@ -4,6 +4,7 @@ const STAGES = ["germinated", "training", "blending", "holding", "fossilized", "
 const SVG = "http://www.w3.org/2000/svg";
 const LANE = 11, GAP = 2, SHADES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a6d00", "#555"];
 const byId = (id) => document.getElementById(id);
+const SCORE = document.querySelector("main").dataset.score;
 let traces = [], trace = null, chosen = 0;
 
 async function unpack(text) {
@@ -67,8 +68,9 @@ function ordered() {
 function drawHosts() {
   const head = byId("hosts").tHead, body = byId("hosts").tBodies[0];
   const test = column("test_accuracy") !== undefined;
-  const titles = ["host", "slots over host epochs 1 to " + trace.steps, "accuracy", "network kept", "return" + (trace.never ? " (never)" : ""),
-    ...(test ? ["test" + (trace.never ? " (never)" : "")] : [])];
+  const other = trace.never ? "\n(never growing)" : "", unit = SCORE === "accuracy" ? " [%]" : "";
+  const titles = ["host", "slots over host epochs 1 to " + trace.steps, `validation ${SCORE}`, "network kept", "return [points]" + other,
+    ...(test ? [`test ${SCORE}${unit}${other}`] : [])];
   head.replaceChildren(make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title))));
   body.replaceChildren();
   let group = null;
@@ -83,7 +85,7 @@ function drawHosts() {
     const cells = [button, lanes(host), spark(host), network(host),
       `${level(at("return", last(host)))}${trace.never ? ` (${level(never("return", host))})` : ""}`,
       ...(test ? [`${level(at("test_accuracy", last(host)))}${trace.never ? ` (${level(never("test_accuracy", host))})` : ""}`] : [])];
-    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", i > 3 ? { "data-title": titles[i] } : {}, cell))));
+    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", i > 3 ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
   }
   mark();
 }
@@ -260,22 +262,59 @@ function correlation(xs, ys) {
   const sum = (f) => a.reduce((s, _, i) => s + f(a[i] - ma, b[i] - mb), 0);
   return sum((x, y) => x * y) / Math.sqrt(sum((x) => x * x) * sum((_, y) => y * y));
 }
+function wasPruned(one) {
+  for (let epoch = one.epoch; epoch < trace.steps; epoch++) {
+    const r = row(one.host, epoch);
+    if (epoch > one.epoch && at("op", r) === "germinate" && at("slot", r) === one.slot && !at("refused", r)) return false;
+    if (at(`${one.slot}.stage`, r) === "pruned") return true;
+  }
+  return false;
+}
+function steps(low, high) {  // round values at even distances, about five
+  const raw = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].find((one) => one * power >= raw) * power, found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
+  return found;
+}
+function decades(low, high) {  // exponents of powers of ten, at most six
+  const every = Math.max(1, Math.ceil((high - low) / 6)), found = [];
+  for (let power = low; power <= high; power += every) found.push(power);
+  return found;
+}
 function drawScatter() {
-  const dots = hostNumbers().flatMap(plantings).map((one) => ({ ...one, x: held(`${one.slot}.potential_${one.blueprint}`, one.host, one.epoch), y: lastContribution(one) }))
-    .filter((one) => one.x > 0 && one.y !== null);
+  const all = hostNumbers().flatMap(plantings).map((one) => ({ ...one, x: held(`${one.slot}.potential_${one.blueprint}`, one.host, one.epoch), y: lastContribution(one) }));
+  const dots = all.filter((one) => one.x > 0 && one.y !== null), without = (name, count) => count ? `; ${count} of ${all.length} missing: ${name}` : "";
+  const missing = without("no contribution was measured", all.filter((one) => one.y === null).length)
+    + without("potential 0 or not measured", all.filter((one) => one.y !== null && !(one.x > 0)).length);
   if (dots.length < 2) { byId("scatter").replaceChildren(make("p", { class: "quiet" }, "Fewer than two seeds have both numbers in this episode.")); return; }
-  const xs = dots.map((one) => Math.log10(one.x)), ys = dots.map((one) => one.y), names = [...new Set(dots.map((one) => one.blueprint))];
-  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(0, ...ys), Math.max(...ys)];
-  const X = (x) => 40 + 330 * (x - x0) / (x1 - x0 || 1), Y = (y) => 200 - 185 * (y - y0) / (y1 - y0 || 1);
-  const svg = make("svg", { viewBox: "0 0 380 230", width: "100%", role: "img", "aria-label": "growth potential against contribution" });
-  svg.append(make("line", { x1: 40, x2: 375, y1: Y(0), y2: Y(0), class: "axis" }), make("line", { x1: 36, x2: 36, y1: 10, y2: 205, class: "axis" }));
-  for (const y of [y0, 0, y1]) svg.append(make("text", { x: 2, y: Y(y) + 3, class: "faint" }, format(y, 2)));
-  svg.append(make("text", { x: 36, y: 224, class: "faint" }, format(10 ** x0, 2)), make("text", { x: 372, y: 224, "text-anchor": "end", class: "faint" }, format(10 ** x1, 2)),
-    make("text", { x: 205, y: 224, "text-anchor": "middle", class: "faint" }, "growth potential at planting (log scale)"), make("text", { x: 40, y: 9, class: "faint" }, "contribution [pp]"));
-  dots.forEach((one, i) => svg.append(make("circle", { cx: X(xs[i]), cy: Y(ys[i]), r: 4, class: "dot", fill: SHADES[names.indexOf(one.blueprint) % SHADES.length] })));
-  const key = make("ul", { class: "legend" }, ...names.map((name, i) => make("li", {}, make("i", { style: `background:${SHADES[i % SHADES.length]}` }), name)));
-  const rho = correlation(xs, ys);
-  byId("scatter").replaceChildren(svg, key, make("p", { class: "quiet" }, `${dots.length} seeds; rank correlation ${Number.isFinite(rho) ? rho.toFixed(2) : "undefined"}.`));
+  const xs = dots.map((one) => Math.log10(one.x)), ys = dots.map((one) => one.y), names = [...new Set(dots.map((one) => one.blueprint))].sort();
+  const x0 = Math.floor(Math.min(...xs)), x1 = Math.max(x0 + 1, Math.ceil(Math.max(...xs))), rows = steps(Math.min(0, ...ys), Math.max(...ys, 1));
+  const y0 = Math.min(rows[0], ...ys), y1 = Math.max(rows.at(-1), ...ys), X = (x) => 44 + 322 * (x - x0) / (x1 - x0), Y = (y) => 200 - 180 * (y - y0) / (y1 - y0 || 1);
+  const svg = make("svg", { class: "scatter", viewBox: "0 0 380 248", width: "100%", role: "img", "aria-label": "growth potential against contribution" });
+  for (const y of rows) svg.append(make("line", { x1: 40, x2: 370, y1: Y(y), y2: Y(y), class: "axis" }), make("text", { x: 36, y: Y(y) + 4, "text-anchor": "end", class: "faint" }, format(y, 3)));
+  for (const x of decades(x0, x1)) svg.append(make("line", { x1: X(x), x2: X(x), y1: 200, y2: 205, class: "tick" }),
+    make("text", { x: X(x), y: 218, "text-anchor": "middle", class: "faint" }, Math.abs(x) > 3 ? `1e${x}` : format(10 ** x, 1)));
+  svg.append(make("text", { x: 205, y: 238, "text-anchor": "middle", class: "faint" }, "growth potential at planting [nats per unit of learning rate]"),
+    make("text", { x: 2, y: 10, class: "faint" }, `contribution [${SCORE === "accuracy" ? "pp" : SCORE}]`));
+  dots.forEach((one, i) => {
+    const shade = SHADES[names.indexOf(one.blueprint) % SHADES.length], [x, y] = [X(xs[i]), Y(ys[i])];
+    svg.append(wasPruned(one) ? make("g", { class: "removed", stroke: shade }, make("line", { x1: x - 4, x2: x + 4, y1: y - 4, y2: y + 4 }), make("line", { x1: x - 4, x2: x + 4, y1: y + 4, y2: y - 4 }))
+      : make("circle", { cx: x, cy: y, r: 4, class: "dot", fill: shade }));
+  });
+  const key = make("ul", { class: "legend" }, ...names.map((name, i) => make("li", {}, make("i", { style: `background:${SHADES[i % SHADES.length]}` }), name)),
+    ...(dots.some(wasPruned) ? [make("li", {}, "× pruned")] : []));
+  byId("scatter").replaceChildren(svg, key, make("p", { class: "quiet" }, `${dots.length} seeds${missing}. ${relation(dots)}`));
+}
+function relation(dots) {  // over seeds that were planted in the same epoch, since potential changes with the state of the host
+  const counts = new Map();
+  for (const one of dots) counts.set(one.epoch, (counts.get(one.epoch) || 0) + 1);
+  const [epoch] = [...counts].sort((a, b) => b[1] - a[1])[0], same = dots.filter((one) => one.epoch === epoch);
+  const [rho, some] = [dots, same].map((list) => correlation(list.map((one) => one.x), list.map((one) => one.y)));
+  if (!Number.isFinite(rho)) return "Their rank correlation is undefined.";
+  const chance = (value, count) => Math.abs(value) < 1.96 / Math.sqrt(count - 1) ? "within chance" : "more than chance";
+  const within = same.length < dots.length && same.length > 3 && Number.isFinite(some)
+    ? `; of the ${same.length} planted in epoch ${epoch + 1} ${some.toFixed(2)} (${chance(some, same.length)})` : "";
+  return `Rank correlation ${rho.toFixed(2)} (${chance(rho, dots.length)})${within}. Hosts of different kinds differ in both numbers, and only chosen seeds are shown: `
+    + "a correlation near 0 or below does not say that potential fails to rank the choices within a host.";
 }
 function drawCounterfactuals() {
   byId("which").textContent = `host ${chosen}`;
@@ -303,11 +342,13 @@ function drawCounterfactuals() {
 function mark() {
   for (const tr of byId("hosts").tBodies[0].rows) tr.classList.toggle("chosen", Number(tr.dataset.host) === chosen && tr.dataset.host !== undefined);
 }
+function ticks() { return [...document.querySelectorAll(".ticks button")]; }
 function choose(host) { chosen = host; mark(); drawCounterfactuals(); }
 function draw() {
   trace = traces[Number(byId("trace").value)];
   byId("label").textContent = trace.label;
   byId("trace").setAttribute("aria-valuetext", trace.label);
+  ticks().forEach((tick, i) => tick.classList.toggle("now", i === Number(byId("trace").value)));
   const names = [...new Set(hostNumbers().flatMap(plantings).map((one) => one.blueprint))].sort();
   byId("short").textContent = names.length ? "Letters: " + names.map((name) => `${letters(name)} ${name}`).join(", ") + "." : "";
   if (chosen >= trace.kinds.length) chosen = 0;
@@ -317,8 +358,10 @@ async function start() {
   if (!byId("trace")) return;
   traces = await unpack(byId("data").textContent);
   byId("trace").value = traces.length - 1;
-  byId("legend").append(...STAGES.map((stage) => make("li", {}, make("i", { class: `s-${stage}`, style: `background:var(--${stage})` }), stage)));
+  const seen = new Set(traces.flatMap((one) => one.slots.flatMap((slot) => one.columns[`${slot}.stage`]?.names ?? [])));
+  byId("legend").append(...STAGES.filter((stage) => seen.has(stage)).map((stage) => make("li", {}, make("i", { class: `s-${stage}`, style: `background:var(--${stage})` }), stage)));
   byId("trace").addEventListener("input", draw);
+  ticks().forEach((tick, i) => tick.addEventListener("click", () => { byId("trace").value = i; draw(); }));
   byId("sort").addEventListener("change", drawHosts);
   let width = innerWidth;  // a phone's address bar changes the height alone
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });

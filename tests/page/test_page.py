@@ -5,18 +5,22 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from esper.cli.overrides import check
-from esper.page.findings import failures, gain, habits, kinds, plantings, rival_sentence, verdict
+from esper.cli.overrides import check, typed_as
+from esper.page.evaluations import newest_evaluation
 from esper.page.packing import embedded, packed, selection
 from esper.page.page import write_page
+from esper.page.status import read_status
 from esper.report import main
 from esper.telemetry.traces import read_trace, trace_of_evaluation
+from esper.training.run_folder import only_writer
 from esper.training.trainer import Trainer
+from tests.page.tables import report, table
 
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -37,82 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Trainer(check(OVERRIDES), folder).run()
     write_page(folder, hosts=4, log=lambda line: None)
     return folder
-
-
-def table(returns: list[float], op: str = "wait") -> dict:
-    """Return a trace of hosts with two epochs, which act in the first."""
-    hosts = len(returns)
-    columns = {
-        "epoch": [1.0, 2.0] * hosts,
-        "host": [float(host) for host in range(hosts) for _ in range(2)],
-        "kind": ["a"] * 2 * hosts,
-        "op": [op, "wait"] * hosts,
-        "slot": ["s0" if op == "germinate" else None, None] * hosts,
-        "blueprint": ["conv" if op == "germinate" else None, None] * hosts,
-        "rolled_back": [None] * 2 * hosts,
-        "s0.stage": ["training", "blending"] * hosts,
-        "s0.contribution": [None, 3.0] * hosts,
-    }
-    ends = {"return": returns, "test_accuracy": returns}
-    return columns | {name: [value for one in values for value in (None, one)] for name, values in ends.items()}
-
-
-def test_the_verdict_follows_the_interval() -> None:
-    never = table([10, 20, 30, 40])
-    name = {"name": "it", "score": "accuracy"}
-    assert verdict(table([12, 22, 33, 42]), never, **name).startswith(
-        "Compared with never growing, it has 2.2 ± 0.8 pp more test accuracy and 2.2 ± 0.8 points more return on 4 held-out hosts"
-    )
-    worse = {"test_accuracy": table([8, 18, 27, 38])["test_accuracy"]}
-    assert "it has 2.2 ± 0.8 pp less test accuracy and no clear difference in return (0.0 ± 13.1 points)" in verdict(
-        table([0, 30, 31, 39]) | worse, never, **name
-    )
-    found = gain(table([11, 21, 31, 41]), never, "return")
-    assert found is not None
-    assert found.mean == 1
-
-
-def test_hosts_that_lose_are_named_worst_first() -> None:
-    never = table([10, 20, 30])
-    assert failures(table([9, 25, 20]), never).startswith(
-        "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
-    )
-    assert failures(table([10, 20, 30], "prune"), never) == (
-        "None of 3 hosts returns less than if it never grew. Lowest test accuracy, and the difference to never growing: "
-        "host 0 (10.0 %, +0.0 pp), host 1 (20.0 %, +0.0 pp), host 2 (30.0 %, +0.0 pp). 3 seeds pruned, in 3 hosts. No rollbacks."
-    )
-
-
-def test_kinds_are_compared_with_never_growing() -> None:
-    kind = {"kind": ["a", "a", "b", "b", "b", "b"]}
-    never = table([10, 20, 30]) | kind
-    assert kinds(table([12, 20, 31], "germinate") | kind, never) == [
-        ("a", "1", "+2.0", "+2.0", "conv in s0 (100% of 1 seed)"),
-        ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (100% of 2 seeds)"),
-    ]
-    assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
-    assert kinds(table([12, 20, 31]), never) == []
-
-
-def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
-    def report(own: list[float], other: list[float]) -> dict:
-        return {"hosts": {name: {"return": values} for name, values in {"policy": own, "rule": other, "wait": [0, 0, 0]}.items()}}
-
-    assert rival_sentence(report([11, 12, 13.5], [10, 11, 12])) == (
-        "its best rival is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
-    )
-    assert "returns 1.0 ± 0.0 points less" in rival_sentence(report([1, 2, 3], [2, 3, 4]))
-    assert "no clear difference in return (0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
-    assert rival_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
-
-
-def test_plantings_are_counted_with_their_last_contribution() -> None:
-    planted = plantings(table([1, 2], "germinate"))
-    assert [(one["host"], one["epoch"], one["contribution"]) for one in planted] == [(0, 1, 3.0), (1, 1, 3.0)]
-    assert habits(table([1, 2], "germinate"))[0].startswith(
-        "It plants in 2 of 2 hosts, 1.0 seeds per host, most often conv in s0 (100% of all seeds)"
-    )
-    assert habits(table([1, 2])) == ["It plants nothing."]
 
 
 def test_traces_on_the_page_are_chosen_evenly() -> None:
@@ -137,7 +65,8 @@ def test_the_page_is_one_file_without_addresses_and_holds_the_numbers(folder: Pa
 
 def test_the_command_writes_pages_and_refuses_what_is_no_run(folder: Path, tmp_path: Path, capsys) -> None:
     main([str(folder), "hosts=0"])
-    assert capsys.readouterr().out == f"page: {folder / 'run.html'}\n"
+    place = f"page: {folder / 'run.html'}\n"
+    assert capsys.readouterr().out == f"2 updates, finished; evaluated: the policy after update 2\n{place}"
     for arguments, message in (
         ([str(tmp_path)], "holds no run"),
         ([], "no folder is given"),
@@ -172,8 +101,12 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     setTimeout(() => {
       const seen = {}, range = document.getElementById("trace"), sort = document.getElementById("sort");
       const lanes = () => [...document.querySelectorAll(".lanes")];
+      seen.ticks = [...document.querySelectorAll(".ticks button")].map((one) => one.textContent);
+      seen.legend = [...document.querySelectorAll("#legend li")].map((one) => one.textContent);
+      seen.scatter = document.getElementById("scatter").textContent;
+      seen.marks = document.querySelectorAll("#scatter :is(.dot, .removed)").length;
       seen.label = document.getElementById("label").textContent; seen.hosts = lanes().length;
-      range.value = 0; range.dispatchEvent(new Event("input"));
+      document.querySelector(".ticks button").click();
       seen.first = document.getElementById("label").textContent;
       range.value = range.max; range.dispatchEvent(new Event("input"));
       sort.value = "return"; sort.dispatchEvent(new Event("change"));
@@ -197,6 +130,12 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert found, done.stdout[-500:] + done.stderr[-500:]
     seen = json.loads(found[1])
     assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, sampled actions", 4)
+    assert seen["ticks"] == ["update 1", "2", "held-out, most probable", "held-out, sampled"]
+    tables = [read_trace(path) for path in (folder / "trace").iterdir()]
+    stages = {stage for one in tables for name, values in one.items() if ".stage" in name for stage in values}
+    assert {*seen["legend"]} == stages - {"dormant", None}, "the legend has the stages that occur"
+    assert seen["marks"] == 0 or f"{seen['marks']} seeds" in seen["scatter"]
+    assert seen["marks"] == 0 or "ank correlation" in seen["scatter"]
     assert seen["first"] == "update 1, training hosts"
     returns = read_trace(trace_of_evaluation(folder, 2, 4, "policy"))["return"][7::8]
     assert seen["order"] == np.argsort(np.array(returns, dtype=float)).tolist()
@@ -212,3 +151,56 @@ def test_packing_keeps_values_and_shrinks_what_does_not_change() -> None:
     assert found["columns"]["s0.potential_conv"] == [5, None, 6, 7]
     assert found["columns"]["op"] == {"names": ["germinate", "wait"], "at": [0, 1, 0, 1]}
     assert embedded([found]) == embedded([found])
+
+
+def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a run"
+    shutil.copytree(folder, copy)
+    records = json.loads((copy / "run.json").read_text())
+
+    def page(status: str) -> str:
+        (copy / "run.json").write_text(json.dumps([records[0] | {"status": status}]))
+        return write_page(copy, hosts=0, log=lambda line: None).read_text()
+
+    killed = page("running")
+    assert read_status(copy).line == "2 updates, killed after update 2; evaluated: the policy after update 2"
+    assert "The policy after update 2 grew the held-out hosts of this page." in killed
+    assert f"<pre>python -m esper.train {typed_as('resume', copy)}</pre>" in unescape(killed)
+    assert "still running" not in killed
+    with only_writer(copy):
+        running = page("running")
+        assert read_status(copy).line.startswith("2 updates, still running at 20")
+    assert "still running at 20" in running
+    assert "This command continues it" not in running
+    assert "stopped after update 2" in page("stopped")
+    finished = page("finished")
+    assert "killed" not in finished.split("<script")[0]
+    assert "grew the held-out hosts of this page" not in finished
+
+
+def test_the_newest_evaluation_leads_if_it_has_more_hosts(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+
+    def page(name: str, found: dict) -> str:
+        (copy / f"{name}.json").write_text(json.dumps(found))
+        return write_page(copy, hosts=0, log=lambda line: None).read_text()
+
+    older = page("evaluation_000001_99_hosts_episode0", report(99, policy=50, heuristic=40, wait=30))
+    assert "on 4 held-out hosts (mean" in older, "an evaluation of an earlier policy does not lead"
+    assert "Its best baseline" not in older
+    few = page("evaluation_000002_3_hosts_episode0", report(3, policy=50, heuristic=40, wait=30))
+    assert "on 4 held-out hosts (mean" in few
+    assert "<h2>Comparison with baselines</h2>" in few
+    assert '<a href="evaluation_000002_3_hosts_episode0.json">' in few
+    assert ">figure</a>" not in few
+    (copy / "evaluation_000002_9_hosts_episode0.svg").write_text("<svg/>")
+    many = page("evaluation_000002_9_hosts_episode0", report(9, policy=50, heuristic=40, wait=30))
+    assert "20.0 ± 0.0 points more return on 9 held-out hosts (mean" in many
+    assert "Its best baseline in esper.evaluate is heuristic" in many
+    assert "On the 4 held-out hosts shown below, it" in many
+    assert '<a href="evaluation_000002_9_hosts_episode0.svg">figure</a>' in many
+    page("evaluation_000003_5_hosts_other", report(5, policy=50, wait=30) | {"transfer": {"slug": "other"}})
+    found = newest_evaluation(copy)
+    assert found is not None
+    assert found.file == "evaluation_000002_9_hosts_episode0.json", "transfers are another question"

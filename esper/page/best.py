@@ -1,0 +1,51 @@
+"""The best update of a run by its return in training, and whether the policy has become worse since."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+LAST = 5
+"""Updates at the end of a run whose mean return is compared."""
+BESIDE = 2
+"""Updates on each side of the best one that are compared. The best one itself is left out: it was chosen for its luck, too."""
+RETURN = "policy/return"
+
+
+def best_update(best: Mapping[str, Any] | None) -> str:
+    """Return the sentence that names the checkpoint with the highest return in training; empty before the first update.
+
+    Args:
+        best: `best` of a checkpoint. The policy after update u plays update u + 1.
+    """
+    if not best:
+        return ""
+    return (
+        f"Update {best['update'] + 1} has the highest return in training, {best['return']:.1f} points. "
+        f"{_where(best['update'])} is the policy that played it."
+    )
+
+
+def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | None) -> str:
+    """Return a sentence if the last updates return less than those beside the best one, by Welch's 95 % interval; else ""."""
+    played = [record for record in records if np.isfinite(record.get(RETURN, np.nan))]
+    place = next((i for i, record in enumerate(played) if best and record["update"] == best["update"] + 1), None)
+    if place is None or best is None or place + BESIDE >= len(played) - LAST:
+        return ""
+    beside = [one[RETURN] for one in [*played[max(0, place - BESIDE) : place], *played[place + 1 : place + 1 + BESIDE]]]
+    last = [record[RETURN] for record in played[-LAST:]]
+    if min(len(beside), len(last)) < 2 or np.ptp(beside) + np.ptp(last) == 0:
+        return ""
+    low = stats.ttest_ind(beside, last, equal_var=False).confidence_interval().low
+    if not low > 0:
+        return ""
+    return (
+        f"Training has become worse since its best: the last {LAST} updates return {np.mean(last):.1f} points on average, "
+        f"against {np.mean(beside):.1f} next to update {best['update'] + 1}. "
+        f"{_where(best['update'])} evaluates the policy of that time."
+    )
+
+
+def _where(update: int) -> str:
+    return f"checkpoint=FOLDER/best (checkpoint_{update:06d}.pt)"

@@ -1,0 +1,107 @@
+"""What a run and its networks cost, as rows of text and FLOPs per host."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.env.actions import STYLES
+from esper.lifecycle.roles import Blend
+from esper.telemetry.pictures import slots_of
+from esper.telemetry.tags import PHASES
+from esper.telemetry.text import counted
+from esper.telemetry.traces import Table
+from esper.training.estimate import in_bytes
+
+Rows = list[tuple[str, str]]
+TRAINING, MEASURING = "host/training_flops", "host/measuring_flops"
+
+
+def costs_of(folder: Path) -> dict[str, Any]:
+    """Return the costs of the host and of seeds; empty where they were not written."""
+    path = folder / "costs.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def with_flops(table: Table, costs: Mapping[str, Any]) -> Table:
+    """Return a trace with `flops_kept` in the last row of each host: FLOPs per sample of the host and its fossils."""
+    if not costs or not (slots := slots_of(table)):
+        return table
+    steps = round(max(table["epoch"]))
+    styles: dict[str, str | None] = {}
+    flops: list[float | None] = []
+    for row, op in enumerate(table["op"]):
+        if row % steps == 0:
+            styles = {}
+        if op == "germinate":
+            styles[table["slot"][row]] = table.get("style", [None] * (row + 1))[row]
+        if (row + 1) % steps:
+            flops.append(None)
+            continue
+        total = float(costs["host"]["flops"])
+        for slot in slots:
+            if table[f"{slot}.stage"][row] == "fossilized":
+                total += costs["seeds"].get(table[f"{slot}.blueprint"][row], {}).get(slot, {}).get("flops", 0)
+                blend = STYLES.get(styles.get(slot) or "", (None,))[0]
+                total += costs["gates"][slot]["flops"] if blend is Blend.GATE else 0
+        flops.append(total)
+    return table | {"flops_kept": flops}
+
+
+def rows(
+    folder: Path,
+    records: Sequence[Mapping[str, float]],
+    history: Sequence[Mapping[str, Any]],
+    *,
+    hosts: int,
+    grown_N: npt.NDArray[np.float64] | None = None,
+) -> Rows:
+    """Return name and value of what the run cost.
+
+    Args:
+        folder: folder of the run.
+        records: metrics and times of all written updates.
+        history: records of `run.json`.
+        hosts: hosts in an update.
+        grown_N: FLOPs per sample of held-out hosts after growing; None if unknown.
+    """
+    wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
+    found = [
+        ("time", f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, in {counted(len(history), 'session')}")
+    ]
+    totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
+    if total := sum(totals.values()):
+        found.append(
+            ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
+        )
+    found += _training(records, hosts)
+    if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
+        found.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
+    if host := costs_of(folder).get("host", {}):
+        found.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
+        if grown_N is not None and np.isfinite(grown_N).all() and host.get("flops"):
+            mean = grown_N.mean()
+            scale = f"{mean / host['flops']:.2g} times as many"
+            found.append(("grown network", f"{mean:,.0f} FLOPs per sample, {scale}; mean over {len(grown_N)} held-out hosts"))
+    if history and (data := history[-1].get("data")):
+        found.append(("data", data))
+    if history:
+        devices = ", ".join(f"{text} (devices={name})" for name, text in history[-1].get("devices", {}).items())
+        found.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
+    return found
+
+
+def _training(records: Sequence[Mapping[str, float]], hosts: int) -> Rows:
+    """Return the row of the FLOPs of training and validating hosts: of all updates if each was written, else of the last one."""
+    if not records or TRAINING not in records[-1]:
+        return []
+    each = [record.get(TRAINING, np.nan) + record.get(MEASURING, 0.0) for record in records]
+    last = f"{each[-1]:.3g} per host in the last update"
+    if len(records) < records[-1]["update"] or not np.isfinite(each).all():
+        return [("training FLOPs", f"{last}, training and validation")]
+    total, updates = f"{sum(each) * hosts:.3g} for {len(records) * hosts:,} hosts", counted(len(records), "update")
+    text = f"{total} in {updates}, training and validation; {last}. The learning of the controller is not counted."
+    return [("training FLOPs", text)]

@@ -1,0 +1,130 @@
+"""The newest evaluation of a run by `esper.evaluate`: its controllers on the same held-out hosts."""
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.config import GROUPS
+from esper.page.findings import signed
+from esper.stats.intervals import mean_interval
+from esper.telemetry.tags import in_terms_of
+from esper.telemetry.traces import Table
+
+_NAME = re.compile(r"evaluation_(\d{6,})_.*")
+COLUMNS = {"return": "return", "accuracy": "test_accuracy", "parameters": "parameters_kept", "flops": "flops_kept"}
+"""Outcomes of an evaluation, and the columns of a trace with the same meaning."""
+MEANINGS = {
+    "policy": "the policy of this run with sampled actions, as in training",
+    "policy_greedy": "the policy with its most probable actions",
+    "replay": "the topologies that the policy kept, grown from the start",
+    "wait": "never growing",
+}
+"""Controllers whose classes do not say what they are on this page."""
+HEAD = (
+    "controller",
+    "return\n[points]",
+    "minus that of\nthe policy",
+    "test accuracy\n[%]",
+    "minus that of\nthe policy [pp]",
+    "parameters\nkept",
+    "FLOPs\nper sample",
+    "what it is",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """A file of `esper.evaluate` on the run's own kind of hosts."""
+
+    update: int
+    """Update of the policy."""
+    report: Mapping[str, Any]
+    file: str
+    """Its name in the folder of the run."""
+    figure: str
+    """Name of its figure; empty if there is none."""
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that each controller grew."""
+        return len(next(iter(self.report["hosts"].values()))["return"])
+
+    def table(self, name: str) -> Table | None:
+        """Return the results of a controller as a trace with one row per host; None if it was not evaluated."""
+        found = self.report["hosts"].get(name)
+        if found is None:
+            return None
+        return {"epoch": [1.0] * len(found["return"])} | {
+            column: found[outcome] for outcome, column in COLUMNS.items() if outcome in found
+        }
+
+
+def newest_evaluation(folder: Path) -> Evaluated | None:
+    """Return the evaluation of the newest policy that was written last; None if there is none. Transfers to other
+    tasks do not count."""
+    found: list[tuple[int, float, str, Mapping[str, Any]]] = []
+    for path in folder.glob("evaluation_*.json"):
+        with suppress(OSError, ValueError):
+            report = json.loads(path.read_text())
+            if (match := _NAME.fullmatch(path.stem)) and report.get("hosts") and not report.get("transfer"):
+                found.append((int(match[1]), path.stat().st_mtime, path.name, report))
+    if not found:
+        return None
+    update, _, name, report = max(found, key=lambda one: one[:3])
+    figure = Path(name).with_suffix(".svg").name
+    return Evaluated(update=update, report=report, file=name, figure=figure if (folder / figure).exists() else "")
+
+
+def head(score: str) -> list[str]:
+    """Return the heads of the columns of `controllers`."""
+    heads = [in_terms_of(score, one) for one in HEAD]
+    return heads if score == "accuracy" else [one.replace(" [pp]", "").replace("\n[%]", "") for one in heads]
+
+
+def controllers(report: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row of text per controller, the highest return first: its means over hosts, and their differences to the policy
+    with 95 % intervals, paired by host."""
+    hosts: Mapping[str, Mapping[str, Sequence[float]]] = report["hosts"]
+    rows: list[list[str]] = []
+    for name in sorted(hosts, key=lambda name: -float(np.mean(hosts[name]["return"]))):
+        one, cells = hosts[name], [name.partition(" (")[0]]
+        for outcome in ("return", "accuracy"):
+            cells += [
+                _number(one.get(outcome, []), 1),
+                _over(one.get(outcome, []), hosts.get("policy", {}).get(outcome, []), name),
+            ]
+        cells += [_number(one.get("parameters", []), 0), _number(one.get("flops", []), 0), meaning(name)]
+        rows.append(cells)
+    return rows
+
+
+def meaning(name: str) -> str:
+    """Return what a controller is, in the words of its class; for a search or schedule what it chose."""
+    if name in MEANINGS:
+        return MEANINGS[name]
+    short, _, chosen = name.partition(" (")
+    found = GROUPS["agent"].get(short)
+    text = inspect.getdoc(found) or "" if found else ""
+    first = " ".join(text.split("\n\n")[0].split()).removesuffix(".")
+    return chosen.removesuffix(")") or first.removeprefix("A controller that ")
+
+
+def _number(values: Sequence[float], digits: int) -> str:
+    mean = float(np.mean(values)) if len(values) else math.nan
+    return f"{mean:,.{digits}f}" if math.isfinite(mean) else ""
+
+
+def _over(values: Sequence[float], own: Sequence[float], name: str) -> str:
+    """Return the mean difference to the policy; empty for the policy itself, and where one was not measured."""
+    if name == "policy" or not len(values) or len(values) != len(own):
+        return ""
+    difference_N = np.array(values, dtype=np.float64) - np.array(own, dtype=np.float64)
+    return signed(mean_interval(difference_N)) if np.isfinite(difference_N).all() else ""

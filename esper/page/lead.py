@@ -1,0 +1,201 @@
+"""The first lines of a page: whether growing paid, what it cost, what the policy does, and where it fails."""
+
+# N hosts
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.page.findings import claim, gain, habits, percent, results, signed, verdict
+from esper.stats.intervals import Interval
+from esper.telemetry.text import counted
+from esper.telemetry.traces import Table
+
+FEW = 3
+"""Most hosts that a sentence names for their results."""
+MOST_NAMED = 6
+"""Most hosts that a sentence names for a pruned seed."""
+ROLLBACKS = "governor/rollbacks_"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grown:
+    """The same held-out hosts, grown by a policy and never."""
+
+    policy: Table
+    """With sampled actions, as in training."""
+    greedy: Table | None
+    """With the most probable actions; None where the agent has no probabilities."""
+    never: Table
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return len(results(self.policy, "return"))
+
+
+def sentences(
+    worth: Grown | None,
+    shown: Grown | None,
+    *,
+    name: str,
+    score: str,
+    part: str,
+    host: Mapping[str, float],
+    baseline: tuple[str, Interval, int] | None,
+    training: str,
+) -> list[str]:
+    """Return the lines at the top of a page, the most important first.
+
+    Args:
+        worth: results of most hosts, which the numbers are from; None without results.
+        shown: traces of the hosts that the page shows; None without traces.
+        name: the policy in words.
+        score: name of the hosts' score.
+        part: name of a part of the host, such as "block".
+        host: parameters and FLOPs of the host, empty if unknown.
+        baseline: best baseline of the newest evaluation, the policy's return minus its own, and hosts.
+        training: rollbacks in training in words, see `rollbacks`.
+    """
+    if worth is None:
+        return []
+    lines = [verdict(worth.policy, worth.never, name=name, score=score)]
+    lines += _most_probable(worth, score) + _price(worth, host)
+    if baseline:
+        other, difference, hosts = baseline
+        lines.append(
+            f"Its best baseline in esper.evaluate is {other}: the policy has {claim(difference, 'return', 'points')} "
+            f"on the same {counted(hosts, 'host')}."
+        )
+    if shown:
+        text = " ".join(habits(shown.policy, part))
+        if shown.hosts != worth.hosts:
+            text = f"On the {shown.hosts} held-out hosts shown below, {text[0].lower()}{text[1:]}"
+        lines += [text, failures(shown, score=score, training=training)]
+    return lines
+
+
+def _most_probable(grown: Grown, score: str) -> list[str]:
+    """Return the sentence that compares sampled with most probable actions; none if one was not measured."""
+    if grown.greedy is None:
+        return []
+    parts: list[str] = []
+    for column, what, unit in (("test_accuracy", f"test {score}", "%"), ("return", "return", "points")):
+        if difference := gain(grown.greedy, grown.policy, column):
+            own, other = (results(table, column).mean() for table in (grown.greedy, grown.policy))
+            over = f"{signed(difference)} {'pp' if unit == '%' else unit}"
+            parts.append(f"{what} is {own:.1f} instead of {other:.1f} {unit} ({over})")
+    if not parts:
+        return []
+    none = " Those keep no seed." if results(grown.greedy, "parameters_kept").max() == 0 else ""
+    return [f"These are sampled actions, as in training. With the most probable ones, {' and '.join(parts)}.{none}"]
+
+
+def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:
+    """Return the sentence on the parameters and FLOPs of inference that growing adds; none if they are unknown."""
+    kept_N, flops_N = results(grown.policy, "parameters_kept"), results(grown.policy, "flops_kept")
+    if not (host.get("params") and np.isfinite(kept_N).all()):
+        return []
+    share = f"{percent(kept_N.mean() / host['params'])} of the host's {host['params']:,}"
+    text = f"It keeps {kept_N.mean():,.0f} parameters per host, {share}"
+    if host.get("flops") and np.isfinite(flops_N).all():
+        more = "raises" if flops_N.mean() > host["flops"] else "leaves"
+        factor = f" to {flops_N.mean():,.0f} ({flops_N.mean() / host['flops']:.3g} times)" if more == "raises" else ""
+        text += f", and {more} the FLOPs per sample {'from' if factor else 'at'} {host['flops']:,}{factor}"
+    return [f"{text}."]
+
+
+def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> str:
+    """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest test accuracy,
+    about seeds that were pruned, and about rollbacks.
+
+    Args:
+        grown: traces of the hosts.
+        score: name of the hosts' score.
+        training: rollbacks in training in words.
+    """
+    worse_N = results(grown.policy, "return") - results(grown.never, "return")
+    hosts = np.flatnonzero(worse_N < 0)
+    parts = [f"None of {counted(len(worse_N), 'host')} returns less than if it never grew."]
+    if len(hosts):
+        worst = hosts[np.argsort(worse_N[hosts])][:FEW]
+        named = ", ".join(f"host {host} ({worse_N[host]:.1f})" for host in worst)
+        less = "returns less than if it" if len(hosts) == 1 else "return less than if they"
+        parts = [f"{len(hosts)} of {counted(len(worse_N), 'host')} {less} never grew; the worst: {named}, in points of return."]
+    end_N = results(grown.policy, "test_accuracy")
+    lowest = np.argsort(end_N, kind="stable").tolist() if np.isfinite(end_N).all() else []
+    parts += _lowest(grown, lowest[:FEW], score) + _pruned(grown, lowest, score)
+    rolled = sum(cause is not None for cause in grown.policy["rolled_back"])
+    parts.append(f"{counted(rolled, 'rollback') if rolled else 'No rollbacks'} on these hosts{training}.")
+    return " ".join(parts)
+
+
+def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:
+    """Return a sentence with the results of the hosts of lowest test accuracy; none if that was not measured."""
+    if not hosts:
+        return []
+    end_N, never_N = (results(table, "test_accuracy") for table in (grown.policy, grown.never))
+    greedy_N = None if grown.greedy is None else results(grown.greedy, "test_accuracy")
+    named: list[str] = []
+    for host in hosts:
+        others = [] if greedy_N is None else [(greedy_N[host], "with the most probable actions")]
+        others.append((never_N[host], "if it never grows"))
+        beside = ", ".join(f"{value:.1f} % {'' if named else text}".strip() for value, text in others)
+        named.append(f"host {host} with {end_N[host]:.1f} % ({beside})")
+    return [f"Lowest test {score}: {'; '.join(named)}."]
+
+
+def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
+    """Return a sentence on pruned seeds: in which hosts, whether these have the lowest test accuracy, and what the most probable
+    actions prune; none without pruned seeds."""
+    found = pruned(grown.policy)
+    hosts = sorted(set(found))
+    if not found:
+        return []
+    seeds = f"{counted(len(found), 'seed')} {'was' if len(found) == 1 else 'were'} pruned"
+    text = f"{seeds}, in {counted(len(hosts), 'host')}"
+    if len(hosts) <= MOST_NAMED:
+        text = f"{seeds}, in {'host' if len(hosts) == 1 else 'hosts'} {_listed(hosts)}"
+        least = max(FEW, len(hosts))
+        among = [host for host in hosts if host in lowest[:least]]
+        if len(lowest) > len(hosts) and set(hosts) == set(lowest[: len(hosts)]):
+            text += f", the {'host' if len(hosts) == 1 else f'{len(hosts)} hosts'} of lowest test {score}"
+        elif len(lowest) > least and among:
+            text += f"; {_listed(among)} {'is' if len(among) == 1 else 'are'} among the {least} of lowest test {score}"
+    if grown.greedy is not None:
+        other = len(pruned(grown.greedy))
+        text += f"; the most probable actions prune {other or 'none'}"
+    return [f"{text}."]
+
+
+def pruned(table: Table) -> list[int]:
+    """Return the host of every seed that a controller pruned."""
+    refused = table.get("refused", [0] * len(table["op"]))
+    ops = zip(table["host"], table["op"], refused, strict=True)
+    return [round(host) for host, op, no in ops if op == "prune" and not no]
+
+
+def rollbacks(records: Sequence[Mapping[str, float]]) -> str:
+    """Return the rollbacks in training as the end of a sentence, such as "; 2 in training, the last in update 42 (divergence 2)";
+    empty if they were not recorded."""
+    causes: Counter[str] = Counter()
+    newest, known = 0, False
+    for record in records:
+        found = {tag.removeprefix(ROLLBACKS): round(value) for tag, value in record.items() if tag.startswith(ROLLBACKS)}
+        known = known or bool(found)
+        causes.update(found)
+        newest = round(record["update"]) if any(found.values()) else newest
+    if not known:
+        return ""
+    where = "in training" if len(records) == records[-1]["update"] else "in the written updates of training"
+    if not newest:
+        return f", and none {where}"
+    named = ", ".join(f"{cause} {count}" for cause, count in causes.items() if count)
+    return f"; {causes.total()} {where}, the last in update {newest} ({named})"
+
+
+def _listed(hosts: Sequence[int]) -> str:
+    names = [str(host) for host in hosts]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,189 @@
+"""What the page says of a run, from traces, metrics and evaluations."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from esper.page.best import best_update, decline
+from esper.page.costs import rows, with_flops
+from esper.page.curves import reward_tags
+from esper.page.evaluations import controllers, meaning
+from esper.page.findings import cards, gain, habits, kind_words, kinds, plantings, rival_sentence, slot_words, verdict
+from esper.page.lead import Grown, failures, rollbacks, sentences
+from tests.page.tables import report, table
+
+
+def test_the_verdict_follows_the_interval() -> None:
+    never = table([10, 20, 30, 40])
+    name = {"name": "it", "score": "accuracy"}
+    assert verdict(table([12, 22, 33, 42]), never, **name).startswith(
+        "Compared with never growing, it has 2.2 ± 0.8 pp more test accuracy and 2.2 ± 0.8 points more return on 4 held-out hosts"
+    )
+    worse = {"test_accuracy": table([8, 18, 27, 38])["test_accuracy"]}
+    assert "it has 2.2 ± 0.8 pp less test accuracy and no clear difference in return (0.0 ± 13.1 points)" in verdict(
+        table([0, 30, 31, 39]) | worse, never, **name
+    )
+    found = gain(table([11, 21, 31, 41]), never, "return")
+    assert found is not None
+    assert found.mean == 1
+
+
+def grown(policy: dict, never: dict, greedy: dict | None = None) -> Grown:
+    return Grown(policy=policy, greedy=greedy, never=never)
+
+
+def test_hosts_that_lose_are_named_worst_first() -> None:
+    never = table([10, 20, 30])
+    assert failures(grown(table([9, 25, 20]), never)).startswith(
+        "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
+    )
+    assert failures(grown(table([10, 20, 30], "prune"), never)) == (
+        "None of 3 hosts returns less than if it never grew. Lowest test accuracy: "
+        "host 0 with 10.0 % (10.0 % if it never grows); host 1 with 20.0 % (20.0 %); host 2 with 30.0 % (30.0 %). "
+        "3 seeds were pruned, in hosts 0, 1 and 2. "
+        "No rollbacks on these hosts."
+    )
+
+
+def test_pruned_seeds_are_named_with_the_hosts_that_they_cost() -> None:
+    own, never = table([50, 20, 60, 70, 80]), table([10, 10, 10, 10, 10])
+    own["op"][2] = "prune"
+    text = failures(grown(own, never, table([50, 75, 60, 70, 80])), training="; 2 in training")
+    assert "host 1 with 20.0 % (75.0 % with the most probable actions, 10.0 % if it never grows); host 0 with" in text
+    assert "1 seed was pruned, in host 1, the host of lowest test accuracy; the most probable actions prune none." in text
+    assert text.endswith("No rollbacks on these hosts; 2 in training.")
+    own["op"][6], own["op"][2] = "prune", "wait"
+    assert "in host 3. No" in failures(grown(own, never)), "a host that does well is not called one of the worst"
+    own["op"][4] = "prune"
+    assert "in hosts 2 and 3; 2 is among the 3 of lowest test accuracy" in failures(grown(own, never))
+
+
+def test_rollbacks_in_training_are_told() -> None:
+    records = [{"update": 1.0, "governor/rollbacks_decline": 0.0}, {"update": 2.0, "governor/rollbacks_decline": 2.0}]
+    assert rollbacks(records) == "; 2 in training, the last in update 2 (decline 2)"
+    assert rollbacks(records[:1]) == ", and none in training"
+    assert rollbacks(records[1:]).startswith("; 2 in the written updates of training")
+    assert rollbacks([{"update": 1.0}]) == ""
+
+
+def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
+    ends = {"parameters_kept": [None, 50] * 3, "flops_kept": [None, 300] * 3}
+    found = grown(
+        table([10, 20, 30], "germinate") | ends, table([1, 2, 3]), table([20, 30, 41]) | {"parameters_kept": [None, 0] * 3}
+    )
+    lines = sentences(
+        found,
+        found,
+        name="it",
+        score="accuracy",
+        part="block",
+        host={"params": 200, "flops": 100},
+        baseline=None,
+        training="",
+    )
+    assert "With the most probable ones, test accuracy is 30.3 instead of 20.0 % (+10.3 ± 1.4 pp) and return is 30.3" in lines[1]
+    assert lines[1].endswith("Those keep no seed.")
+    assert (
+        lines[2]
+        == "It keeps 50 parameters per host, 25 % of the host's 200, and raises the FLOPs per sample from 100 to 300 (3 times)."
+    )
+    assert lines[3].startswith("It plants in 3 of 3 hosts")
+    assert sentences(None, None, name="", score="", part="", host={}, baseline=None, training="") == []
+    shown = cards(found.policy, found.never, score="accuracy", host={"params": 200, "flops": 100}, greedy=found.greedy)
+    assert [card.value for card in shown[2:]] == ["20.0 %", "50", "3 x"]
+    assert "30.3 % with the most probable actions" in shown[2].label
+
+
+def test_names_of_slots_and_kinds_are_explained() -> None:
+    assert slot_words("r0c1", "block") == ["Slot r0c1 is a place for a seed in block 1 of the host, row 0, both counted from 0."]
+    assert slot_words("s0", "block") == []
+    assert "one letter per layer, in forward order: o for an intact layer" in kind_words("oxx noise=0.2", "layer")
+    assert "names what sets these hosts apart" in kind_words("plain", "layer")
+
+
+def test_kinds_are_compared_with_never_growing() -> None:
+    kind = {"kind": ["a", "a", "b", "b", "b", "b"]}
+    never = table([10, 20, 30]) | kind
+    assert kinds(table([12, 20, 31], "germinate") | kind, never) == [
+        ("a", "1", "+2.0", "+2.0", "conv in s0 (100 % of 1 seed)"),
+        ("b", "2", "+0.5 ± 6.4", "+0.5 ± 6.4", "conv in s0 (100 % of 2 seeds)"),
+    ]
+    assert [row[-1] for row in kinds(table([12, 20, 31]) | kind, never)] == ["nothing", "nothing"]
+    assert kinds(table([12, 20, 31]), never) == []
+
+
+def test_the_best_rival_is_compared_by_a_paired_interval() -> None:
+    def report(own: list[float], other: list[float]) -> dict:
+        return {"hosts": {name: {"return": values} for name, values in {"policy": own, "rule": other, "wait": [0, 0, 0]}.items()}}
+
+    assert rival_sentence(report([11, 12, 13.5], [10, 11, 12])) == (
+        "its best rival is rule: the policy returns 1.2 ± 0.7 points more, paired on the same 3 hosts"
+    )
+    assert "returns 1.0 ± 0.0 points less" in rival_sentence(report([1, 2, 3], [2, 3, 4]))
+    assert "no clear difference in return (0.0 ± " in rival_sentence(report([1, 2, 3], [2, 2, 2]))
+    assert rival_sentence(report([1, 2, 3], [-1, -1, -1])) == ""
+
+
+def test_plantings_are_counted_with_their_last_contribution() -> None:
+    planted = plantings(table([1, 2], "germinate"))
+    assert [(one["host"], one["epoch"], one["contribution"]) for one in planted] == [(0, 1, 3.0), (1, 1, 3.0)]
+    assert habits(table([1, 2], "germinate"))[0].startswith(
+        "It plants in 2 of 2 hosts, 1.0 seeds per host, most often conv in s0 (100 % of all seeds)"
+    )
+    assert habits(table([1, 2])) == ["It plants nothing."]
+    later = table([1, 2], "germinate")
+    later["op"][2:], later["slot"][3], later["blueprint"][3] = ["wait", "germinate"], "s0", "conv"
+    assert "1 of 2 seeds is planted by epoch 1 of 2." in habits(later), "an epoch is a whole number"
+
+
+def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() -> None:
+    def records(returns: list[float]) -> list[dict[str, float]]:
+        return [{"update": float(update), "policy/return": value} for update, value in enumerate(returns, 1)]
+
+    best = {"update": 3, "return": 80.0}
+    worse = decline(records([50, 69, 70, 80, 71, 69, 60, 60, 61, 59, 60, 60]), best)
+    assert "the last 5 updates return 60.0 points on average, against 69.8 next to update 4" in worse
+    assert "checkpoint=FOLDER/best (checkpoint_000003.pt)" in worse
+    assert decline(records([50, 69, 70, 80, 71, 69, 70, 70, 71, 69, 70, 70]), best) == ""
+    assert decline(records([50, 69, 70, 80, 60, 60]), best) == "", "too early to tell"
+    assert decline(records([50, 60]), None) == ""
+    assert best_update(best) == (
+        "Update 4 has the highest return in training, 80.0 points. checkpoint=FOLDER/best (checkpoint_000003.pt) is "
+        "the policy that played it."
+    )
+    assert best_update(None) == ""
+
+
+def test_flops_count_fossils_and_their_gates(tmp_path: Path) -> None:
+    price = {"flops": 10}
+    costs = {"host": {"flops": 100}, "seeds": {"conv": {"s0": price}}, "gates": {"s0": {"flops": 1}}}
+    trace = table([1, 2], "germinate") | {"s0.blueprint": ["conv"] * 4, "style": ["gated", None, "linear_add", None]}
+    trace["s0.stage"] = ["training", "fossilized"] * 2
+    assert with_flops(trace, costs)["flops_kept"] == [None, 111, None, 110]
+    assert with_flops(table([1, 2]), costs)["flops_kept"] == [None, 100, None, 100], "seeds that were not kept do not count"
+    records = [
+        {"update": 1.0, "host/training_flops": 5.0, "host/measuring_flops": 1.0},
+        {"update": 2.0, "host/training_flops": 7.0},
+    ]
+    (tmp_path / "costs.json").write_text(json.dumps({"host": {"params": 4, "flops": 100}}))
+    found = dict(rows(tmp_path, records, [], hosts=10, grown_N=np.array([150.0, 250.0])))
+    assert found["training FLOPs"].startswith("130 for 20 hosts in 2 updates")
+    assert found["grown network"] == "200 FLOPs per sample, 2 times as many; mean over 2 held-out hosts"
+    assert dict(rows(tmp_path, records[1:], [], hosts=10))["training FLOPs"].startswith("7 per host in the last update")
+
+
+def test_reward_terms_are_ordered_by_their_mean_magnitude() -> None:
+    records = [{"reward/rent": -2.0, "reward/governor": 0.0, "reward/never": 0.0}] * 9 + [
+        {"reward/rent": -2.0, "reward/governor": -10.0}
+    ]
+    assert reward_tags(records) == ["reward/rent", "reward/governor"]
+
+
+def test_the_table_of_controllers_compares_with_the_policy() -> None:
+    found = controllers(report(4, policy=50, heuristic=60, wait=40))
+    assert [row[0] for row in found] == ["heuristic", "policy", "wait"]
+    assert found[0][1:7] == ["60.5", "+10.0 ± 0.0", "60.5", "+10.0 ± 0.0", "50", "2,000"]
+    assert found[1][2] == ""
+    assert meaning("heuristic") == "takes the first action that applies: prune, fossilize, advance, germinate, wait"
+    assert meaning("one_seed (conv in r0c0)") == "conv in r0c0"
