@@ -31,7 +31,9 @@ def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] 
         if not equals:
             raise ConfigError(f"{override} is not of the form key=value: the keys are {', '.join(names)}")
         if key not in names:
-            raise ConfigError(renamed(key) or f"there is no key {key}: choose from {', '.join(names)}{did_you_mean(key, names)}")
+            hint = did_you_mean(key, names).removeprefix("; ")
+            known = f"{hint} the keys are {', '.join(names)}" if hint else f"choose from {', '.join(names)}"
+            raise ConfigError(renamed(key) or f"there is no key {key}: {known}")
     config = OmegaConf.structured(base or kind)
     hints = get_type_hints(kind)
     for override in overrides:

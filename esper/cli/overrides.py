@@ -241,9 +241,9 @@ def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         with suppress(HydraException):
             parsed += [one for one in parser.parse_overrides([override]) if one.key_or_group]
         if not parsed or parsed[-1].input_line != override:
-            raise ConfigError(
-                f"cannot read {override!r}: write key=value, and quote what the shell would split: 'devices=[cuda:0,cuda:1]'"
-            )
+            split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in overrides) and "=" not in override
+            example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
+            raise ConfigError(f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}")
     return parsed
 
 
@@ -374,13 +374,13 @@ def _check_key(loader: ConfigLoader, cfg: DictConfig, key: str) -> None:
 
 
 def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
-    """Return a sentence about a key that does not exist: the keys of its parent, and the closest key."""
+    """Return a sentence about a key that does not exist: the closest key, and the keys of its parent."""
     where, _, name = key.rpartition(".")
     elsewhere = [
         path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
     ]
-    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
-    return f"there is no key {key}: {where or 'the config'} has {', '.join(siblings) or 'no keys'}{hint}"
+    hint = f"did you mean {elsewhere[0]}? " if elsewhere else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
+    return f"there is no key {key}: {hint}{where or 'the config'} has {', '.join(siblings) or 'no keys'}"
 
 
 def _kind(cfg: DictConfig, key: str) -> str:

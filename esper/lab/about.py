@@ -25,7 +25,8 @@ def arms_table(found: Comparison) -> dict[str, Any]:
         else:
             text = " ".join(overrides.get(arm, [])) or ("no overrides" if arm in overrides else "runs without a plan")
         rows.append([arm, text])
-    common = f"; all: {' '.join(found.design.common)}" if found.design and found.design.common else ""
+    shared = [one for one in found.design.common if not one.startswith("sweep=")] if found.design else []
+    common = f". All arms also have {' '.join(shared)}" if shared else ""
     return {"caption": f"Arms and their overrides{common}", "head": ["arm", "overrides"], "rows": rows}
 
 

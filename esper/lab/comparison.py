@@ -1,5 +1,6 @@
 """Comparison of the arms of an experiment: every pair of arms in every outcome."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
+from esper.lab.advise import LONGER, acting_alike, continuing, measured_spread, next_experiment, unfinished
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, Design
+from esper.lab.design import AA_CONTROL, Design, command_of
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
@@ -17,9 +19,9 @@ from esper.lab.power import advice, spread_of
 from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
 from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
 from esper.lab.tables import host_table, seed_table
-from esper.stats.paired import MIN_BLOCKS, Difference
+from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
-from esper.stats.verdict import Conclusion, PairResult, compare_arms
+from esper.stats.verdict import NOT_NORMAL, Conclusion, PairResult, compare_arms
 from esper.telemetry.tags import in_terms_of
 from esper.training.provenance import code_version
 
@@ -41,14 +43,16 @@ class Comparison:
     """Every seed of the held-out hosts; see `seed_table`."""
     costs: pd.DataFrame
     """Costs of every arm; see `cost_table`."""
-    controls: dict[str, Difference]
-    """Difference of the first arm to its A/A control, by outcome; empty without a control."""
+    control_results: dict[str, PairResult]
+    """The first arm and its A/A control, by outcome; empty without a control."""
     warnings: list[str]
     """What a reader should know about the runs before believing a verdict."""
     design: Design | None = None
     """The experiment with its plan; None for loose runs and for several experiments."""
     deviations: list[str]
     """Deviations from the plan. If there are any, the comparison is exploratory and has no verdict."""
+    folders: Sequence[Path] = ()
+    """Folders of the experiment."""
     overrides: Sequence[str] = ()
     """Evaluation overrides."""
     score: str = "accuracy"
@@ -58,6 +62,11 @@ class Comparison:
     def arms(self) -> list[str]:
         """Names of all arms: trained arms, baselines, A/A control."""
         return self.outcomes["arm"].unique().tolist()
+
+    @property
+    def controls(self) -> dict[str, Difference]:
+        """Difference of the first arm to its A/A control, by outcome."""
+        return {name: result.difference for name, result in self.control_results.items()}
 
     @property
     def outcome(self) -> OutcomeSpec:
@@ -72,20 +81,27 @@ class Comparison:
         """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]
         lines = [str(result) for result in results]
+        if not results:
+            lines = [f"no verdict: {self.arms[0]} is the only arm beside its A/A control: add arms, or baselines=[wait]"]
         if self.deviations:
             lines = [f"exploratory, hence no verdict: {'; '.join(self.deviations)}"]
         else:
             lines += self._next_look()
-        control = self.controls.get(self.config.outcome)
-        if control and control.blocks >= MIN_BLOCKS:
-            lines.append(_about_control(control))
+        lines += self._about_control()
         lines += [f"warning: {warning}" for warning in [*self._pair_warnings(), *self.warnings]]
+        if alike := self._alike:
+            longer = f", as in updates={self._longer}" if self._longer else ""
+            lines.append(
+                f"warning: the most probable actions of all arms give the same accuracy in {alike[0]} of {alike[1]} blocks: the "
+                f"arms act alike, and more blocks will not tell them apart: train longer{longer}"
+            )
         lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
         if missing and not self.config.final:
+            command = continuing(self.design, self.folders)
             lines.append(
-                f"{len(missing)} of {len(self.runs)} planned runs are not finished: repeat the command that started them, "
-                "or set final=true if they never will be"
+                f"{len(missing)} of {len(self.runs)} planned runs are not finished: set final=true if they never will be, or "
+                f"continue with {command}"
             )
         lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
         lines += self._without_outcome()
@@ -98,14 +114,46 @@ class Comparison:
             return []
         pairs = [(result.difference.first, result.difference.second) for result in results]
         spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
-        return advice(spread, test) if spread else []
+        lines += advice(spread, test) if spread else []
+        if self.folders and not self.deviations:
+            lines += next_experiment(results, self.design, self.folders[0], self._longer)
+        return lines
+
+    @property
+    def _alike(self) -> tuple[int, int] | None:
+        """Number of blocks in which the trained arms act alike, of how many; None if in few."""
+        arms = [arm for arm in dict.fromkeys(run.arm for run in self.runs) if arm in self.arms]
+        greedy: Any = self.values("accuracy_greedy")[arms]
+        return acting_alike(greedy)
+
+    @property
+    def _longer(self) -> int | None:
+        """Number of updates to try if arms act alike, where all runs have as many; None if they do not."""
+        updates = {run.updates for run in self.runs if run.finished}
+        return LONGER * updates.pop() if self._alike and len(updates) == 1 else None
+
+    def _about_control(self) -> list[str]:
+        """Return sentences on the first arm and its A/A control: their difference, and what was left out of it."""
+        control = self.control_results.get(self.config.outcome)
+        if control is None:
+            return []
+        lines = [f"warning: {control.difference.first} and {AA_CONTROL}: {warning}" for warning in _cautions(control)]
+        mean = control.difference.mean
+        if not math.isfinite(mean.high - mean.low):
+            return lines
+        interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
+        line = f"A/A control: {control.difference.first} minus its copy with other policy seeds is {interval}"
+        if not mean.low <= 0 <= mean.high:
+            line = f"warning: {line}, which excludes 0 as 5 % of null effects do: look for a cause before you trust the others"
+        return [line, *lines]
 
     def _pair_warnings(self) -> list[str]:
         """Return the warnings on pairs whose own sentence does not hold them."""
         results = [result for result in self.results[self.config.outcome] if result.verdict is not Conclusion.withheld]
-        pairs = [(result.difference, warning) for result in results for warning in result.warnings]
+        pairs = [(result.difference, warning) for result in results for warning in _cautions(result)]
         return [f"{pair.first} and {pair.second}: {warning}" for pair, warning in pairs]
 
     def _next_look(self) -> list[str]:
@@ -118,7 +166,9 @@ class Comparison:
         later = next((look for look in looks if look > blocks), None)
         if later is None or all(result.decided for result in self.results[self.config.outcome]):
             return []
-        return [f"a later look is planned at {later} blocks: repeat the command of the experiment with blocks={later}"]
+        if not self.folders:
+            return [f"a later look is planned at {later} blocks"]
+        return [f"a later look is planned at {later} blocks: {command_of(self.design, self.folders[0], blocks=later)}"]
 
     def _without_outcome(self) -> list[str]:
         """Name the arms whose runs are finished but lack the primary outcome."""
@@ -160,13 +210,13 @@ def compare(
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     warnings = [*check_runs(runs, folders), *lost_looks(folders)]
     finished = [run for run in runs if run.finished]
+    if len(finished) < len(runs) and not config.final:
+        log(unfinished(runs, design, folders))
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
     outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
     floor = 100.0 * min(one.floor for one in objectives)
-    margins = {name: spec.margin for name, spec in OUTCOMES.items()}
-    if config.margin is not None:
-        margins[config.outcome] = config.margin
+    margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
     deviating = deviations(design, config, overrides)
     results = {
@@ -179,6 +229,7 @@ def compare(
             withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
             looks=design.plan.looks if design and name == config.outcome else None,
             final=config.final,
+            unit="" if OUTCOMES[name].difference == "1" else OUTCOMES[name].difference,
             bounds=(bounds := OUTCOMES[name].bounds) and (floor, bounds[1]),
         )
         for name, rows in tables.items()
@@ -191,23 +242,24 @@ def compare(
         hosts=host_table(finished, scoring),
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
-        controls=_controls(tables, margins, config.alpha),
+        control_results=_controls(tables, margins, config.alpha),
         warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
         design=design,
         deviations=deviating,
+        folders=folders,
         overrides=overrides,
         score=" or ".join(sorted({one.score for one in objectives})),
     )
 
 
-def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, Difference]:
+def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, PairResult]:
     """Return the difference of the first arm to its A/A control, if there is one, by outcome."""
-    controls: dict[str, Difference] = {}
+    controls: dict[str, PairResult] = {}
     for name, rows in tables.items():
         if AA_CONTROL in (arms := rows["arm"].unique().tolist()):
             own, better = rows[rows["arm"].isin([arms[0], AA_CONTROL])], OUTCOMES[name].higher_is_better
             (pair,) = compare_arms(own, margin=margins[name], higher_is_better=better, alpha=alpha)
-            controls |= {name: pair.difference} if pair.difference.blocks >= 2 else {}
+            controls |= {name: pair} if pair.difference.blocks >= 2 else {}
     return controls
 
 
@@ -259,9 +311,7 @@ def _paid_alike(runs: Sequence[Run]) -> bool:
     return all(len({str(run.config[key]) for run in runs if key in run.config}) == 1 for key in keys)
 
 
-def _about_control(control: Difference) -> str:
-    """Return a sentence on the difference of the first arm to its A/A control."""
-    mean = control.mean
-    interval = f"{mean.mean:.3g} ({mean.low:.3g} to {mean.high:.3g})"
-    line = f"A/A control: {control.first} minus its copy with other policy seeds is {interval}"
-    return line if mean.low <= 0 <= mean.high else f"{line}, which excludes 0 as 5 % of null effects do: look for a cause"
+def _cautions(result: PairResult) -> list[str]:
+    """Return the warnings on a pair, with what they mean for its interval."""
+    meaning = {NOT_NORMAL: f"{NOT_NORMAL}: read the interval with care (docs/experiments.md, Collapse)"}
+    return [meaning.get(warning, warning) for warning in result.warnings]

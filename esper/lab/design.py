@@ -11,6 +11,7 @@ experiment starts, under one digest that each run records.
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Any, cast
 import yaml
 
 from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of, write_whole
-from esper.cli.overrides import quoted
+from esper.cli.overrides import quoted, typed_as
 from esper.config import CHECKPOINTS, ConfigError, root_key
 from esper.seeding import stream_seed
 
@@ -179,10 +180,11 @@ class Design:
             old = Design.load(folder)
             fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
             if old.digest != self.digest:
-                changed = next(name for name, value in fixed.items() if name != "blocks" and value != before[name])
+                names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
+                changes = ", ".join(f"{name} ({_brief(before[name])} there, {_brief(fixed[name])} here)" for name in names)
                 raise ConfigError(
-                    f"{folder} holds an experiment that differs in {changed}: repeat its command, or choose another "
-                    "hydra.sweep.dir"
+                    f"{folder} holds an experiment that differs in {changes}: choose another hydra.sweep.dir, or resume it with: "
+                    f"{command_of(old, folder)}"
                 )
             if self.blocks < old.blocks:
                 raise ConfigError(f"{folder} has {old.blocks} blocks, more than blocks={self.blocks}: set blocks={old.blocks}")
@@ -210,6 +212,15 @@ class Design:
         if found.digest != digest:
             raise ConfigError(f"{path} was edited after the experiment started: restore it, or start a new experiment")
         return found
+
+
+def _brief(value: Any) -> str:
+    """Return a value of a design as it is typed, or nearly so."""
+    if isinstance(value, dict):
+        return typed_arms(cast(dict[str, list[str]], value))
+    if isinstance(value, list):
+        return f"[{' '.join(map(str, cast(list[Any], value)))}]"
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _are(values: Any, kind: type) -> bool:
@@ -277,6 +288,61 @@ def refuse_seeds(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} cannot be set in this sweep, whose seeds are drawn from root: set root instead")
 
 
+def typed_arms(arms: Mapping[str, Sequence[str]]) -> str:
+    """Return the value of `arms=` that gives these arms, the A/A control excepted."""
+    own = {arm: list(overrides) for arm, overrides in arms.items() if arm != AA_CONTROL or not _has_control(arms)}
+    keys = {overrides[0].partition("=")[0] if len(overrides) == 1 else "" for overrides in own.values()}
+    if len(keys) == 1 and all(keys) and all(overrides == [f"{key}={arm}"] for key in keys for arm, overrides in own.items()):
+        return f"{keys.pop()}: {','.join(own)}"
+    split = any(len(override.split()) != 1 for overrides in own.values() for override in overrides)
+    plain = own if split else {arm: " ".join(overrides) for arm, overrides in own.items()}
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=MAX_BLOCKS, allow_unicode=True).strip()
+
+
+def _has_control(arms: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether the arms have an A/A control, not an arm of that name: two arms with equal overrides are refused."""
+    first = next(iter(arms))
+    return AA_CONTROL in arms and first != AA_CONTROL and list(arms[AA_CONTROL]) == list(arms[first])
+
+
+def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
+    """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
+
+    Overrides of Hydra itself, such as a launcher, are not part of a design. Looks are those of the folder, or at the last block.
+
+    Args:
+        found: the design.
+        folder: folder of the experiment, to resume it; None for a new one.
+        blocks: another number of blocks.
+        more: further overrides, which replace those of the same key.
+    """
+    plan, blocks = found.plan, blocks or found.blocks
+    common = found.common if any(one.startswith("sweep=") for one in found.common) else ["sweep=ab", *found.common]
+    parts = [*map(shlex.quote, common), f"arms={shlex.quote(typed_arms(found.arms))}", f"blocks={blocks}", f"root={found.root}"]
+    parts += [] if _has_control(found.arms) else ["aa_control=false"]
+    parts += ["vary_split=true"] if found.vary_split else []
+    usual = Claims()  # whose margin is the default of its outcome only
+    parts += [] if (plan.outcome, plan.margin) == (usual.outcome, usual.margin) else [f"margin={plan.margin!r}"]
+    parts += [
+        _in_shell(f"question={plan.question}") if name == "question" else typed_as(name, value)
+        for name, value in asdict(plan).items()
+        if name not in ("looks", "baselines", "margin") and value != getattr(usual, name)
+    ]
+    parts += [shlex.quote(f"baselines=[{','.join(plan.baselines)}]")] if plan.baselines else []
+    keys = {override.partition("=")[0] for override in more}
+    parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
+    parts += [*more, *([typed_as("hydra.sweep.dir", folder)] if folder is not None else [])]
+    return f"python -m esper.train -m {' '.join(parts)}"
+
+
+def _in_shell(text: str) -> str:
+    """Return a text quoted for a shell, on one line."""
+    if "\n" not in text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
+
+
 def fingerprint(text: str) -> str:
     """Return the SHA-256 of a text, as sha256sum prints it."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -285,6 +351,8 @@ def fingerprint(text: str) -> str:
 def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     usage = "write arms='reward: shaped,sparse', or arms='{small: agent.hidden=16, large: agent.hidden=256}'"
     if isinstance(arms, str):
+        if close := re.fullmatch(r"\s*([\w./@]+):(\S.*)", arms):
+            raise ConfigError(f"arms={arms!r} lacks a space after the colon: write arms='{close[1]}: {close[2]}'")
         arms = _read_arms(arms, usage)
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")

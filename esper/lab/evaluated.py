@@ -58,7 +58,7 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
     for key, name in (("", "controller"), ("return", "return"), ("accuracy", "test accuracy"), ("", last)):
         unit = " [%]" if key == "accuracy" else ""
         name, unit = (name, unit) if wide else (name.replace(" ", "\n"), unit.replace(" ", "\n"))
-        over = f"\n(over {against}{' [pp]' if key == 'accuracy' else ''})" if key and wide else ""
+        over = f"\n(over {SPOKEN.get(against, against)}{', pp' if key == 'accuracy' else ''})" if key and wide else ""
         table.add_column(
             in_terms_of(score, name) + escape(unit + over), justify="left" if name == "controller" else "right", no_wrap=True
         )
@@ -67,18 +67,26 @@ def show(rows: Rows, heading: str, console: Console, against: str = "wait", scor
         amount = row["parameters"] if against == "wait" else row["total_flops"]
         table.add_row(escape(_name(row)), *cells, short(amount))
     console.print(table)
-    for line in [*_chosen(rows), CAPTION if against == "wait" else SEARCH_CAPTION]:
+    for line in [*_chosen(rows), *(_captions(rows, wide) if against == "wait" else [SEARCH_CAPTION])]:
         console.print(escape(in_terms_of(score, line)), style="dim", highlight=False)
 
 
-CAPTION = (
-    "Means over hosts; ± half of the 95 % interval of the paired difference. wait: never growing. params: parameters of the "
-    "seeds kept."
-)
 SEARCH_CAPTION = (
     "FLOPs: of training and measuring a host, in all of its trainings. The return is measured on the data by which a "
     "search chooses, so compare accuracies."
 )
+
+
+def _captions(rows: Rows, wide: bool) -> list[str]:
+    """Return what explains a table of controllers."""
+    flops = {str(row["controller"]): short(row["flops"]) for row in rows}
+    lines = ["Means over hosts" + ("; ± half of the 95 % interval of the paired difference." if wide else ".")]
+    lines[0] += " params: parameters of the seeds kept."
+    if "policy_greedy" in flops:
+        lines.append("policy draws its actions, as in training; policy_greedy takes the most probable ones.")
+    if "wait" in flops and "policy" in flops:
+        lines.append(f"FLOPs per sample: {flops['wait']} without seeds, {flops['policy']} with those that policy kept.")
+    return lines
 
 
 def show_details(rows: Rows, console: Console, against: str = "wait", score: str = "accuracy") -> None:
@@ -108,8 +116,9 @@ def _table(heading: str) -> Table:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return the name of a controller without what it chose."""
-    return str(row["controller"]).removeprefix(PREFIX).partition(" (")[0]
+    """Return the name of a controller as tables show it, without what it chose."""
+    name = str(row["controller"]).removeprefix(PREFIX).partition(" (")[0]
+    return SPOKEN["wait"] if name == "wait" else name
 
 
 def _chosen(rows: Rows) -> list[str]:

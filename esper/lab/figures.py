@@ -3,6 +3,7 @@
 # U updates, B blocks
 
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
 from esper.lab.comparison import wide
+from esper.lab.design import AA_CONTROL
 from esper.lab.runs import OutcomeSpec, Run, records_of
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
@@ -29,6 +31,9 @@ from esper.training.run_folder import PAGE
 CURVE = "host/committed_accuracy"
 FEW = 5
 """Largest number of arms with bands and horizontal labels; more would overlap."""
+
+FEWEST_RUNS = 3
+"""Fewest runs of an arm with a band: an interval of two is 13 standard errors wide on each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +92,14 @@ def draw(
     drawings = [
         Drawing(name, in_terms_of(score, caption), Figure(figsize=(7.0, 3.8), layout="constrained"))
         for name, caption in (
-            ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals for up to five arms."),
+            ("learning", "Committed accuracy in training: mean over blocks, with 95 % intervals of three blocks or more."),
             ("slopes", f"{spec.label} by arm, one line per block: {spec.description}.{linked}"),
-            ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front." + linked),
+            ("front", "Test accuracy against parameters, one dot per run. Line: Pareto front, without the A/A control." + linked),
         )
     ]
     learning, joined, costs = (one.figure for one in drawings)
-    learning_curves(learning.subplots(), [run for run in runs if run.finished], colours)
+    floor = 0.0 if score == "accuracy" else -math.inf
+    learning_curves(learning.subplots(), [run for run in runs if run.finished], colours, floor=floor)
     slopes(joined.subplots(), values_BA, spec, colours, links)
     front(costs.subplots(), wide(outcomes, "parameters"), wide(outcomes, "accuracy"), colours, links)
     for figure in (learning, joined, costs):
@@ -102,17 +108,23 @@ def draw(
     return drawings
 
 
-def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours) -> None:
-    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached."""
+def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0) -> None:
+    """Draw the mean over blocks, and for a few arms its interval, for every update that all runs of an arm have reached.
+
+    Intervals end at the lowest and the highest possible score, `floor` and 100 %.
+    """
     for (arm, colour), style in zip(colours.items(), cycle(("-", "--", "-.", ":")), strict=False):  # equal curves stay visible
         found = [[record[CURVE] for record in records_of(run) if CURVE in record] for run in runs if run.arm == arm]
         if not found or not (length := min(map(len, found))):
             continue
         curves_BU, updates = np.array([curve[:length] for curve in found]), np.arange(1, length + 1)
         axes.plot(updates, curves_BU.mean(axis=0), color=colour, linestyle=style, label=arm)
-        if len(found) > 1 and len(colours) <= FEW:
+        if len(found) >= FEWEST_RUNS and len(colours) <= FEW:
             bands = [mean_interval(column) for column in curves_BU.T]
-            axes.fill_between(updates, [band.low for band in bands], [band.high for band in bands], color=colour, alpha=0.15)
+            low, high = (
+                [np.clip(end, floor, 100.0) for end in ends] for ends in zip(*((b.low, b.high) for b in bands), strict=True)
+            )
+            axes.fill_between(updates, low, high, color=colour, alpha=0.15)
     axes.set_xlabel("update")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("committed accuracy [%]")
@@ -128,7 +140,7 @@ def slopes(axes: Axes, values_BA: pd.DataFrame, spec: OutcomeSpec, colours: Colo
         axes.plot([place - 0.15, place + 0.15], [mean, mean], color=colours[str(arm)], linewidth=3)
     many = len(arms) > FEW
     axes.set_xticks(range(len(arms)), arms, rotation=30 if many else 0, ha="right" if many else "center")
-    axes.set_ylabel(f"{spec.label} [{spec.unit}]")
+    axes.set_ylabel(spec.label if spec.unit == "1" else f"{spec.label} [{spec.unit}]")
 
 
 def _dots(axes: Axes, x: Any, y_B: Any, colour: ColorType, links: Links, **more: Any) -> None:
@@ -145,10 +157,11 @@ def _legend(axes: Axes) -> None:
 def front(
     axes: Axes, parameters_BA: pd.DataFrame, accuracy_BA: pd.DataFrame, colours: Mapping[str, ColorType], links: Links
 ) -> None:
-    """Draw accuracy against parameters, with the Pareto front of all runs."""
+    """Draw accuracy against parameters, with the Pareto front of all runs but those of the A/A control."""
     for arm, colour in colours.items():
         _dots(axes, parameters_BA[arm], accuracy_BA[arm], colour, links, label=arm)
-    best = pareto(np.column_stack([parameters_BA.to_numpy().ravel(), accuracy_BA.to_numpy().ravel()]))
+    arms = [arm for arm in parameters_BA if arm != AA_CONTROL]
+    best = pareto(np.column_stack([parameters_BA[arms].to_numpy().ravel(), accuracy_BA[arms].to_numpy().ravel()]))
     axes.plot(*best.T, color="#888888", linewidth=1, drawstyle="steps-post")
     axes.set_xlabel("parameters of seeds")
     axes.set_ylabel("test accuracy [%]")

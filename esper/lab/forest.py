@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-ROW, TOP, CHAR, SIDE = 42, 24, 7.2, 16
+ROW, TOP, CHAR, SIDE = 44, 4, 7.2, 16
 """Height of a row, height above the first, largest mean width of a character, and empty space at each side [pixels]."""
 LEAST = 420
 """Least width, which a phone shows in readable size [pixels]."""
@@ -52,19 +52,24 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None) -> str:
         return SIDE + (width - 2 * SIDE) * (inside - ticks[0]) / (ticks[-1] - ticks[0])
 
     parts = list[str]()
-    if margin is not None:
-        band = f'x="{x(-margin):.1f}" y="{TOP}" width="{x(margin) - x(-margin):.1f}" height="{bottom - TOP}"'
-        parts.append(f'<rect {band} fill="var(--band)"/>')
-        parts.append(_text(width - SIDE, TOP - 8, f"grey: within the margin of {margin:g}", anchor="end", faint=True))
-    parts.append(_line(x(0), TOP, x(0), bottom, "var(--faint)", dash=True))
     for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
         y = TOP + ROW * place
         parts += [_text(SIDE, y + 16, row.label), _text(width - SIDE, y + 16, text, anchor="end")]
-        parts += [_line(x(row.low), y + 29, x(row.high), y + 29, "var(--accent)", 2.5)]
-        parts += [f'<circle cx="{x(row.mean):.1f}" cy="{y + 29}" r="4.5" fill="var(--accent)"/>']
+        if margin is not None:
+            band = f'x="{x(-margin):.1f}" y="{y + 22}" width="{x(margin) - x(-margin):.1f}" height="{ROW - 26}"'
+            parts.append(f'<rect {band} fill="var(--band)"/>')
+        parts.append(_line(x(0), y + 22, x(0), y + ROW - 4, "var(--faint)", dash=True))
+        if math.isfinite(row.high - row.low):
+            parts += [_line(x(row.low), y + 30, x(row.high), y + 30, "var(--accent)", 2.5)]
+        parts += [f'<circle cx="{x(row.mean):.1f}" cy="{y + 30}" r="4.5" fill="var(--accent)"/>']
     parts.append(_line(SIDE, bottom, width - SIDE, bottom, "var(--faint)"))
     parts += [_text(x(tick), bottom + 17, f"{tick:g}", anchor="middle", faint=True) for tick in ticks]
     parts.append(_text(width / 2, bottom + 36, axis, anchor="middle"))
+    bottom += 0 if margin is None else 18
+    if margin is not None:
+        parts.append(
+            _text(width / 2, bottom + 36, f"grey: within the margin of {margin:g}; dashed: 0", anchor="middle", faint=True)
+        )
     height = bottom + 46
     box = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
     about = escape("; ".join(f"{row.label}: {text}" for row, text in zip(rows, texts, strict=True)))
@@ -73,7 +78,7 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None) -> str:
 
 
 def _ends(row: Row) -> str:
-    return f" ({row.low:.2f} to {row.high:.2f})" if math.isfinite(row.high - row.low) else ""
+    return f" ({row.low:.2f} to {row.high:.2f})" if math.isfinite(row.high - row.low) else ", no interval"
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from esper.checkpoint import disk
-from esper.config import ConfigError, did_you_mean
-from esper.lab.design import AA_CONTROL, FILE, Claims, Design, design
+from esper.config import GROUPS, Config, ConfigError, did_you_mean
+from esper.lab.design import AA_CONTROL, FILE, Claims, Design, command_of, design
 from esper.lab.runs import OUTCOMES, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
@@ -44,6 +44,10 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
         looks = Design.load(folder).plan.looks
     if asked.outcome in OUTCOMES and asked.margin is None:
         asked.margin = OUTCOMES[asked.outcome].margin
+    if asked.arms is None and (folder / FILE).exists():
+        raise ConfigError(
+            f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(Design.load(folder), folder)}"
+        )
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
     plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks or [max(asked.blocks, MIN_BLOCKS)])
     found = design(
@@ -68,14 +72,24 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={path} cannot be read: name a YAML file, or leave it out") from error
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        unknown = getattr(error, "key", None)
-        reason = " ".join(str(error).split("\n")[0].split())
-        if unknown is not None and unknown not in keys:
-            reason = f"there is no key {unknown}{did_you_mean(str(unknown), keys)}"
-        raise ConfigError(f"plan={path} is not a plan ({reason}): write keys from {', '.join(keys)}") from error
+        raise ConfigError(f"plan={path} is not a plan ({_fault(error, keys)}): write keys from {', '.join(keys)}") from error
     if {*read} - {*keys}:
         raise ConfigError(f"plan={path} is not a plan: write keys from {', '.join(keys)}")
     return {str(key): whole[key] for key in read}
+
+
+def _fault(error: Exception, keys: Sequence[str]) -> str:
+    """Return what is wrong with a plan's file, with the line or the key where it is known."""
+    reason = " ".join(str(error).split("\n")[0].split())
+    if isinstance(error, MarkedYAMLError):
+        mark, problem = error.problem_mark or error.context_mark, error.problem or reason
+        return f"it is not YAML: {problem}{f' in line {mark.line + 1}' if mark else ''}"
+    name = getattr(error, "key", None)
+    if name is None or name in keys:
+        return reason if name is None else f"{name}: {reason}"
+    if name in Config.__dataclass_fields__ or name in GROUPS:
+        return f"{name} is a key of the runs: it belongs on the command line, beside plan="
+    return f"there is no key {name}{did_you_mean(str(name), list(keys))}"
 
 
 def _check(found: Design, looks: Sequence[int]) -> None:
@@ -99,18 +113,27 @@ def _check(found: Design, looks: Sequence[int]) -> None:
         raise ConfigError("outcome=return cannot compare arms with different rewards: choose outcome=accuracy")
 
 
-def announce(found: Design) -> list[str]:
-    """Return the lines about a plan that are printed before the first run starts."""
+def announce(found: Design, folder: Path) -> list[str]:
+    """Return the lines about a plan that are printed before the first run starts.
+
+    Args:
+        found: the experiment.
+        folder: its folder.
+    """
     plan = found.plan
     verdict = f"verdict at {', '.join(map(str, plan.looks))} blocks"
     if plan.looks[-1] < MIN_BLOCKS:  # a plan of an earlier version
         verdict = f"no verdict at any number of blocks, since the last look is below {MIN_BLOCKS}"
     lines = [f"plan {found.digest[:12]}: {plan.outcome}, margin {plan.margin:g}, {verdict}"]
-    if found.blocks < plan.looks[0]:
+    arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
+    if len(arms) == 1:
         lines.append(
-            f"blocks={found.blocks} is below the first look: for a verdict, repeat the command at any time with "
-            f"blocks={plan.looks[0]} hydra.sweep.dir=FOLDER"
+            f"warning: {arms[0]} is the only arm, and is compared with its A/A control: add arms, as in "
+            "arms='reward: shaped,sparse', or baselines=[wait]"
         )
+    if found.blocks < plan.looks[0]:
+        more = command_of(found, folder, blocks=plan.looks[0])
+        lines.append(f"blocks={found.blocks} is below the first look: for a verdict, run at any time: {more}")
     if found.blocks > plan.looks[-1]:
         lines.append(f"blocks from {plan.looks[-1]} on are beyond the last planned look: they enter no verdict")
     return lines

@@ -105,13 +105,11 @@ def expected_power(design: Design) -> list[str]:
         return []
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
-    elif plan.outcome in TYPICAL and all(
-        setting in ("task=digits", "env=growth") for setting in _settings(design, "task", "env")
-    ):
+    elif (assumed := assumed_spread(design)) is not None:
         sizes = [*_settings(design, *RECORDED), f"score_hosts={plan.score_hosts}"]
         unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in RECORDED[size.split("=")[0]]]
         caveat = f" at the default size, but a guess for {' '.join(unlike)}" if unlike else ""
-        spread = Spread(value=TYPICAL[plan.outcome])
+        spread = Spread(value=assumed)
         source = f"typical of digits{caveat}; pilot=FOLDER takes it from an experiment"
     else:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
@@ -124,6 +122,12 @@ def expected_power(design: Design) -> list[str]:
     level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
+
+
+def assumed_spread(design: Design) -> float | None:
+    """Return the typical spread that the power of an experiment without a pilot assumes; None if none is known for its task."""
+    known = all(setting in ("task=digits", "env=growth") for setting in _settings(design, "task", "env"))
+    return TYPICAL.get(design.plan.outcome) if known and design.plan.pilot is None else None
 
 
 def _settings(design: Design, *keys: str) -> list[str]:

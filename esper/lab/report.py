@@ -18,12 +18,12 @@ from esper.cli.transfer import slug
 from esper.lab.about import arms_table, config_table, facts, plan_text
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
-from esper.lab.design import AA_CONTROL
+from esper.lab.design import AA_CONTROL, command_of
 from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw, page_links
 from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import blocks_of, grown, latex, p_of
+from esper.lab.tables import blocks_of, grown, latex, p_of, tested
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import TITLE, legend_of, rows_of
 from esper.telemetry.tags import in_terms_of
@@ -39,6 +39,8 @@ HEAD = (
     "verdict",
 )
 """Columns of the tables of differences. p and p within are Holm-corrected."""
+MEANS = "Means over all measured blocks, collapsed runs included"
+"""Caption of the means."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
@@ -48,6 +50,7 @@ def differences(found: Comparison) -> pd.DataFrame:
     for name, results in found.results.items():
         for result in results:
             plain = asdict(result)
+            del plain["unit"]
             plain |= {"looks": " ".join(map(str, result.looks)), "warnings": "; ".join(result.warnings)}
             first, second = plain.pop("collapses")
             plain |= {"collapsed_first": first["collapsed"], "collapsed_second": second["collapsed"]}
@@ -74,8 +77,8 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
     means: list[Any] = [found.values(name).mean() for name in measured]
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in means)] for arm in found.arms]
     heads = {name: in_terms_of(found.score, spec.label).replace(" ", "\n") for name, spec in measured.items()}
-    units = [f"{heads[name]}\n[{spec.unit}]" for name, spec in measured.items()]
-    caption = "Means over all blocks that were measured, with collapsed runs"
+    units = [f"{heads[name]}{in_brackets(spec.unit, chr(10))}" for name, spec in measured.items()]
+    caption = MEANS
     shown = [{"caption": caption, "head": ["arm", "blocks", *units], "rows": rows}, _costs(found), *_seeds(found)]
     pairs = differences(found)
     for name in sorted(measured, key=decisive.__ne__):
@@ -83,7 +86,7 @@ def tables(found: Comparison) -> list[dict[str, Any]]:
         if len(chosen):
             kind = ", exploratory" if found.deviations or name != decisive else ""
             spec = OUTCOMES[name]
-            caption = f"Differences in {spec.label} [{spec.difference}]{kind}: {spec.description}"
+            caption = f"Differences in {spec.label}{in_brackets(spec.difference)}{kind}: {spec.description}"
             caption = in_terms_of(found.score, caption)
             shown.append({"caption": caption, "head": list(HEAD), "rows": [_cells(row) for row in chosen.itertuples()]})
     return shown
@@ -108,35 +111,43 @@ def _seeds(found: Comparison) -> list[dict[str, Any]]:
     return [{"caption": caption, "kind": "seeds", "head": ["arm", *HEADS], "rows": rows}] if rows else []
 
 
+def in_brackets(unit: str, before: str = " ") -> str:
+    """Return a unit in brackets, after a space or a line break; nothing for a count, which has no unit."""
+    return "" if unit == "1" else f"{before}[{unit}]"
+
+
 def _number(value: float) -> str:
     return f"{value:,.4g}" if math.isfinite(value) else ""
 
 
 def _cells(row: Any) -> list[str]:
-    """Return the cells of one difference; p values of an A/A control need no correction."""
+    """Return the cells of one difference; p values of an A/A control need no correction, and there are none without a test."""
     p, p_within = (row.p, row.p_equivalence) if row.verdict == "control" else (row.p_holm, row.p_equivalence_holm)
+    known = tested(row)
     return [
         f"{row.first} - {row.second}",
         blocks_of(row),
         _interval(row.mean, row.low, row.high),
         _interval(row.iqm, row.iqm_low, row.iqm_high),
-        f"{row.improvement:.2f}",
-        p_of(p),
-        p_of(p_within),
+        f"{row.improvement:.2f}" if known else "",
+        p_of(p) if known else "",
+        p_of(p_within) if known else "",
         row.verdict,
     ]
 
 
 def _interval(mean: float, low: float, high: float) -> str:
     if not math.isfinite(mean):
-        return ""
+        return NO_MEAN
     digits = 2 if abs(mean) < 1000 else 0
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
         return f"{mean:,.{digits}f}, no spread"
-    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else "too few blocks for an interval"
+    ends = f"{low:,.{digits}f} to {high:,.{digits}f}" if math.isfinite(high - low) else NO_INTERVAL
     return f"{mean:,.{digits}f}, {ends}"
 
 
+NO_MEAN, NO_INTERVAL = "too few blocks", "too few blocks for an interval"
+"""Cells of a difference with fewer than two blocks, and with too few for an interval."""
 COMPACT = ("accuracy", "return", "parameters", "training_flops")
 """Outcomes whose means the console shows beside that of the primary one; report.html has all."""
 
@@ -147,31 +158,38 @@ def show(found: Comparison, console: Console) -> None:
         console.print(escape(sentence), highlight=False, soft_wrap="python -m" in sentence)
     decisive, pairs = found.outcome, differences(found)
     chosen = pairs[pairs["outcome"] == decisive.name]
-    caption = f"Differences in {decisive.label} [{decisive.difference}], mean with 95 % interval"
+    caption = (
+        f"Differences in {decisive.label}{in_brackets(decisive.difference)}, mean with 95 % interval; p: that there is none, "
+    )
+    caption += "p within: that it reaches the margin"
     head = ["first - second", "blocks", "difference", "p", "p within", "verdict"]
-    cells = [_cells(row) for row in chosen.itertuples()]
+    listed: list[Any] = list(chosen.itertuples())
+    cells = [_cells(row) for row in listed]
     total = found.outcomes["block"].nunique()
+    counts = [f"{row.blocks} ({row.collapsed} collapsed)" if row.collapsed else f"{row.blocks} of {total}" for row in listed]
     short = [
-        [pair, f"{blocks.split()[0]} of {total}", mean.replace("too few blocks for an", "no"), p, within, verdict]
-        for pair, blocks, mean, _, _, p, within, verdict in cells
+        [pair, blocks, mean.replace(NO_INTERVAL, "no interval"), p, within, verdict]
+        for blocks, (pair, _, mean, _, _, p, within, verdict) in zip(counts, cells, strict=True)
     ]
     _print(console, in_terms_of(found.score, caption), head, short)
     every: dict[str, Any] = {name: found.values(name).mean() for name in dict.fromkeys([decisive.name, *COMPACT])}
     measured = {name: mean for name, mean in every.items() if mean.notna().any()}
-    heads = [in_terms_of(found.score, f"{OUTCOMES[name].label}\n[{OUTCOMES[name].unit}]") for name in measured]
+    heads = [in_terms_of(found.score, f"{OUTCOMES[name].label}{in_brackets(OUTCOMES[name].unit, chr(10))}") for name in measured]
     counts = found.values(decisive.name).count()
     rows = [[arm, str(counts[arm]), *(_number(mean[arm]) for mean in measured.values())] for arm in found.arms]
-    _print(console, "Means over all blocks that were measured, with collapsed runs", ["arm", "blocks", *heads], rows)
+    _print(console, MEANS, ["arm", "blocks", *heads], rows)
 
 
 def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table without borders, whose first column and cells are folded only where they are wider than the console."""
-    table = Table(title=escape(caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    """Print a table without borders. Names and verdicts are folded where they are wider than the console, and numbers are not."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(head):
-        table.add_column(escape(heading), justify="right" if index else "left", overflow="fold")
+        numbers = 1 < index < len(head) - 1 or (index > 0 and len(head) - 1 == index and heading != "verdict")
+        table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
         table.add_row(*map(escape, row))
     console.print()
+    console.print(escape(caption), style="italic", highlight=False)
     console.print(table)
 
 
@@ -244,13 +262,14 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
         verdicts=sentences[:count],
         remarks=sentences[count:],
         forest=_forest(found),
-        forest_caption=f"Paired differences in {outcome} over blocks: mean with 95 % interval, dashed line at 0.",
+        forest_caption=f"Paired differences in {outcome} over blocks: mean with 95 % interval, where there are enough blocks.",
         facts=facts(found),
         arms=arms_table(found),
         config=config_table(found),
         tables=tables(found),
         figures=[{"image": one.inline(), "caption": one.caption} for one in drawings],
         command=command,
+        experiment=command_of(found.design, found.folders[0]) if found.design and found.folders else None,
         plan=None if found.design is None else plan_text(found.design, found.score),
     )
 
@@ -265,7 +284,7 @@ def _forest(found: Comparison) -> str | None:
         if math.isfinite(row.mean)
     ]
     margin = found.results[spec.name][0].margin if found.results[spec.name] else None
-    axis = f"{in_terms_of(found.score, spec.label)}, first minus second [{spec.difference}]"
+    axis = f"{in_terms_of(found.score, spec.label)}, first minus second{in_brackets(spec.difference)}"
     return forest(rows, axis, margin) if rows else None
 
 

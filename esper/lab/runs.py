@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
 from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents, unknown_controller
-from esper.lab.design import FILE, Design
+from esper.lab.design import FILE, Design, command_of
 from esper.lab.per_host import PREFIX, check_search
 from esper.ranges import check_ranges
 from esper.telemetry.jsonl import CHECK, changed_update, read_records
@@ -192,10 +192,7 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
             begun = [run for run in (_read(place, folder.name, 0) for place in places) if run.updates]
             loose += [replace(run, seed=int(run.config["seed"]), stratum=_setting(run.config, strata)) for run in begun]
     _name_arms(loose, strata)
-    if not any(run.finished for run in found + loose):
-        raise ConfigError(
-            f"{', '.join(map(str, folders))}: there is no finished run in these folders, so there is nothing to compare"
-        )
+    _refuse_nothing(found + loose, folders)
     if strata:
         settings = sorted({(run.stratum, run.seed) for run in found + loose})
         numbers = {setting: number for number, setting in enumerate(settings)}
@@ -207,9 +204,23 @@ def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:
         twin = there.setdefault((run.arm, run.block), run)
         if twin is not run:
             raise ConfigError(
-                f"{run.folder} and {twin.folder} are the same cell, block {run.block} of arm {run.arm}: name only one of them"
+                f"{run.folder} and {twin.folder} are the same run, block {run.block} of arm {run.arm}: name only one of them"
             )
     return found
+
+
+def _refuse_nothing(runs: Sequence[Run], folders: Sequence[Path]) -> None:
+    """Raise ConfigError, with what to do about it, if no run is finished."""
+    if any(run.finished for run in runs):
+        return
+    where = f"{', '.join(map(str, folders))}: there is no finished run"
+    if planned := next((folder for folder in folders if (folder / FILE).exists()), None):
+        command = command_of(Design.load(planned), planned)
+        raise ConfigError(f"{where} among the {len(runs)} planned ones, so there is nothing to compare: continue with {command}")
+    raise ConfigError(
+        f"{where} in these folders, so there is nothing to compare: name the folder of an experiment, as in python -m "
+        "esper.compare multirun/ab/2026-11-21_12-00-00, or start one with python -m esper.train -m sweep=ab"
+    )
 
 
 def _read(folder: Path, arm: str, block: int, seed: int = 0) -> Run:

@@ -27,7 +27,7 @@ from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.task.regression import RegressionConfig
-from esper.telemetry.text import duration
+from esper.telemetry.text import counted, duration
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
@@ -83,6 +83,10 @@ def score_all(
     workers = min(workers, len(runs))
     cores = max(1, available_cores() // workers) if workers > 1 else None
     new = [run for run in runs if not scored_file(run, scoring.hosts, scoring.overrides).exists()]
+    if new:
+        log(
+            f"scoring {counted(len(new), 'run')}: each policy grows {scoring.hosts} held-out hosts; scores are kept for next time"
+        )
     grown, begun = 0, time.monotonic()
     found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
     try:

@@ -33,18 +33,20 @@ class BlockSweeper(CellSweeper):
         return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]
 
     def sweep(self, arguments: list[str]) -> Any:
+        from esper.lab import scoring_time
         from esper.lab.plan import announce, experiment
         from esper.lab.power import expected_power
 
         with in_one_sentence():
             assert self.config is not None
             design = experiment(self.config.hydra, arguments)
-            lines = [*announce(design), *expected_power(design)]
+            lines = [*announce(design, self.folder), *expected_power(design), scoring_time.before(design, self.config)]
             design.save(self.folder)
             self.save_config()
             print("\n".join(lines), flush=True)
             results = self.run_cells(f"{len(design.arms)} arms x {counted(design.blocks, 'block')}", design.cells)
-        print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
+            print(f"compare them with: python -m esper.compare {shlex.quote(str(self.folder))}")
+            print(scoring_time.after(design, self.config, self.folder), flush=True)
         return [results]
 
 

@@ -92,6 +92,11 @@ def p_of(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.3g}"
 
 
+def tested(row: Any) -> bool:
+    """Return whether a row of differences.csv has a test: not for a single block, nor where all differences are 0."""
+    return row.blocks >= 2 and not row.low == row.high == 0
+
+
 def latex(differences: pd.DataFrame) -> str:
     """Return the differences of arms as a LaTeX table, which needs the package booktabs.
 
@@ -107,8 +112,8 @@ def latex(differences: pd.DataFrame) -> str:
             "blocks": blocks_of(row),
             "difference": f"{row.mean:.4g}",
             "95 % interval": f"{row.low:.4g} to {row.high:.4g}" if isfinite(row.low) else "",
-            "p": p_of(row.p if row.verdict == "control" else row.p_holm),  # a control needs no correction
-            "p within": p_of(row.p_equivalence if row.verdict == "control" else row.p_equivalence_holm),
+            "p": p_of(row.p if row.verdict == "control" else row.p_holm) if tested(row) else "",  # a control needs no correction
+            "p within": p_of(row.p_equivalence if row.verdict == "control" else row.p_equivalence_holm) if tested(row) else "",
             "verdict": row.verdict,
         }
         for row in measured.itertuples()

@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 
 from esper.seeding import stream
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregular
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed_pair, irregular
 from esper.stats.looks import levels, repeated_p
 from esper.stats.paired import MIN_BLOCKS, Difference, blocks_needed, paired_difference
+
+NOT_NORMAL = "the differences are not normal"
+"""Warning on a pair whose differences `irregular` finds."""
 
 
 class Conclusion(StrEnum):
@@ -58,6 +61,8 @@ class PairResult:
     """Collapsed runs of both arms; 0 for costs, of which less is better."""
     p_collapse: float
     """p value of equal rates of collapse (exact McNemar test), of this pair and look alone."""
+    unit: str = ""
+    """Unit of the margin, for sentences."""
     warnings: tuple[str, ...]
     """Reasons for caution about the interval of the mean, such as collapsed runs, irregular differences and missing runs."""
 
@@ -83,31 +88,49 @@ class PairResult:
         """The size of the difference with its interval, both without sign."""
         mean = self.difference.mean
         low, high = (mean.low, mean.high) if mean.mean > 0 else (-mean.high, -mean.low)
-        return f"{abs(mean.mean):.2f} ({low:.2f} to {high:.2f})"
+        return f"{abs(mean.mean):.2f}{self._unit} ({low:.2f} to {high:.2f})"
+
+    @property
+    def _unit(self) -> str:
+        return f" {self.unit}" if self.unit else ""
+
+    @property
+    def needs(self) -> str:
+        """How many blocks a new experiment takes to detect a difference of the margin; empty if nothing is known."""
+        if self.needed is None:
+            return ""
+        difference = f"a difference of {self.margin:g}{self._unit}"
+        return f"a new experiment takes {self.needed} blocks to detect {difference} with a power of 80 %"
 
     def __str__(self) -> str:
-        pair, margin = self.difference, f"{self.margin:g}"
-        names = f"{pair.first} and {pair.second}"
-        power = "" if self.needed is None else f"detecting a difference of {margin} takes {self.needed} new blocks"
+        pair, names = self.difference, f"{self.difference.first} and {self.difference.second}"
         collapses = f"; collapsed runs: {', '.join(map(str, self.collapses))}" if self.higher_is_better else ""
         match self.verdict:
             case Conclusion.better:
                 return f"{self.winner} is better than {self._loser} by {self._amount}{collapses}"
             case Conclusion.equivalent:
-                return f"{names} differ by less than {margin}{collapses}"
+                return f"{names} differ by less than {self.margin:g}{self._unit}{collapses}"
             case Conclusion.undecided:
                 later = [look for look in self.looks if self.look is not None and look > self.look]
-                remedy = f"the next look is at {later[0]} blocks" if later else power
-                return f"undecided between {names}: {remedy}"
+                return f"undecided between {names}: {f'the next look is at {later[0]} blocks' if later else self.needs}"
             case Conclusion.too_few:
                 left_out = f" beside {pair.collapsed} with a collapsed run" if pair.collapsed else ""
                 shared = f"they share {pair.blocks} of at least {MIN_BLOCKS} blocks{left_out}"
-                remedy = power or "run them on the same seeds, as sweep=ab does"
-                return f"no verdict on {names}: {shared}; {remedy}"
-            case Conclusion.unfinished | Conclusion.exploratory:
+                return f"no verdict on {names}: {shared}; {self.needs or 'run them on the same seeds, as sweep=ab does'}"
+            case Conclusion.unfinished:
+                return f"no verdict on {names} yet: {self._still_missing}"
+            case Conclusion.exploratory:
                 return f"no verdict on {names}: the comparison is {self.verdict.value}"
             case Conclusion.withheld:
                 return f"no verdict on {names}: {'; '.join(self.warnings) or 'it is withheld'}"
+
+    @property
+    def _still_missing(self) -> str:
+        """What the first look still lacks."""
+        done, first = self.difference.blocks + self.difference.collapsed, self.looks[0]
+        if self.difference.missing:
+            return f"runs are missing ({done} of {max(first, done + self.difference.missing)} blocks are finished)"
+        return f"more blocks are planned ({done} of {first})" if done < first else "runs of other arms are missing"
 
 
 def compare_arms(
@@ -122,6 +145,7 @@ def compare_arms(
     final: bool = False,
     bounds: tuple[float, float] | None = None,
     seed: int = 0,
+    unit: str = "",
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
 
@@ -131,7 +155,7 @@ def compare_arms(
     Args:
         cells: one row per planned run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the
             block belongs. Arms are compared in the order of their first rows.
-        margin: smallest difference that matters, in the unit of the outcome, above 0.
+        margin: smallest difference that matters, above 0, in `unit`, which sentences name.
         higher_is_better: if true, the arm with the higher outcome is the better one.
         alpha: family-wise error rate, in (0, 1).
         against: arm that all others are compared with; None compares every pair.
@@ -142,9 +166,7 @@ def compare_arms(
         seed: seed of the resamples.
     """
     assert margin > 0
-    blocks = np.unique(cells["block"])
-    missing = np.isin(blocks, cells.loc[cells["value"].isna(), "block"])
-    complete = len(blocks) if final or not missing.any() else int(np.argmax(missing))
+    blocks, complete = _blocks(cells, final=final)
     planned = tuple(looks) if looks is not None else (len(blocks),)
     taken = [look for look in planned if look <= complete]
     arms = cells["arm"].unique().tolist()
@@ -159,6 +181,7 @@ def compare_arms(
         worst="" if not final else " (taken at their worst)" if bounds else " (no worst case is known)",
         withheld=withheld if taken else withheld or Conclusion.unfinished,
         seed=seed,
+        unit=unit,
     )
     found: dict[tuple[str, str], _Evidence] = {}
     results: dict[tuple[str, str], PairResult] = {}
@@ -170,6 +193,13 @@ def compare_arms(
         p, same = _holm([found[pair].p for pair in pairs]), _holm([found[pair].p_equivalence for pair in pairs])
         results |= {pair: _conclude(found[pair], p[i], same[i], rule, look) for i, pair in enumerate(pairs) if pair in undecided}
     return [results[pair] for pair in pairs]
+
+
+def _blocks(cells: pd.DataFrame, *, final: bool) -> tuple[Any, int]:
+    """Return the blocks, and how many of the first ones are complete; with `final`, all are."""
+    blocks = np.unique(cells["block"])
+    missing = np.isin(blocks, cells.loc[cells["value"].isna(), "block"])
+    return blocks, len(blocks) if final or not missing.any() else int(np.argmax(missing))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +218,7 @@ class _Rule:
     """Remark on these runs."""
     withheld: Conclusion | None
     seed: int
+    unit: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,7 +245,7 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
     strata = np.asarray(one.loc[shared, "stratum"])
     values = [np.asarray(arm.loc[shared, "value"], dtype=np.float64) for arm in (one, other)]
     # Costs such as parameters vary by choice of the policy: a high one is no failure.
-    down = [collapsed(arm, strata, margin=rule.margin) & rule.higher_is_better for arm in values]
+    down = [arm & rule.higher_is_better for arm in collapsed_pair(values[0], values[1], strata, margin=rule.margin)]
     whole, measured = ~(down[0] | down[1]), np.isfinite(values)
     index = None if look is None else rule.looks.index(look)
     difference = paired_difference(
@@ -232,7 +263,7 @@ def _evidence(runs: dict[str, pd.DataFrame], names: tuple[str, str], rule: _Rule
         p = min(1.0, 2 * repeated_p(difference.p / 2, rule.looks, index))
         p_equivalence = repeated_p(difference.p_equivalence, rule.looks, index)
     first, second = (
-        CollapseRate(arm=name, collapsed=int(fallen.sum()), runs=int(there.sum()))
+        CollapseRate(arm=name, collapsed=int(fallen.sum()), runs=int(there.sum()), blocks=tuple(shared[fallen].tolist()))
         for name, fallen, there in zip(names, down, measured, strict=True)
     )
     return _Evidence(
@@ -265,8 +296,10 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
         verdict = Conclusion.withheld if gain * risk > 0 or (fallen and one.irregular) else Conclusion.better
     else:
         verdict = Conclusion.withheld if one.missing else Conclusion.undecided
-    warnings = [f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs" for rate in one.collapses if rate.collapsed]
-    warnings += ["the differences are not normal"] if one.irregular else []
+    warnings = [
+        f"{rate.arm} collapsed in {rate.collapsed} of {rate.runs} runs ({rate.where})" for rate in one.collapses if rate.blocks
+    ]
+    warnings += [NOT_NORMAL] if one.irregular else []
     if one.missing:
         warnings.append(f"{one.missing} run{'s are' if one.missing > 1 else ' is'} missing{rule.worst}")
     known = np.isfinite(difference.spread)
@@ -282,6 +315,7 @@ def _conclude(one: _Evidence, p: float, p_equivalence: float, rule: _Rule, look:
         looks=rule.looks,
         collapses=one.collapses,
         p_collapse=one.p_collapse,
+        unit=rule.unit,
         warnings=tuple(warnings),
     )
 

@@ -115,8 +115,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "sweep=tune", "tune=agent.gamma: 0..1"], "there is no key tune any more: write the keys to tune"),
         (
             ["-m", "sweep=ab", "arms=reward: shaped,sparse", "block=2"],
-            "no key block: the config has .*; did you mean blocks?",
+            "no key block: did you mean blocks\\? the config has .*",
         ),
+        (["-m", "sweep=ab", "arms=reward:", "shaped,sparse"], "quote what the shell would split: arms='reward: shaped,sparse'"),
+        (["-m", "sweep=ab", "arms=reward:shaped,sparse"], "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "again=false"], "no key again any more: write aa_control"),
         (["-m", "sweep=ab", "arms=reward: shaped,sparse", "preregistration=x"], "no key preregistration any more: write plan"),
         (["-m", "sweep=ab", "plan=nowhere.yaml"], "plan=nowhere.yaml cannot be read: name a YAML file"),
@@ -313,6 +315,20 @@ def test_a_sweep_makes_a_folder_for_every_run(main_here, tmp_path: Path) -> None
     assert all(list((sweep / str(job)).rglob("metrics.jsonl")) for job in range(2))
 
 
+def test_runs_that_repeat_another_one_are_warned_about(
+    main_here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "create", lambda _: sys.exit("here the sweep would begin"))
+    with pytest.raises(SystemExit):
+        main_here("-m", "reward=shaped,sparse", "seed=2,2", *TINY)
+    assert capsys.readouterr().err == (
+        "warning: 2 runs of 4 repeat another one, with the same values and seeds: remove values that are listed twice\n"
+    )
+    with pytest.raises(SystemExit):
+        main_here("-m", "reward=shaped,sparse", "seed=2,3", *TINY)
+    assert capsys.readouterr().err == ""
+
+
 def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Path) -> None:
     overrides = ["-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1", "root=7", "hydra.sweep.dir=mine", *TINY]
     assert "mine: 3 arms x 1 block, 0 of 3 runs done" in main_here(*overrides)
@@ -322,6 +338,9 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     weights[1].unlink()  # as if stopped after its first update
     assert "2 of 3 runs done" in main_here(*overrides)
     assert all(path.is_file() for path in weights)
+    shown = main_here(*overrides)
+    assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 48.0 times as long" in shown
+    assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
     other = ["sweep=ab", *TINY, "hosts=5"]
     with pytest.raises(C.ConfigError, match="holds an experiment that differs in common"):
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=Claims(looks=[10])).save(tmp_path / "mine")

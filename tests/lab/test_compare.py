@@ -18,7 +18,8 @@ from esper.lab.scoring import score, scored_file
 def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     C.main([str(experiment)])
     shown = capsys.readouterr().out
-    assert "no verdict on shaped and sparse: the comparison is unfinished" in shown
+    assert "no verdict on shaped and sparse yet: runs are missing (1 of 2 blocks are finished)" in " ".join(shown.split())
+    assert shown.startswith("5 of 6 runs finished: no verdict yet; continue with python -m esper.train -m ")
     assert "1 of 6 planned runs are not finished" in shown
     assert "sparse, block 1: never started" in shown
     numbers = json.loads((experiment / "comparison.json").read_text())

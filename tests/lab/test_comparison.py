@@ -51,13 +51,16 @@ def compared(
     monkeypatch.setattr(S, "cost_table", lambda *_: pd.DataFrame())
     zeros = dict.fromkeys(OUTCOMES, 0.0)
     monkeypatch.setattr(J, "score", lambda run, *_, **__: zeros | {"accuracy": float(values[run.arm][run.block])})
-    return S.compare([], CompareConfig(**asked))
+    monkeypatch.setattr(S, "listed_runs", lambda _: set())
+    for name in ("check_runs", "lost_looks"):
+        monkeypatch.setattr(S, name, lambda *_: [])
+    return S.compare([Path("here")], CompareConfig(**asked))
 
 
 def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 60})
-    better, control = found.sentences()
+    better, control, *_ = found.sentences()
     assert better.startswith("b is better than a by ")
     assert "; collapsed runs: a 0 of 12" in better
     assert control.startswith("A/A control: a minus its copy with other policy seeds is")
@@ -69,8 +72,9 @@ def test_the_better_arm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_to_the_control_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     found = compared(monkeypatch, {"a": noise[0] + 60, "b": noise[1] + 66, AA_CONTROL: noise[2] + 65})
-    verdict, control = found.sentences()
+    verdict, control, *_ = found.sentences()
     assert verdict.startswith("b is better than a")
+    assert control.startswith("warning: A/A control: a minus its copy")
     assert "which excludes 0 as 5 % of null effects do" in control
 
 
@@ -84,7 +88,7 @@ def test_the_control_does_not_count_in_the_correction(monkeypatch: pytest.Monkey
 def test_warnings_do_not_withhold_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 12))
     found = compared(monkeypatch, {"a": noise[0], "b": noise[1] + 6}, warnings=["a stopped exploring"])
-    verdict, warning = found.sentences()
+    verdict, warning, *_ = found.sentences()
     assert verdict.startswith("b is better than a by ")
     assert warning == "warning: a stopped exploring"
 
@@ -93,14 +97,16 @@ def test_unfinished_experiments_have_no_verdict_unless_final(monkeypatch: pytest
     noise = np.random.default_rng(0).standard_normal((2, 12))
     values = {"a": noise[0] + 50, "b": noise[1] + 56}
     lines = compared(monkeypatch, values, missing=1).sentences()
-    assert lines[0] == "no verdict on a and b: the comparison is unfinished"
+    assert lines[0] == "no verdict on a and b yet: runs are missing (11 of 12 blocks are finished)"
     (line,) = [line for line in lines if "planned runs are not finished" in line]
-    assert line.startswith("1 of 24 planned runs are not finished: repeat the command")
+    command = "python -m esper.train -m sweep=ab arms='{a: hosts=0, b: hosts=1}' blocks=12 root=0 aa_control=false"
+    assert line.startswith("1 of 24 planned runs are not finished: set final=true if they never will be, or continue with")
+    assert line.endswith(f"{command} hydra.sweep.dir=here")
     assert "b, block 11: stopped after 1 of 2 updates" in lines
     none = compared(monkeypatch, values, missing=12).sentences()
     assert not [line for line in none if "has no accuracy" in line]
     final = compared(monkeypatch, values, missing=1, final=True).sentences()
-    assert "unfinished" not in " ".join(final), "the missing run is taken at its worst"
+    assert " yet: " not in " ".join(final), "the missing run is taken at its worst"
     assert "b, block 11: stopped after 1 of 2 updates" in final
 
 
@@ -108,7 +114,11 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
     rng = np.random.default_rng(1)
     values = {"a": rng.standard_normal(26), "b": rng.standard_normal(26) + 0.1}
     first = compared(monkeypatch, {arm: row[:12] for arm, row in values.items()}, looks=[12, 24])
-    assert "a later look is planned at 24 blocks: repeat the command of the experiment with blocks=24" in first.sentences()
+    (line,) = [
+        line for line in first.sentences() if line.startswith("a later look is planned at 24 blocks: python -m esper.train")
+    ]
+    assert "blocks=24" in line
+    assert line.endswith("hydra.sweep.dir=here")
     between = compared(monkeypatch, {arm: row[:20] for arm, row in values.items()}, looks=[12, 24])
     beyond = compared(monkeypatch, values, looks=[12, 24])
     (one,), (same,), (last,) = (found.results["accuracy"] for found in (first, between, beyond))
@@ -121,10 +131,10 @@ def test_a_verdict_takes_the_blocks_of_a_look_and_no_others(monkeypatch: pytest.
 def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((2, 10))
     values = {"a": noise[0], "b": noise[1] + 6}
-    assert compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2] == [
-        "no verdict on a and b: the comparison is unfinished",
-        "a later look is planned at 10 blocks: repeat the command of the experiment with blocks=10",
-    ]
+    verdict, later = compared(monkeypatch, {arm: row[:3] for arm, row in values.items()}, looks=[10]).sentences()[:2]
+    assert verdict == "no verdict on a and b yet: more blocks are planned (3 of 10)"
+    assert later.startswith("a later look is planned at 10 blocks: python -m esper.train -m sweep=ab arms=")
+    assert " blocks=10 " in later
     assert compared(monkeypatch, values, looks=[10]).sentences()[0].startswith("b is better than a")
 
 
@@ -183,11 +193,58 @@ def test_outcome_shopping_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shopped > 0.2 * experiments
 
 
+def test_collapsed_runs_are_named_with_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((3, 12))
+    noise[1, [3, 7]] -= 60
+    noise[2, 5] -= 60
+    lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[2]}).sentences()
+    assert "b collapsed in 2 of 12 runs (blocks 3, 7)" in " ".join(lines)
+    assert f"warning: a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 5)" in lines
+
+
+def test_a_hard_block_lowers_no_arm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((3, 12))
+    noise[:, 3] -= 60
+    found = compared(monkeypatch, {"a": noise[0], "b": noise[1], AA_CONTROL: noise[2]})
+    assert found.controls["accuracy"].blocks == found.results["accuracy"][0].difference.blocks == 12
+    assert "collapsed in" not in " ".join(found.sentences())
+
+
+def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).standard_normal((2, 12)) * 3
+    found = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+    (pair,) = found.results["accuracy"]
+    assert pair.verdict is Conclusion.undecided
+    lines = found.sentences()
+    assert any("measured standard deviation of a difference" in line and "assumed 2.4 pp" in line for line in lines)
+    assert any(line.startswith(f"to decide, start a new experiment of {pair.needed} blocks") for line in lines) or found._alike
+
+
+def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(3).standard_normal((2, 12)) * 3
+    zeros = dict.fromkeys(OUTCOMES, 0.0)
+    for differing, warned in ((0, True), (5, True), (6, False)):
+        scores = {
+            (arm, block): zeros | {"accuracy": float(noise[index, block]), "accuracy_greedy": 60.0 + index * (block < differing)}
+            for index, arm in enumerate("ab")
+            for block in range(12)
+        }
+        compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+        monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
+        lines = S.compare([Path("here")], CompareConfig()).sentences()
+        told = [line for line in lines if "the arms act alike" in line]
+        assert len(told) == warned
+        assert not warned or f"in {12 - differing} of 12 blocks" in told[0]
+        (command,) = [line for line in lines if line.startswith("to decide, ")]
+        assert ("updates=4" in command) == warned
+        assert ("pilot=here" in command) != warned
+
+
 def test_arms_without_the_outcome_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((3, 12))
     noise[1, 4], noise[2] = np.nan, np.nan
     lines = compared(monkeypatch, {"a": noise[0], "b": noise[1], "c": noise[2]}, against="c").sentences()
-    assert lines[:2] == [f"no verdict on c and {arm}: the comparison is unfinished" for arm in "ab"]
+    assert lines[:2] == [f"no verdict on c and {arm} yet: runs are missing (0 of 12 blocks are finished)" for arm in "ab"]
     assert lines[-2] == "b has no accuracy in block 4: remove it, choose another outcome, or set final=true"
     assert lines[-1].startswith("c has no accuracy in blocks 0, 1, 2")
 
@@ -197,6 +254,7 @@ def test_one_arm_has_nothing_to_be_compared_with(monkeypatch: pytest.MonkeyPatch
         compared(monkeypatch, {"a": np.zeros(3)})
     alone = compared(monkeypatch, {"a": np.zeros(1), AA_CONTROL: np.zeros(1)})
     assert differences(alone).empty
+    assert alone.sentences()[0].startswith("no verdict: a is the only arm beside its A/A control")
 
 
 @pytest.mark.parametrize("key", ["reward.rent", "governor.penalty", "agent.gamma"])

@@ -90,6 +90,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         (None, {}, "there are no arms to compare"),
         ("reward", {}, "there are no arms to compare"),
         ("reward: [", {}, "cannot read arms="),
+        ("reward:shaped,sparse", {}, "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         ("reward: shaped,shaped", {}, "two arms called"),
         ("{a: hosts=1, a: hosts=2}", {}, "two arms called"),
         ("{1: hosts=1, '1': hosts=2}", {}, "two arms called"),
@@ -112,9 +113,15 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
     planned.save(tmp_path)
     assert Design.load(tmp_path) == planned
     for other, sentence in (
-        (design(REWARDS, blocks=2, root=1), "differs in root"),
-        (design("reward: shaped,basic", blocks=2, root=0), "differs in arms"),
-        (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), "differs in margin"),
+        (
+            design(REWARDS, blocks=2, root=1),
+            r"differs in root \(0 there, 1 here\): .* resume it with: python -m esper.train -m sweep=ab",
+        ),
+        (
+            design("reward: shaped,basic", blocks=2, root=0),
+            r"differs in arms \(reward: shaped,sparse there, reward: shaped,basic here\)",
+        ),
+        (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), r"differs in margin \(1 there, 2 here\)"),
     ):
         with pytest.raises(ConfigError, match=f"an experiment that {sentence}"):
             other.save(tmp_path)

@@ -9,7 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lab.figures import CURVE, FEW, draw, learning_curves, page_links, pareto, slopes
+from esper.lab.design import AA_CONTROL
+from esper.lab.figures import CURVE, FEW, draw, front, learning_curves, page_links, pareto, slopes
 from esper.lab.runs import OUTCOMES, Run
 
 
@@ -34,13 +35,35 @@ def test_labels_do_not_overlap(count: int) -> None:
 def test_learning_curves_have_bands_for_few_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: run.seed + update} for update in range(run.updates)])
     arms = [f"part_{index}" for index in range(FEW + 1)]
-    runs = [Run(arm=arm, block=seed, seed=seed, folder=Path(), updates=4 + seed) for arm in arms for seed in range(2)]
+    runs = [Run(arm=arm, block=seed, seed=seed, folder=Path(), updates=4 + seed) for arm in arms for seed in range(3)]
     few, many = Figure().subplots(), Figure().subplots()
     learning_curves(few, runs, dict.fromkeys(arms[:FEW], (0, 0, 0)))
     learning_curves(many, runs, dict.fromkeys(arms, (0, 0, 0)))
     assert [line.get_label() for line in many.lines] == arms
     assert (len(few.lines), len(few.collections), len(many.collections)) == (FEW, FEW, 0)
-    assert many.lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5, 3.5]  # as far as all runs have come
+    assert many.lines[0].get_ydata().tolist() == [1, 2, 3, 4]  # as far as all runs have come
+    two = Figure().subplots()
+    learning_curves(two, [run for run in runs if run.seed < 2], dict.fromkeys(arms[:2], (0, 0, 0)))
+    assert (len(two.lines), len(two.collections)) == (2, 0), "two runs have no band"
+
+
+def test_bands_end_at_the_bounds_of_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.figures.records_of", lambda run: [{CURVE: 1.0 + 97 * (run.seed == 0)}] * 2)
+    runs = [Run(arm="a", block=seed, seed=seed, folder=Path(), updates=2) for seed in range(3)]
+    axes = Figure().subplots()
+    learning_curves(axes, runs, {"a": (0, 0, 0)})
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0, 100)
+
+
+def test_the_control_is_not_in_the_front() -> None:
+    parameters, accuracy = (
+        pd.DataFrame({"a": [10.0, 20.0], AA_CONTROL: [5.0, 30.0]}),
+        pd.DataFrame({"a": [1.0, 2.0], AA_CONTROL: [9.0, 9.0]}),
+    )
+    axes = Figure().subplots()
+    front(axes, parameters, accuracy, {"a": (0, 0, 0), AA_CONTROL: (1, 0, 0)}, {})
+    assert axes.lines[0].get_xydata().tolist() == [[10, 1], [20, 2]]
 
 
 def test_equal_learning_curves_are_told_apart_at_whole_updates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,22 @@ def test_marks_stand_where_the_axis_says() -> None:
     texts = {text.text: float(text.get("x", 0)) for text in picture.iter(f"{SVG}text")}
     marks = [float(mark.get("cx", 0)) for mark in picture.iter(f"{SVG}circle")]
     assert marks == pytest.approx([texts["2"], texts["2"] + 3 / 2 * (texts["0"] - texts["2"])], abs=0.2)
-    zero, first, second, _ = picture.iter(f"{SVG}line")
+    zero, first, _, second, _ = picture.iter(f"{SVG}line")
     assert float(zero.get("x1", 0)) == texts["0"]
     assert float(first.get("x2", 0)) - float(first.get("x1", 0)) == pytest.approx(texts["2"] - texts["0"], abs=0.2)
     assert float(second.get("x1", 0)) == texts["-4"]
-    (band,) = picture.iter(f"{SVG}rect")
+    band, _ = picture.iter(f"{SVG}rect")
+    for text in picture.iter(f"{SVG}text"):  # no text lies over a band
+        over = [float(one.get("y", 0)) for one in picture.iter(f"{SVG}rect")]
+        assert not any(y < float(text.get("y", 0)) < y + float(band.get("height", 0)) for y in over), text.text
     assert float(band.get("width", 0)) == pytest.approx(texts["2"] - texts["0"], abs=0.2)
-    assert {"grey: within the margin of 1", "+2.00 (1.00 to 3.00)", "accuracy <b> [pp]"} <= {*texts}
+    assert {"grey: within the margin of 1; dashed: 0", "+2.00 (1.00 to 3.00)", "accuracy <b> [pp]"} <= {*texts}
+
+
+def test_a_difference_without_an_interval_is_a_dot() -> None:
+    picture = drawn(Row("a - b", 0.2, -math.inf, math.inf, "unfinished"), margin=1.0)
+    assert {line.get("stroke") for line in picture.iter(f"{SVG}line")} == {"var(--faint)"}
+    assert "+0.20, no interval, unfinished" in {text.text for text in picture.iter(f"{SVG}text")}
 
 
 def test_everything_is_within_the_picture() -> None:

@@ -131,5 +131,5 @@ def test_the_same_loose_run_twice_is_refused(experiment: Path, tmp_path: Path) -
 
 
 def test_duplicate_cells_are_refused(experiment: Path) -> None:
-    with pytest.raises(ConfigError, match="are the same cell"):
+    with pytest.raises(ConfigError, match="are the same run"):
         find_runs([experiment, experiment])

@@ -1,5 +1,6 @@
 """Plans of experiments: read from a file and the command line, and adopted when blocks are added."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hydra.types import RunMode
 from esper.cli.command import spelled_out
 from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
-from esper.lab.design import Claims, Design
+from esper.lab.design import Claims, Design, command_of
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.plan import announce, as_planned, deviations, experiment
 from esper.lab.runs import CompareConfig
@@ -41,7 +42,7 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     assert found.plan == Claims(
         outcome="parameters", margin=20.0, alpha=0.01, looks=[10, 20], question='Which reward? It\'s "${oc.env:HOME}".\n'
     )
-    assert announce(found) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
+    assert announce(found, tmp_path) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
     typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
     assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[10])
 
@@ -51,22 +52,23 @@ def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
     more = planned("arms=reward: shaped,sparse", "blocks=24", folder=tmp_path)
     more.save(tmp_path)
     assert more.plan.looks == [12]
-    assert announce(more)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
+    assert announce(more, tmp_path)[1] == "blocks from 12 on are beyond the last planned look: they enter no verdict"
 
 
 def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:
     first = planned("arms=reward: shaped,sparse", "blocks=3", folder=tmp_path)
     first.save(tmp_path)
-    assert announce(first)[1] == (
-        "blocks=3 is below the first look: for a verdict, repeat the command at any time with blocks=10 hydra.sweep.dir=FOLDER"
+    assert announce(first, tmp_path)[1] == (
+        "blocks=3 is below the first look: for a verdict, run at any time: python -m esper.train -m sweep=ab "
+        f"arms='reward: shaped,sparse' blocks=10 root=0 hydra.sweep.dir={tmp_path}"
     )
     more = planned("arms=reward: shaped,sparse", "blocks=10", folder=tmp_path)
     more.save(tmp_path)
     assert (more.plan.looks, more.digest) == ([10], first.digest)
-    (line,) = announce(more)
+    (line,) = announce(more, tmp_path)
     assert line.endswith("verdict at 10 blocks")
     earlier = replace(first, plan=replace(first.plan, looks=[3]))
-    assert "no verdict at any number of blocks" in announce(earlier)[0]
+    assert "no verdict at any number of blocks" in announce(earlier, tmp_path)[0]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,11 @@ def test_few_blocks_can_be_extended_to_a_look(tmp_path: Path) -> None:
         ("- 1", "is not a plan"),
         ("outcom: accuracy", "there is no key outcom; did you mean outcome"),
         ("plan: other.yaml", "is not a plan"),
-        ("blocks: many", "is not a plan .*many"),
+        ("blocks: many", r"is not a plan \(blocks: .*many"),
+        ("margin: one", r"\(margin: .*one"),
+        ("root: 1\nquestion: is it: better", r"\(it is not YAML: mapping values are not allowed here in line 2\)"),
+        ("updates: 4", r"\(updates is a key of the runs: it belongs on the command line, beside plan=\)"),
+        ("reward: shaped", r"\(reward is a key of the runs: it belongs on the command line"),
         ("looks: 12", "is not a plan"),
     ],
 )
@@ -87,6 +93,46 @@ def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: P
         planned(f"plan={tmp_path}/plan.yaml")
     assert str(caught.value).startswith(f"plan={tmp_path}/plan.yaml")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["arms=reward: shaped,sparse", "root=3", "blocks=24"],
+        ["arms={small: agent.hidden=16, large: agent.hidden=32 hosts=8}", "aa_control=false", "vary_split=true"],
+        ["arms={a: [\"task.root='x, y'\"], b: [hosts=2]}", "outcome=parameters", "alpha=0.01", "score_hosts=8"],
+        ["arms=reward: shaped,sparse", 'question=It\'s\n"one"\n', "baselines=[wait,static]", "against=wait", "margin=2.5"],
+        ["arms={aa_control: hosts=2, b: hosts=4}", "aa_control=false", "pilot='a folder/b'", "outcome=parameters", "margin=1.0"],
+    ],
+)
+def test_a_command_rebuilt_from_a_design_gives_the_same_design(overrides: list[str], tmp_path: Path) -> None:
+    common = ["updates=4", "sweep=ab", "plugins=[my file.py]", "telemetry=quiet"]
+    first = replace(planned(*overrides, folder=tmp_path), common=common)
+    first.save(tmp_path)
+    shown = command_of(Design.load(tmp_path), tmp_path)
+    assert "\n" not in shown
+    typed = subprocess.run(["bash", "-c", f"printf '%s\\0' {shown}"], capture_output=True, text=True, check=True).stdout.split(
+        "\0"
+    )
+    assert typed[:4] == ["python", "-m", "esper.train", "-m"]
+    given = [one for one in typed[4:-1] if one not in common]
+    again = replace(planned(*given, folder=tmp_path), common=[one for one in typed[4:-1] if one in common])
+    assert again.digest == first.digest
+    assert again.blocks == first.blocks
+
+
+def test_a_lost_command_is_printed(tmp_path: Path) -> None:
+    planned("arms=reward: shaped,sparse", "blocks=3", folder=tmp_path).save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"holds an experiment, and no arms are given: resume it with: python .* blocks=3 .*dir="
+    ):
+        planned(folder=tmp_path)
+
+
+def test_a_single_arm_is_warned_about() -> None:
+    lines = announce(planned("arms=reward: shaped"), Path("here"))
+    assert lines[1].startswith("warning: shaped is the only arm, and is compared with its A/A control: add arms")
+    assert not any("only arm" in line for line in announce(planned("arms=reward: shaped", "baselines=[wait]"), Path("here")))
 
 
 def test_what_was_planned_is_no_deviation() -> None:

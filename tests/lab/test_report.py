@@ -76,7 +76,7 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         ["b", "slot", "late", "2.00", "1.00"],
     ]
     assert [row[7:] for row in seeds["rows"]] == [["0%", "5.0", "3.0", ""], ["100%", "1.0", "", ""], ["50%", "3.0", "3.0", ""]]
-    names = [table["caption"].split()[2] for table in differences]
+    names = [table["caption"].split()[2].rstrip(",") for table in differences]
     assert names == [
         "accuracy",
         *(name.split("_")[0] for name in OUTCOMES if name not in ("accuracy", "accuracy_greedy", "online")),
@@ -97,7 +97,9 @@ def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.Monkey
     planned = Design(arms={"a": [], "b": ["hosts=1"]}, blocks=12, root=0, common=[], plan=plan)
     monkeypatch.setattr(S, "planned", lambda _: planned)
     usual, bad = J.score, {"accuracy": -900.0, "parameters": -9e6}
-    monkeypatch.setattr(J, "score", lambda run, *rest, **how: usual(run, *rest, **how) | (bad if run.block == 4 else {}))
+    monkeypatch.setattr(
+        J, "score", lambda run, *rest, **how: usual(run, *rest, **how) | (bad if (run.arm, run.block) == ("a", 4) else {})
+    )
     worse = S.compare([], CompareConfig(baselines=["wait"], final=True))
     _, _, _, accuracy, *others = tables(worse)
     assert accuracy["rows"][0][1] == "8 (1 collapsed, 1 with a missing run, 2 after the look)"
@@ -116,10 +118,34 @@ def test_outcomes_that_do_not_vary_have_no_interval(monkeypatch: pytest.MonkeyPa
     assert row[5:7] == ["0.005", "< 0.0001"], "the margin is 20"
 
 
+@pytest.mark.usefixtures("found")
+def test_there_is_no_p_value_where_nothing_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(J, "score", lambda *_, **__: dict.fromkeys(OUTCOMES, 60.0))
+    same = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    (accuracy,) = [table for table in tables(same) if table["caption"].startswith("Differences in accuracy [pp]")]
+    assert accuracy["rows"][-1][2:7] == ["0.00, no spread", "0.00, no spread", "", "", ""]
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: dict.fromkeys(OUTCOMES, 60.0 if run.block == 0 else float("nan")))
+    one = S.compare([], CompareConfig(baselines=["wait"], final=True))
+    (accuracy,) = [table for table in tables(one) if table["caption"].startswith("Differences in accuracy [pp]")]
+    assert accuracy["rows"][0][2:7] == ["too few blocks", "too few blocks", "", "", ""]
+
+
+@pytest.mark.usefixtures("found")
+def test_the_console_counts_collapsed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = J.score
+    bad = {"accuracy": -900.0}
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: usual(run) | (bad if (run.arm, run.block) == (AA_CONTROL, 4) else {}))
+    text = io.StringIO()
+    show(S.compare([], CompareConfig(baselines=["wait"], final=True)), Console(file=text, width=120))
+    (control,) = [line for line in text.getvalue().splitlines() if line.startswith(f"a - {AA_CONTROL} ")]
+    assert "11 (1 collapsed)" in control
+    assert f"a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 4)" in " ".join(text.getvalue().split())
+
+
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
     assert names == FILES
-    assert "<h2>Command</h2>\n<pre>python -m esper.compare x</pre>" in (tmp_path / "report.html").read_text()
+    assert "<p>Compare the runs:</p>\n<pre>python -m esper.compare x</pre>" in (tmp_path / "report.html").read_text()
     cells = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert {(row["arm"], int(row["block"])) for row in cells} == {(arm, block) for arm in (*ARMS, "wait") for block in range(12)}
     lost = next(row for row in cells if (row["arm"], row["block"]) == ("b", "3"))

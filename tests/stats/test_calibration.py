@@ -43,7 +43,8 @@ def test_wrong_claims_are_rare_and_coverage_is_nominal() -> None:
 def test_collapse_misleads_whoever_does_not_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = calibration.Setting(**COLLAPSE, effect=1.0, blocks=20)
     fine = calibration.tally(setting, experiments=40, seed=1)
-    monkeypatch.setattr("esper.stats.verdict.collapsed", lambda values, *_, **__: np.zeros(len(values), dtype=bool))
+    none = np.zeros(20, dtype=bool)
+    monkeypatch.setattr("esper.stats.verdict.collapsed_pair", lambda *_, **__: (none, none))
     monkeypatch.setattr("esper.stats.verdict.irregular", lambda *_, **__: False)
     naive = calibration.tally(setting, experiments=40, seed=1)
     assert fine.regular < 5

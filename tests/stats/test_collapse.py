@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.stats.collapse import CollapseRate, collapse_p, collapsed, irregular
+from esper.stats.collapse import CollapseRate, collapse_p, collapsed, collapsed_pair, irregular
 
 ONE = np.zeros(20)
 
@@ -46,6 +46,62 @@ def test_runs_are_compared_within_their_stratum() -> None:
     assert np.flatnonzero(collapsed(values, strata, margin=0.5)).tolist() == [3]
 
 
+def paired_runs(seed: int, *, hard: int = 0, count: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Return the runs of two equal arms, of which the first `hard` blocks lower both by 12 standard deviations."""
+    rng = np.random.default_rng(seed)
+    block = rng.standard_normal(count) - 12 * (np.arange(count) < hard)
+    one, other = block + rng.standard_normal((2, count))
+    return one, other
+
+
+@pytest.mark.parametrize(("hard", "most"), [(1, 9), (3, 30)])
+def test_runs_of_hard_blocks_have_not_collapsed(hard: int, most: int) -> None:
+    alone = pairs = 0
+    for seed in range(300):
+        one, other = paired_runs(seed, hard=hard)
+        alone += bool((collapsed(one, np.zeros(12), margin=0.5) & collapsed(other, np.zeros(12), margin=0.5)).any())
+        pairs += any(down.any() for down in collapsed_pair(one, other, np.zeros(12), margin=0.5))
+    assert alone > 250, "by their arm alone, they would count as collapsed"
+    assert pairs <= most, "of 300 experiments"
+
+
+@pytest.mark.parametrize("hard", [0, 1])
+@pytest.mark.parametrize("arm", [0, 1])
+def test_a_collapse_of_one_arm_is_found_beside_hard_blocks(hard: int, arm: int) -> None:
+    found = 0
+    for seed in range(300):
+        runs = paired_runs(seed, hard=hard)
+        runs[arm][[5, 8]] -= 20
+        down = collapsed_pair(*runs, np.zeros(12), margin=0.5)
+        found += np.flatnonzero(down[arm]).tolist() == [5, 8] and not down[1 - arm].any()
+    assert found > 280
+
+
+def test_a_control_in_the_two_hardest_blocks_has_not_collapsed() -> None:
+    shaped = [72.29, 67.34, 71.49, 69.39, 70.08, 70.37, 71.40, 71.88, 75.47, 72.34]
+    control = [73.90, 71.40, 74.35, 66.39, 67.05, 71.39, 72.27, 74.35, 74.13, 74.05]
+    assert np.flatnonzero(collapsed(control, np.zeros(10), margin=1)).tolist() == [3, 4], "low for their arm"
+    assert not np.any(collapsed_pair(shaped, control, np.zeros(10), margin=1))
+
+
+def test_a_low_run_beside_a_missing_one_is_judged_by_its_arm() -> None:
+    one, other = paired_runs(0)
+    one[4], other[4] = -60, np.nan
+    down = collapsed_pair(one, other, np.zeros(12), margin=0.5)
+    assert np.flatnonzero(down[0]).tolist() == [4]
+    assert not down[1].any()
+
+
+def test_blocks_are_judged_within_their_stratum() -> None:
+    one, other = paired_runs(0, count=24)
+    strata = np.arange(24) % 2
+    one, other = one + 30 * strata, other + 60 * strata
+    other[3] -= 40
+    down = collapsed_pair(one, other, strata, margin=0.5)
+    assert not down[0].any()
+    assert np.flatnonzero(down[1]).tolist() == [3]
+
+
 def test_missing_runs_have_not_collapsed() -> None:
     values = runs()
     values[[2, 5]] = -20, np.nan
@@ -76,6 +132,7 @@ def test_rates_are_exact() -> None:
     assert (some.rate.mean, some.rate.low) == pytest.approx((0.25, stats.beta.ppf(0.025, 3, 10)))
     assert some.rate.high == pytest.approx(stats.beta.ppf(0.975, 4, 9))
     assert np.isnan(CollapseRate(arm="a", collapsed=0, runs=0).rate.mean)
+    assert CollapseRate(arm="a", collapsed=2, runs=9, blocks=(3, 4)).where == "blocks 3, 4"
 
 
 def test_rates_of_two_arms_are_compared_block_by_block() -> None:

@@ -41,7 +41,7 @@ def test_the_three_verdicts() -> None:
     assert str(by_pair["plain", "good"]).startswith("good is better than plain by ")
     assert by_pair["plain", "same"].verdict is Conclusion.equivalent
     assert by_pair["plain", "noisy"].verdict is Conclusion.undecided
-    assert f"takes {by_pair['plain', 'noisy'].needed} new blocks" in str(by_pair["plain", "noisy"])
+    assert f"a new experiment takes {by_pair['plain', 'noisy'].needed} blocks to detect" in str(by_pair["plain", "noisy"])
 
 
 def test_lower_can_be_better() -> None:
@@ -59,7 +59,7 @@ def test_few_blocks_give_no_verdict() -> None:
     (found,) = compare_arms(table("plain", "good", blocks=MIN_BLOCKS - 1), margin=0.5)
     assert found.verdict is Conclusion.too_few
     assert "they share 9 of at least 10 blocks" in str(found)
-    assert f"detecting a difference of 0.5 takes {found.needed} new blocks" in str(found)
+    assert f"a new experiment takes {found.needed} blocks to detect a difference of 0.5 with a power of 80 %" in str(found)
     assert verdicts(compare_arms(table("plain", "good", blocks=MIN_BLOCKS), margin=0.5)) == [Conclusion.better]
 
 
@@ -85,7 +85,11 @@ def test_verdicts_can_be_withheld(verdict: Conclusion) -> None:
     found = compare_arms(table("plain", "good"), margin=0.5, withheld=verdict)
     assert verdicts(found) == [verdict]
     assert found[0].winner is None
-    assert str(found[0]) == f"no verdict on plain and good: the comparison is {verdict.value}"
+    reasons = {
+        Conclusion.exploratory: ": the comparison is exploratory",
+        Conclusion.unfinished: " yet: runs of other arms are missing",
+    }
+    assert str(found[0]) == f"no verdict on plain and good{reasons[verdict]}"
 
 
 def test_missing_cells_are_left_out_pair_by_pair() -> None:
@@ -135,7 +139,7 @@ def test_blocks_between_looks_do_not_enter_the_verdict() -> None:
     assert str(waiting) == "undecided between plain and good: the next look is at 30 blocks"
     (done,) = compare_arms(cells, margin=0.5, looks=[20, 30])
     assert done.look == 30
-    assert "new blocks" in str(done)
+    assert "a new experiment takes" in str(done)
 
 
 def test_there_is_no_verdict_before_the_first_look() -> None:
@@ -143,6 +147,20 @@ def test_there_is_no_verdict_before_the_first_look() -> None:
     (found,) = compare_arms(cells[cells["block"] < 19], margin=0.5, looks=[20, 30])
     assert (found.verdict, found.look) == (Conclusion.unfinished, None)
     assert found.difference.p < 0.001
+    assert str(found) == "no verdict on plain and good yet: more blocks are planned (19 of 20)"
+    lacking = cells.assign(value=cells["value"].where((cells["arm"] != "good") | (cells["block"] != 3)))
+    (found,) = compare_arms(lacking, margin=0.5, looks=[20, 30])
+    assert str(found) == "no verdict on plain and good yet: runs are missing (29 of 30 blocks are finished)"
+
+
+def test_sentences_name_the_unit() -> None:
+    (better,) = compare_arms(table("plain", "good"), margin=0.5, unit="pp")
+    (same,) = compare_arms(table("plain", "same"), margin=0.5, unit="pp")
+    (noisy,) = compare_arms(table("plain", "noisy"), margin=0.5, unit="pp")
+    assert str(better).startswith("good is better than plain by 3.0")
+    assert " pp (" in str(better)
+    assert str(same).startswith("plain and same differ by less than 0.5 pp")
+    assert "a difference of 0.5 pp with" in str(noisy)
 
 
 def test_the_first_look_that_decides_stands() -> None:
@@ -207,7 +225,7 @@ def test_collapsed_runs_leave_the_mean_and_withhold_equivalence() -> None:
     assert found.difference.blocks == 11
     assert found.p_equivalence_holm < 0.001
     assert [one.collapsed for one in found.collapses] == [0, 1]
-    assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs"
+    assert str(found) == "no verdict on plain and same: same collapsed in 1 of 12 runs (block 4)"
 
 
 def test_costs_do_not_collapse() -> None:
@@ -231,7 +249,7 @@ def test_an_arm_that_collapses_more_often_is_not_better(down: str) -> None:
     cells.loc[(cells.arm == down) & (cells.block == 4), "value"] -= 50
     (found,) = compare_arms(cells, margin=0.5)
     assert found.verdict is (Conclusion.better if down == "plain" else Conclusion.withheld)
-    assert found.warnings == (f"{down} collapsed in 1 of 12 runs",)
+    assert found.warnings == (f"{down} collapsed in 1 of 12 runs (block 4)",)
     if down == "plain":
         mean = found.difference.mean
         by = f"{-mean.mean:.2f} ({-mean.high:.2f} to {-mean.low:.2f})"
@@ -259,4 +277,7 @@ def test_an_arm_is_not_better_if_collapsed_runs_are_hidden_among_the_others(hidd
     assert found.p_holm < 0.01
     assert found.verdict is (Conclusion.withheld if hidden else Conclusion.better)
     if hidden:
-        assert str(found) == "no verdict on plain and good: plain collapsed in 1 of 12 runs; the differences are not normal"
+        assert (
+            str(found)
+            == "no verdict on plain and good: plain collapsed in 1 of 12 runs (block 0); the differences are not normal"
+        )

@@ -1,0 +1,41 @@
+"""How long `esper.compare` will take to score the policies of an experiment, told beside the time of their training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from esper.lab.design import Design
+from esper.telemetry.text import duration
+from esper.training.provenance import FILE, read
+
+GROWN = 2
+"""How often a policy grows its held-out hosts: with sampled and with its most probable actions."""
+
+
+def scoring_share(found: Design, settings: Mapping[str, Any]) -> float:
+    """Return the time of scoring a policy as a share of that of its training: held-out hosts grown, by hosts grown in training.
+
+    Args:
+        found: the experiment.
+        settings: config of the runs, of which `updates` and `hosts` are read.
+    """
+    return GROWN * found.plan.score_hosts / (int(settings["updates"]) * int(settings["hosts"]))
+
+
+def before(found: Design, settings: Mapping[str, Any]) -> str:
+    """Return the line about scoring that is printed before the first run."""
+    share = scoring_share(found, settings)
+    time = f"{share:.1f} times as long as training them" if share >= 1 else f"{100 * share:.0f} % of the time of their training"
+    more = "; baselines come on top" if found.plan.baselines else ""
+    return (
+        f"afterwards, esper.compare scores {len(found.arms) * found.blocks} policies on {found.plan.score_hosts} held-out hosts "
+        f"each, which takes about {time}{more}"
+    )
+
+
+def after(found: Design, settings: Mapping[str, Any], folder: Path) -> str:
+    """Return the line about scoring that is printed after the last run."""
+    records = [record for cell in found.cells for record in read(folder / cell.folder / FILE)]
+    trained = sum(float(record.get("wall_seconds", 0.0)) for record in records)
+    time = f"about {duration(scoring_share(found, settings) * trained)}" if trained else "a while"
+    return f"it first scores the policies, once, which takes {time}; workers=N scores N at a time"
