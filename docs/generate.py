@@ -40,7 +40,12 @@ PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "host": lambda: observation.features(HOST_FEATURES),
         "slot": lambda: observation.features(slot_table(["BLUEPRINT"])),
     },
-    "rewards.md": {"stages": rewards.stage_potentials, "modes": rewards.reward_modes},
+    "rewards.md": {
+        "stages": rewards.stage_potentials,
+        "modes": rewards.reward_modes,
+        "terms": rewards.ready_terms,
+        "signals": rewards.signals,
+    },
 }
 
 

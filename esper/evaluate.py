@@ -134,7 +134,11 @@ def main(arguments: list[str]) -> None:
                 str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
             )
             notice()
-        report = _evaluate(evaluation, asked)
+        try:
+            report = _evaluate(evaluation, asked)
+        except KeyboardInterrupt:
+            print("esper: interrupted; an evaluation is written as a whole, so repeat the command", file=sys.stderr)
+            sys.exit(130)
         score = evaluation.config.task.build_objective().score
         _display(report, asked, score)
         folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent

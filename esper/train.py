@@ -1,5 +1,6 @@
 """Train a controller: python -m esper.train reward=shaped 'devices=[cuda:0,cuda:1]'"""
 
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -17,7 +18,7 @@ from esper.cli.command import in_one_sentence, run, warn_plainly
 from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
-from esper.config import CHECKPOINTS, CONF, typed
+from esper.config import CHECKPOINTS, CONF, Config, typed
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
@@ -57,16 +58,14 @@ def main(cfg: DictConfig) -> None:
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             given = HydraConfig.get().overrides.task
             Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()
-            if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
-                from esper.page.page import page_at_the_end
-
-                page_at_the_end(folder, shown_hosts, lead=f"{named}: " if named else "")
-            if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
-                from esper.lab.tuning import score_tuned  # late: it imports the statistics
-
-                score_tuned(sweeper, folder)
+            remedy = f"the run is finished; write its page with: python -m esper.report {shlex.quote(str(folder))}"
+            _after(folder, config, lead=f"{named}: " if named else "")
         except Stopped as stopped:
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)
+            sys.exit(130)
+        except KeyboardInterrupt:
+            saved = any((folder / CHECKPOINTS).glob("*.pt"))
+            print(f"esper: interrupted; {remedy if saved else 'nothing was saved yet: repeat the command'}", file=sys.stderr)
             sys.exit(130)
         except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)
@@ -80,6 +79,18 @@ def main(cfg: DictConfig) -> None:
             saved = f"all earlier updates are saved: free some memory and {remedy}"
             print(f"esper: {shortage}; {saved}, or start a new run with smaller {smaller}", file=sys.stderr)
             sys.exit(2)
+
+
+def _after(folder: Path, config: Config, *, lead: str) -> None:
+    """Write the page of a run, and score the run if it belongs to a tuning."""
+    if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
+        from esper.page.page import page_at_the_end
+
+        page_at_the_end(folder, shown_hosts, lead=lead)
+    if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
+        from esper.lab.tuning import score_tuned  # late: it imports the statistics
+
+        score_tuned(sweeper, folder)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""Tables of rewards.md: the potential of each stage, and the reward modes."""
+"""Tables of rewards.md: the potential of each stage, the reward modes, and what terms of one's own are made from."""
 
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 from docs.tables.markdown import class_doc, lower, table, ticked
-from esper.lifecycle.stages import Stage
+from esper.cli.help import field_docs
+from esper.lifecycle.stages import SlotState, Stage
+from esper.measure.counterfactuals import Worth
+from esper.reward import table as terms
 from esper.reward.modes import MODES
+from esper.reward.signals import StepSignals
 from esper.reward.terms import STAGE_VALUE
 
 
@@ -28,3 +32,28 @@ def reward_modes() -> Iterator[str]:
         yield ""
         if others := [key for key in defaults if key not in (*mode.pays, "per_host")]:
             yield from (f"Other keys: {ticked(f'reward.{key}={defaults[key]}' for key in others)}.", "")
+
+
+def ready_terms() -> Iterator[str]:
+    """Yield the terms of esper.reward.table by their Python names."""
+    named = {name: term for name, term in vars(terms).items() if isinstance(term, terms.Term)}
+    rows = ((f"`{name}`", term.unit, f"`{term.name}`", term.formula) for name, term in named.items())
+    return table(("name", "unit", "component", "formula"), rows)
+
+
+def signals() -> Iterator[str]:
+    """Yield what a step measures, by attribute."""
+    for kind, of in ((StepSignals, "signals"), (Worth, "signals.worth"), (SlotState, "signals.before and signals.after")):
+        yield from (f"`{of}`:".replace(" and ", "` and `"), "")
+        yield from table(("attribute", "meaning"), _attributes(kind))
+        yield ""
+
+
+def _attributes(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a dataclass with their docstrings; one docstring may stand below two fields."""
+    docs, names = field_docs(kind), list[str]()
+    for entry in fields(kind):
+        names.append(entry.name)
+        if entry.name in docs:
+            yield ticked(names), docs[entry.name]
+            names = []

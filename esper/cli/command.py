@@ -1,5 +1,6 @@
 """Entry point of the commands: import plugins, print help, check the overrides, then start Hydra."""
 
+import json
 import os
 import sys
 import traceback
@@ -24,13 +25,16 @@ from esper.config import CHECKPOINTS, ConfigError
 from esper.memory import memory_shortage
 from esper.notices import notice
 from esper.plugins import load_plugins, place_in_plugin, split_plugins
+from esper.reward.rewards import RewardError
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
+from esper.telemetry.text import counted
 from esper.telemetry.writers import check_writers
+from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-FOR_PEOPLE = (ConfigError, TaskError, FileError, DiskError)
+FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
 
 
@@ -241,4 +245,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             asked.append(key)
     if many and configs and not show and not any(override.startswith("sweep=") for override in overrides):
         begin_sweep(len(configs))  # sweeps of experiments and tunings count their own runs
+        if (alike := len(configs) - len({json.dumps(to_plain(config), sort_keys=True, default=str) for config in configs})) > 0:
+            repeated = f"{counted(alike, 'run')} of {len(configs)} repeat another one"
+            print(f"warning: {repeated}, with the same values and seeds: remove values that are listed twice", file=sys.stderr)
     return folder if show else create(folder)

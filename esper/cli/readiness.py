@@ -13,7 +13,7 @@ from esper.hosts.base import slot_specs
 from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.training.estimate import check_memory
-from esper.training.resume import check_data, find_checkpoint
+from esper.training.resume import check_data, find_checkpoint, no_checkpoint
 
 PROBED = 3
 """Number of samples in the probe of hosts and seeds."""
@@ -26,7 +26,7 @@ def ready(config: Config) -> None:
         ConfigError: this machine cannot run it. Only errors meant for the user are converted; a bug keeps its traceback.
     """
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
-        raise ConfigError(f"resume={config.resume} holds no checkpoint: name the folder that esper.train printed")
+        raise ConfigError(f"resume={no_checkpoint(config.resume)}")
     try:
         _check_devices(config)
         check_memory(config)

@@ -73,6 +73,7 @@ class SlotState:
     """State of all slots, one array `[N, S]` per field. Unmeasured values are NaN, except contributions, which are 0."""
 
     stage: IntArray
+    """`Stage` of the slot."""
     blueprint: IntArray
     """Index of the blueprint, -1 for none."""
     blend: IntArray

@@ -94,7 +94,7 @@ class Worth:
     contribution_NS: FloatArray
     """f(all) - f(all but this seed), fossils included [pp]."""
     contribution_error_NS: FloatArray
-    """Standard error, here and below: from the validation samples, and from random orders where there are any [pp]."""
+    """Standard error of the contributions, from the validation samples [pp]."""
     all_off_accuracy_N: FloatArray
     """Accuracy with all live seeds off; without an active live seed, the accuracy of the host as it is [pp]."""
     committed_accuracy_N: FloatArray
@@ -102,12 +102,15 @@ class Worth:
     solo_NS: FloatArray
     """f(this live seed alone beside the fossils) - f(the fossils alone) [pp]."""
     solo_error_NS: FloatArray
+    """Standard error of the same [pp]."""
     interaction_NSS: FloatArray
     """Interaction of each pair of live seeds besides the fossils; 0 for a seed with itself [pp]."""
     interaction_error_NSS: FloatArray
+    """Standard error of the interactions [pp]."""
     shapley_NS: FloatArray
     """Shapley values of all seeds, fossils included, which add up to f(all) - f(the bare host) [pp]."""
     shapley_error_NS: FloatArray
+    """Standard error of the Shapley values, from the validation samples, and from random orders where there are any [pp]."""
 
     @classmethod
     def unknown(cls, hosts: int, slots: int) -> "Worth":

@@ -18,6 +18,10 @@ from esper.reward.terms import Memory
 FloatArray = npt.NDArray[np.float32]
 
 
+class RewardError(ValueError):
+    """A term of a reward does not do what a term must; the message is for its author."""
+
+
 class Weights(Protocol):
     """A config with a weight for each key of `pays`."""
 
@@ -88,7 +92,8 @@ class WeightedReward(Reward):
         self._memories = {name: pay for name, (_, pay) in self._terms.items() if isinstance(pay, Memory)}
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
-        return {name: (weight * pay(signals)).astype(np.float32) for name, (weight, pay) in self._terms.items()}
+        hosts = len(signals.op_N)
+        return {name: _per_host(name, weight, pay(signals), hosts) for name, (weight, pay) in self._terms.items()}
 
     def _shaping(self, signals: StepSignals) -> FloatArray:
         before_N = self.potential(signals.accuracy_before_N, signals.before)
@@ -113,6 +118,17 @@ class WeightedReward(Reward):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, memory in self._memories.items():
             memory.load_state_dict(state[name])
+
+
+def _per_host(name: str, weight: float, paid: Any, hosts: int) -> FloatArray:
+    """Return what a term pays each host `[N]`, after checking that it pays every host."""
+    paid_N = np.asarray(paid)
+    if paid_N.shape != (hosts,) or paid_N.dtype.kind not in "biuf":
+        got = f"an array of shape {paid_N.shape}" if isinstance(paid, np.ndarray) else f"{type(paid).__name__} {paid!r}"
+        raise RewardError(
+            f"the reward term {name} must return one number per host, an array [{hosts}], got {got}: correct its code"
+        )
+    return (weight * paid_N).astype(np.float32)
 
 
 class PerHost(Reward):

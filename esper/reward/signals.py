@@ -19,7 +19,9 @@ class StepSignals:
     """One step of N hosts: the state before the action, and the state after it and a host epoch."""
 
     before: SlotState
+    """All slots before the action."""
     after: SlotState
+    """All slots after the step."""
     op_N: npt.NDArray[np.int64]
     """Operation carried out; WAIT where the action was refused."""
     accuracy_before_N: FloatArray

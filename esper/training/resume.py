@@ -32,8 +32,15 @@ def find_checkpoint(path: str, key: str) -> Path:
             raise ConfigError(f"{key}={path} names the best checkpoint, and the run has no return yet: train at least one update")
         return Checkpoints(run / CHECKPOINTS).path(best["update"])
     if newest is None:
-        raise ConfigError(f"{key}={path} holds no checkpoint: name the folder that esper.train printed")
+        raise ConfigError(f"{key}={no_checkpoint(run)}")
     return newest
+
+
+def no_checkpoint(folder: str | Path) -> str:
+    """Return why a folder without checkpoints cannot be used, with the remedy."""
+    if Path(folder, ".hydra").is_dir():
+        return f"{folder} holds a run that ended before it saved anything: start it again"
+    return f"{folder} holds no checkpoint: name the folder that esper.train printed"
 
 
 def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:

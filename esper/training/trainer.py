@@ -263,9 +263,9 @@ class Trainer:
         return "" if "task" in config.env.ignores else load_task(config.task, config.host).data.describe()
 
     def _sizes(self) -> list[str]:
-        """Return lines on the sizes of the run and of its data."""
+        """Return lines on the folder, and on the sizes of the run and of its data."""
         line = estimate(self.config).line(done=self.update * self.config.hosts * self.config.steps)
-        return [line, *([f"data: {data}"] if (data := self._data()) else [])]
+        return [f"folder: {self.folder}", line, *([f"data: {data}"] if (data := self._data()) else [])]
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary at the end: name and text of each row."""

@@ -1,15 +1,18 @@
 """Each term by hand, and properties of shaping."""
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from esper.lifecycle.stages import Op, SlotState
-from esper.reward import terms
+from esper.lifecycle.stages import Op, SlotState, empty
+from esper.reward import table, terms
 from esper.reward.modes import MODES, RewardConfig, ShapedConfig, SparseConfig
-from esper.reward.rewards import Reward
+from esper.reward.rewards import Reward, RewardError
 from esper.reward.signals import StepSignals
+from esper.reward.table import Pays
 from tests.reward.reward_steps import NAN, D, F, G, H, P, T, floats, replaced, signals_of, state_of
 
 GAMMA = 0.9
@@ -196,3 +199,38 @@ def test_removals_by_rules_and_by_actions_are_distinguished(op, change, wanted):
     before, after = state_of([H, H]), state_of([P, H])
     before.dying[0, 0], after.dying[0, 1] = change.pop("before", False), change.pop("after", False)
     close(terms.auto_pruned(signals_of(before, after, op_N=np.array([op]), **change)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("paid", "got"),
+    [
+        (1.0, "float 1.0"),
+        (np.zeros((2, 1)), r"an array of shape \(2, 1\)"),
+        (np.array(["a", "b"]), r"an array of shape \(2,\)"),
+        ([1.0], r"list \[1.0\]"),
+    ],
+)
+def test_a_term_that_does_not_pay_every_host_is_named(paid: Any, got: str) -> None:
+    odd = table.Term(name="odd", unit="1", formula="?", make=lambda mode, gamma: lambda signals: paid)
+
+    @dataclass(kw_only=True, slots=True)
+    class OddConfig(RewardConfig):
+        """One term."""
+
+        pays: ClassVar[Pays] = {"odd": odd}
+        odd: float = 1.0
+        """Weight."""
+
+    with pytest.raises(RewardError, match=f"the reward term odd must return one number per host, an array .2., got {got}"):
+        OddConfig().build(gamma=1.0)(signals_of(empty(2, 1), empty(2, 1)))
+
+
+def test_a_weight_needs_a_field() -> None:
+    @dataclass(kw_only=True, slots=True)
+    class BareConfig(RewardConfig):
+        """A term without its weight."""
+
+        pays: ClassVar[Pays] = {"terminal": table.TERMINAL}
+
+    with pytest.raises(ValueError, match=r"BareConfig.pays names the weight terminal, .* add terminal: float = 1.0"):
+        BareConfig()

@@ -71,8 +71,9 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
     ):
         with pytest.warns(Notice) as said:
             Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
-        title, size, *_ = capsys.readouterr().out.splitlines()
+        title, place, size, *_ = capsys.readouterr().out.splitlines()
         assert ": 3 updates of 4 hosts x 3 epochs" in title
+        assert place == f"folder: {folder}"
         assert size.startswith("4 hosts of 496 parameters, ")
         assert size.endswith(f"; {epochs} host epochs")
         assert [str(one.message) for one in said if one.category is Notice] == [warning]
