@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from rich.console import Console
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides
+from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
 from esper.lab.plan import as_planned, planned, record_look
@@ -68,7 +68,7 @@ def help_text() -> str:
 def main(arguments: list[str]) -> None:
     """Compare, print and write."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(help_text())
+        show_help(help_text())
         return
     warn_plainly()
     with in_one_sentence():

@@ -24,7 +24,7 @@ from rich.markup import escape
 from esper.agent.best_of_random import Times
 from esper.checkpoint import write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides
+from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
@@ -118,7 +118,7 @@ def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | 
 def main(arguments: list[str]) -> None:
     """Evaluate, print a table, and write it as JSON beside the checkpoints."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
+        show_help(page(__doc__, EvaluateConfig(checkpoint="FOLDER")))
         return
     warn_plainly()
     with in_one_sentence():

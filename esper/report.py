@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
-from esper.cli.keyvalue import page, read_overrides
+from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.config import ConfigError
 
 
@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> tuple[list[Path], ReportConfig]:
 def main(arguments: list[str]) -> None:
     """Write the page of each folder, and print how far its run is, which policy the page evaluates, and its place."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(page(__doc__, ReportConfig()))
+        show_help(page(__doc__, ReportConfig()))
         return
     warn_plainly()
     with in_one_sentence():

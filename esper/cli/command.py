@@ -18,6 +18,7 @@ import hydra._internal.utils as hydra_internals
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
 from esper.cli import flags, rehearsal
 from esper.cli.help import help_text
+from esper.cli.keyvalue import show_help
 from esper.cli.overrides import plan_run, plan_sweep, quoted, typed_as
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
@@ -197,7 +198,7 @@ def run(main: Callable[[], None]) -> None:
         sys.argv[1:] = [*multirun[:1], *spelled_out(typed)]
         args = flags.parse(sys.argv[1:])
         if args.help:
-            print(help_text(main.__doc__ or ""))
+            show_help(help_text(main.__doc__ or ""))
         elif args.hydra_help or args.shell_completion or args.info is not None:
             with _from_hydra(main):
                 main()

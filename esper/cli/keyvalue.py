@@ -1,5 +1,7 @@
 """Command lines of a flat config dataclass, for esper.evaluate and esper.compare: parsing and help text."""
 
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, get_type_hints
@@ -13,6 +15,14 @@ from esper.config import ConfigError, did_you_mean, renamed
 from esper.ranges import check_sizes
 
 C = TypeVar("C")
+
+
+def show_help(text: str) -> None:
+    """Print a help text. A reader that stops early, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
 
 
 def read_overrides(kind: type[C], overrides: Sequence[str], also: Iterable[str] = (), base: C | None = None) -> C:

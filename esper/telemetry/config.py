@@ -64,7 +64,7 @@ class TelemetryConfig:
 
 @dataclass(kw_only=True, slots=True)
 class QuietConfig(TelemetryConfig):
-    """Only `metrics.jsonl`, and nothing on the console: for sweeps and tests."""
+    """Only metrics, times and checkpoints, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl"])
     """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.

@@ -146,8 +146,9 @@ class LiveConsole(Writer):
         marks = 8 if room < 70 else 16
         for tag, label in self._names.items():
             if tag in self._latest:
-                curve = bins(self._history.series.get(tag, []), marks)
-                ends = f"{short(min(curve))} to {short(max(curve))}" if len(curve) > 1 else ""
+                values = self._history.series.get(tag, [])
+                curve = bins(values, marks)
+                ends = f"{short(min(values))} to {short(max(values))}" if len(curve) > 1 else ""
                 table.add_row(label, quantity(tag, self._latest[tag]), spark(curve), ends)
         table.add_row("rollbacks", number(self._rollbacks), "", f"in {counted(self._history.updates, 'update')}")
         return table

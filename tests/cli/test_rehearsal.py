@@ -81,3 +81,14 @@ def test_an_announced_run_does_not_repeat_its_title(tmp_path: Path, monkeypatch:
     assert done.returncode == 0, done.stderr
     assert "wait on digits" not in done.stdout
     assert "\ndone after 0:00:" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "compare", "report"])
+def test_a_reader_of_help_may_stop_early(command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", f"esper.{command}", "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert done.stderr == ""
