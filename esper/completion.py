@@ -31,12 +31,15 @@ from esper.cli.help import defaults, groups, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import ALIASES, BROUGHT, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean
 from esper.evaluate import EvaluateConfig
+from esper.export import ExportConfig
 from esper.lab.runs import CompareConfig
 from esper.plugins import load_plugins
 from esper.report import ReportConfig
 from esper.sweeps import SWEEPS
 
-FLAGS = {"train": ("--help", "-m", "--cfg", "--config-dir")} | dict.fromkeys(("evaluate", "compare", "report"), ("--help",))
+FLAGS = {"train": ("--help", "-m", "--cfg", "--config-dir")} | dict.fromkeys(
+    ("evaluate", "compare", "report", "export"), ("--help",)
+)
 
 # Reads a table of "SCOPE WORD" lines and the words typed so far, the last of which is completed. A word counts if its scope is
 # the command or a chosen option. It is completed up to the next dot or equals sign, so that hundreds of keys are shown by level.
@@ -121,10 +124,16 @@ def table() -> Iterator[tuple[str, ...]]:
         commands = [
             command
             for command in FLAGS
-            if command == "train" or (command != "report" and ALIASES.get(group, group) in TRANSFERABLE)
+            if command == "train" or (command in ("evaluate", "compare") and ALIASES.get(group, group) in TRANSFERABLE)
         ]
         yield from ((command, f"{group}={option}") for command in commands for option in options)
-    keyed = ((Config, "train"), (EvaluateConfig, "evaluate"), (CompareConfig, "compare"), (ReportConfig, "report"))
+    keyed = (
+        (Config, "train"),
+        (EvaluateConfig, "evaluate"),
+        (CompareConfig, "compare"),
+        (ReportConfig, "report"),
+        (ExportConfig, "export"),
+    )
     for node, command in keyed:
         yield from ((command, word) for word in words_of(node, ""))
     yield from ((command, f"{key}=") for command in ("evaluate", "compare") for key in TRANSFERABLE if key not in GROUPS)

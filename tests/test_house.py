@@ -27,7 +27,7 @@ ROWS = (
     ("page",),
     ("wrappers",),
     ("gym",),
-    ("train", "evaluate", "compare", "report", "completion", "__main__"),
+    ("train", "evaluate", "compare", "report", "export", "completion", "__main__"),
 )
 LEVEL = {room: level for level, row in enumerate(ROWS) for room in row}
 DOOR = {"config", "training", "cli", "lab", "page", *ROWS[-1]}

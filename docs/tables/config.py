@@ -11,6 +11,7 @@ from esper.cli.help import as_typed, defaults, field_docs, yaml_names
 from esper.cli.transfer import TRANSFERABLE
 from esper.config import BROUGHT, CONF, GROUPS, MANY, Config, standalone_agents
 from esper.evaluate import EvaluateConfig
+from esper.export import ExportConfig
 from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.sweeps import SWEEPS
@@ -69,7 +70,7 @@ def sweeps() -> Iterator[str]:
 
 
 def other_commands() -> Iterator[str]:
-    """Yield the keys of the evaluation and the comparison."""
+    """Yield the keys of the evaluation, the comparison and the export."""
     yield from section("## `python -m esper.evaluate checkpoint=FOLDER`", EvaluateConfig)
     yield f"Agents without training: {ticked(standalone_agents())}. Keys of a run that may be overridden: {ticked(TRANSFERABLE)}."
     yield ""
@@ -85,6 +86,8 @@ def other_commands() -> Iterator[str]:
         for one in OUTCOMES.values()
     )
     yield from table(("outcome", "unit", "meaning", "margin", "better"), rows)
+    yield ""
+    yield from section("## `python -m esper.export checkpoint=FOLDER`", ExportConfig)
 
 
 def choices(group: str, options: Mapping[str, type]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.pretrained import Pretrained
 from esper.env.shard import TrainReport
 from esper.env.shard_pool import ShardPool
+from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import gradient_ratio
@@ -115,6 +116,10 @@ class GrowthEnv(Environment):
         check_blueprints(parts.blueprints, used, "this task")
         self._legal_values[:, : len(blueprints)] &= np.array([blueprint.plantable for blueprint in blueprints])
         self.signals: StepSignals | None = None
+        self.take_networks: tuple[int, ...] = ()
+        """Hosts whose networks to take at the end of each episode."""
+        self.networks: dict[int, GrownNetwork] = {}
+        """Networks of these hosts at the end of the last episode, with the seeds that they kept."""
 
     # ---- Gymnasium's interface
 
@@ -203,15 +208,34 @@ class GrowthEnv(Environment):
         info["restored_potential"] = self._restored_potential(verdict.rollback_N & (not signals.last))
         observation, ended = self.observation(), self.state
         if signals.last:
-            final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
-            if self.test_at_end:
-                final["test_accuracy"] = self._test_accuracy(self._committed_alpha())
-            if self.test_online:
-                final["online_accuracy"] = self.online_N.astype(np.float32)
-            info["final_info"], info["_final_info"] = final, signals.ended_N
+            info["final_info"], info["_final_info"] = self._final(), signals.ended_N
             observation, _ = self.reset()
         self.shown = ended
         return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
+
+    def _final(self) -> dict[str, Any]:
+        """Return what is known of the hosts at the end of their episode."""
+        final: dict[str, Any] = {"instance": self.sampler.instances(), "timetable": [view.timetable for view in self.views]}
+        if self.test_at_end:
+            final["test_accuracy"] = self._test_accuracy(self._committed_alpha())
+        if self.test_online:
+            final["online_accuracy"] = self.online_N.astype(np.float32)
+        self.networks = {host: self.grown(host) for host in self.take_networks}
+        return final
+
+    def grown(self, host: int) -> GrownNetwork:
+        """Return a copy of a host with the seeds that it has kept so far."""
+        state, alpha_NS = self.state, self._committed_alpha()
+        seeds = [
+            KeptSeed(
+                slot=int(slot),
+                blueprint=int(state.blueprint[host, slot]),
+                blend=Blend(int(state.blend[host, slot])),
+                alpha=float(alpha_NS[host, slot]),
+            )
+            for slot in np.flatnonzero(alpha_NS[host] > 0)
+        ]
+        return self.pool.grown(host, seeds)
 
     def _restored_potential(self, resumed_N: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """Return the shaping potential from which hosts go on after a rollback `[N]`, 0 for the others."""

@@ -18,6 +18,7 @@ from esper.env.devices import DeviceConfig, find_device, find_precision
 from esper.env.host_sampler import EpochOrder
 from esper.env.member_data import place_data
 from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard, TrainReport
+from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.lifecycle import operations
 from esper.lifecycle.roles import Blend, Incubation, Roles
 from esper.lifecycle.slots import SlotsConfig
@@ -205,6 +206,11 @@ class ShardPool:
         """Remove a seed."""
         shard, member = self._of(host)
         shard.clear(member, slot, blueprint)
+
+    def grown(self, host: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
+        """Return a copy of a host with these seeds; see `Shard.grown`."""
+        shard, member = self._of(host)
+        return shard.grown(member, seeds)
 
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked hosts. These copies are so small that threads would cost more."""

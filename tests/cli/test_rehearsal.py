@@ -83,7 +83,7 @@ def test_an_announced_run_does_not_repeat_its_title(tmp_path: Path, monkeypatch:
     assert "\ndone after 0:00:" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "compare", "report"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "compare", "report", "export"])
 def test_a_reader_of_help_may_stop_early(command: str) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -1,0 +1,163 @@
+"""Files of a grown network that need no Esper: PyTorch source with weights, `torch.export`, safetensors, and ONNX."""
+
+# B batch
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import CodeGen
+
+from esper.checkpoint import write_whole
+from esper.config import ConfigError
+
+TOLERANCE = 1e-5
+"""Largest difference of outputs, relative to their largest magnitude, between a network and its files."""
+SOURCE = '''"""A network grown by Esper. It needs PyTorch only: `network = load(); network(x)`, with x as `topology.json` says."""
+
+from pathlib import Path
+
+import torch
+from torch import device, nn
+
+BUFFERS = @BUFFERS@
+
+
+def load(folder=Path(__file__).parent):
+    """Return the network in evaluation mode."""
+    return Network(torch.load(Path(folder) / "weights.pt", weights_only=True)).eval()
+
+
+class Network(nn.Module):
+    def __init__(self, state):
+        super().__init__()
+        for path, tensor in state.items():
+            *parents, name = path.split(".")
+            module = self
+            for parent in parents:
+                if parent not in module._modules:
+                    module.add_module(parent, nn.Module())
+                module = module._modules[parent]
+            if path in BUFFERS:
+                module.register_buffer(name, tensor)
+            else:
+                module.register_parameter(name, nn.Parameter(tensor))
+
+'''
+
+
+def captured(network: nn.Module, example: Tensor) -> ExportedProgram:
+    """Return the network as an exported program for batches of any size, at least 1.
+
+    Args:
+        example: a batch of at least two samples.
+    """
+    with torch.no_grad():
+        return torch.export.export(network, (example,), dynamic_shapes=({0: Dim("batch", min=1)},))
+
+
+def source(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
+    """Return Python source that computes an exported program, and its weights by name."""
+    module: Any = program.module()
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_module" and "guard" in str(node.target):
+            graph.erase_node(node)
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    (output.args,) = output.args  # the program returns a tuple of one
+    graph.eliminate_dead_code()
+    graph.set_codegen(CodeGen())
+    graph.lint()
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    buffers = dict(module.named_buffers())
+    held = dict(module.named_parameters()) | buffers
+    state = {name: held[name].detach().clone().contiguous() for name in sorted(used)}
+    lines = graph.python_code("self").src.strip().split("\n")
+    text = SOURCE.replace("@BUFFERS@", repr(tuple(name for name in state if name in buffers)))
+    return text + "\n".join(f"    {line}" if line.strip() else "" for line in lines) + "\n", state
+
+
+def write_pytorch(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
+    """Write `network.py` and `weights.pt`, and return the network as these files give it."""
+    text, state = source(program)
+    torch.save(state, folder / "weights.pt")
+    write_whole(folder / "network.py", text)
+    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
+    exec(compile(text, str(folder / "network.py"), "exec"), names)
+    return names["load"](folder)
+
+
+def write_export(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
+    """Write `network.pt2`, for `torch.export.load`, and return the network as it gives it."""
+    torch.export.save(program, folder / "network.pt2")
+    module: Any = torch.export.load(folder / "network.pt2").module()
+    return module
+
+
+def write_safetensors(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
+    """Write `network.py` and `weights.safetensors`, and return the network with these weights."""
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError as error:
+        raise ConfigError("format=safetensors needs safetensors: pip install -e '.[export]'") from error
+    text, state = source(program)
+    save_file(state, folder / "weights.safetensors")
+    write_whole(folder / "network.py", text)
+    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
+    exec(compile(text, str(folder / "network.py"), "exec"), names)
+    return names["Network"](load_file(folder / "weights.safetensors")).eval()
+
+
+def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
+    """Write `network.onnx`, with a batch of any size, and return the network as ONNX Runtime computes it."""
+    try:
+        import onnxruntime
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of deprecated calls within its libraries
+            torch.onnx.export(
+                program,
+                (),
+                folder / "network.onnx",
+                input_names=["x"],
+                output_names=["outputs"],
+                verbose=False,
+                external_data=False,
+            )
+    except ImportError as error:
+        raise ConfigError("format=onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[export]'") from error
+    session: Any = onnxruntime.InferenceSession(str(folder / "network.onnx"), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+FORMATS = {"pytorch": write_pytorch, "export": write_export, "safetensors": write_safetensors, "onnx": write_onnx}
+"""Function that writes a format and returns the network as the files give it."""
+
+
+def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: Mapping[str, Any]) -> float:
+    """Write a network in one format, with `topology.json`, and return the largest relative difference of its outputs.
+
+    Args:
+        network: module in evaluation mode, on the CPU.
+        samples: at least three samples to compare outputs on.
+        folder: folder of the files, which exists.
+        form: name of the format.
+        about: content of `topology.json`.
+
+    Raises:
+        ConfigError: a library is missing, or the outputs differ by more than `TOLERANCE`.
+    """
+    again = FORMATS[form](captured(network, samples[:2]), folder)
+    with torch.no_grad():
+        pairs = [(network(part), again(part)) for part in (samples, samples[:1])]
+    worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)
+    if not worst <= TOLERANCE:
+        raise ConfigError(f"format={form} changes the outputs by {worst:.1e} of their size: choose another format")
+    write_whole(folder / "topology.json", json.dumps(about, indent=1) + "\n")
+    return worst

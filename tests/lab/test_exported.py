@@ -1,0 +1,135 @@
+"""Grown networks in files: they compute the same, in a process that never imports Esper."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.cli.overrides import check
+from esper.config import ConfigError
+from esper.export import main
+from esper.growth.grown import GrownNetwork, KeptSeed
+from esper.hosts.base import slot_specs
+from esper.hosts.cnn import CNNConfig
+from esper.hosts.mlp import MLPConfig
+from esper.hosts.transformer import TransformerConfig
+from esper.lab import exported
+from esper.lifecycle.roles import Blend
+from esper.seeds.bank import seed_module
+from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.training.trainer import Trainer
+
+READ = {
+    "pytorch": "from network import load; network = load()",
+    "export": "network = torch.export.load('network.pt2').module()",
+    "safetensors": "from safetensors.torch import load_file; from network import Network; "
+    "network = Network(load_file('weights.safetensors')).eval()",
+    "onnx": "import onnxruntime; session = onnxruntime.InferenceSession('network.onnx'); "
+    "network = lambda x: torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])",
+}
+"""How a user reads each format."""
+NEEDS = {"pytorch": "torch", "export": "torch", "safetensors": "safetensors", "onnx": "onnxruntime"}
+HOSTS: dict[str, tuple[Any, tuple[int, ...], int, dict[int, tuple[str, Blend]]]] = {
+    "cnn": (
+        CNNConfig(),
+        (1, 8, 8),
+        10,
+        {0: ("conv_light", Blend.ADD), 1: ("norm", Blend.MULTIPLY), 2: ("depthwise", Blend.GATE)},
+    ),
+    "mlp": (MLPConfig(), (5, 1, 1), 3, {0: ("mlp_small", Blend.GATE)}),
+    "transformer": (TransformerConfig(), (16,), 20, {0: ("norm", Blend.ADD), 1: ("mlp_small", Blend.MULTIPLY)}),
+}
+"""Config, shape of a sample, number of classes, and the seeds by slot."""
+
+
+def grown(kind: str) -> tuple[GrownNetwork, Tensor]:
+    """Return a network with seeds whose weights are no longer those of birth, and samples."""
+    torch.manual_seed(0)
+    host_config, shape, classes, chosen = HOSTS[kind]
+    host = host_config.build(shape, classes, [False] * host_config.num_parts())
+    slots = slot_specs(host)
+    seeds = [KeptSeed(slot=slot, blueprint=0, blend=blend, alpha=1.0) for slot, (_, blend) in chosen.items()]
+    branches = [seed_module(BLUEPRINTS[name](), slots[slot], gated=blend is Blend.GATE) for slot, (name, blend) in chosen.items()]
+    with torch.no_grad():
+        for parameter in (parameter for branch in branches for parameter in branch.parameters()):
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for layer in host.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                assert layer.running_mean is not None
+                layer.running_mean.normal_()
+    samples = torch.randint(classes, (5, *shape)) if len(shape) == 1 else torch.randn(5, *shape)
+    return GrownNetwork(host, branches, seeds), samples
+
+
+@pytest.mark.parametrize("form", exported.FORMATS)
+@pytest.mark.parametrize("kind", HOSTS)
+def test_files_compute_the_same_without_esper(kind: str, form: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS[form], reason="pip install -e '.[export]'")
+    network, samples = grown(kind)
+    assert exported.write(network, samples, tmp_path, form, {"host": 3}) <= exported.TOLERANCE
+    assert json.loads((tmp_path / "topology.json").read_text()) == {"host": 3}
+    if kind != "cnn" and form != "pytorch":
+        return  # a process each takes seconds
+    torch.save(samples, tmp_path / "samples.pt")
+    code = (
+        f"import sys, torch; sys.path.insert(0, '.'); {READ[form]}; torch.save(network(torch.load('samples.pt')), 'outputs.pt'); "
+    )
+    code += "assert not [name for name in sys.modules if name.split('.')[0] == 'esper']"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with torch.no_grad():
+        assert torch.allclose(torch.load(tmp_path / "outputs.pt"), network(samples), atol=1e-5)
+
+
+def test_seeds_take_part() -> None:
+    network, samples = grown("cnn")
+    bare = GrownNetwork(network, [], [])
+    with torch.no_grad():
+        assert not torch.allclose(network(samples), bare(samples), atol=1e-2)
+
+
+def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, samples = grown("mlp")
+    monkeypatch.setitem(exported.FORMATS, "pytorch", lambda program, folder: lambda x: network(x) * 1.001)
+    with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by 1\.0e-03 of their size"):
+        exported.write(network, samples, tmp_path, "pytorch", {})
+    assert not (tmp_path / "topology.json").exists()
+
+
+def test_the_command_writes_the_network_that_was_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["hosts=2", "steps=8", "updates=1", "telemetry=quiet", "task.batch_size=256", "agent=schedule"]
+    Trainer(check(words), tmp_path / "run").run()
+    main([f"checkpoint={tmp_path / 'run'}", "host=2"])
+    folder = next((tmp_path / "run" / "export").iterdir())
+    about = json.loads((folder / "topology.json").read_text())
+    assert about["seeds"], "the schedule keeps a seed"
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[0]
+        .startswith(f"host 2 with {about['seeds'][0]['blueprint']} in {about['seeds'][0]['slot']}")
+    )
+    from esper.task.digits import DigitsConfig
+
+    data = DigitsConfig().build(CNNConfig()).data
+    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
+    exec((folder / "network.py").read_text(), names)
+    network = names["load"]()
+    assert sum(parameter.numel() for parameter in network.parameters()) == about["parameters"]
+    with torch.no_grad():
+        right = network(data.inputs(data.test_x)).argmax(1) == data.test_y
+    assert 100 * right.float().mean() == pytest.approx(about["test_accuracy"], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [("format=pickle", "format=pickle is not known: choose from pytorch"), ("controller=me", "controller=me is not known")],
+)
+def test_mistakes_are_named(word: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["checkpoint=nowhere", word])
+    assert sentence in capsys.readouterr().err
