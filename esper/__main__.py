@@ -10,7 +10,7 @@ COMMANDS = {
     "evaluate": "grow held-out hosts with the controller of a run and with baselines",
     "compare": "compare the arms of an experiment, with intervals and a verdict",
     "report": "write the page of a run, which shows what the controller did and what it was worth",
-    "export": "write a grown network in a form that needs no Esper: PyTorch source, torch.export, safetensors or ONNX",
+    "export": "write a grown network in files that need no Esper: PyTorch, safetensors or ONNX",
     "completion": "print the completion of these commands for a shell: esper completion bash",
 }
 """Command -> what it does. Each is the module `esper.<command>`; completion offers whatever is in this table."""

@@ -50,7 +50,10 @@ def test_version_is_that_of_the_project(say) -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("trian", "there is no command trian: choose from train, evaluate, compare, report, completion; did you mean train?"),
+        (
+            "trian",
+            "there is no command trian: choose from train, evaluate, compare, report, export, completion; did you mean train?",
+        ),
         ("esper.evaluate", "; did you mean evaluate?"),
         ("--verbose", "there is no command --verbose: choose from train, "),
         ("hosts=64", "hosts=64 is not a command: put one in front, as in esper train hosts=64"),
