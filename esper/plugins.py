@@ -58,6 +58,9 @@ def register(group: str, name: str, config: Any) -> None:
         )
     if not issubclass(config, base := _base(group)):
         raise ConfigError(f"{option} must derive from {_address(base)}, and {_address(config)} does not")
+    if lost := [key for key in getattr(config, "pays", ()) if key not in config.__dataclass_fields__]:
+        kind = config.__name__
+        raise ConfigError(f"{kind}.pays names the weight {lost[0]}, but {kind} has no such field: add {lost[0]}: float = 1.0")
     table[name] = config
     if group in GROUPS:
         store_option(group, name, config)

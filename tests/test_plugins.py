@@ -16,7 +16,8 @@ from esper.cli.overrides import check, check_over
 from esper.config import GROUPS, ConfigError
 from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins, split_plugins
-from esper.reward.modes import MinimalConfig
+from esper.reward.modes import MinimalConfig, RewardConfig
+from esper.reward.table import TERMINAL
 from esper.training.config_io import from_plain, resumed, to_plain
 from esper.training.trainer import Trainer
 
@@ -26,6 +27,13 @@ pytestmark = pytest.mark.usefixtures("own_parts")
 @dataclass(kw_only=True, slots=True)
 class MineConfig(MinimalConfig):
     """A reward."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LostConfig(RewardConfig):
+    """Pays for something without saying how much."""
+
+    pays = {"terminal": TERMINAL}  # noqa: RUF012
 
 
 class Bare(MinimalConfig):
@@ -50,6 +58,7 @@ register("reward", "mine", MineConfig)
     [
         ("rewrd", "mine", MineConfig, "there is no group rewrd to register mine in: choose one of .*; did you mean reward?"),
         ("telemetry", "mine", MineConfig, "there is no group telemetry"),
+        ("reward", "lost", LostConfig, "LostConfig.pays names the weight terminal, .* add terminal: float = 1.0"),
         (
             "reward",
             "shaped",

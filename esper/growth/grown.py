@@ -24,7 +24,7 @@ class KeptSeed:
     """Blend weight, above 0."""
 
 
-class Grown(nn.Module):
+class GrownSlot(nn.Module):
     """A slot with its seed: `h + alpha * delta(h)`, or `h * (1 + alpha * tanh(delta(h)))`; a gate is part of delta."""
 
     def __init__(self, branch: nn.Module, seed: KeptSeed) -> None:
@@ -48,7 +48,7 @@ class GrownNetwork(nn.Module):
         """
         super().__init__()
         segments, self.seeds = cast(nn.ModuleList, host.segments), tuple(seeds)
-        there = {seed.slot: Grown(branch, seed) for branch, seed in zip(branches, seeds, strict=True)}
+        there = {seed.slot: GrownSlot(branch, seed) for branch, seed in zip(branches, seeds, strict=True)}
         self.segments = nn.ModuleList(segments)
         self.slots = nn.ModuleList([there.get(slot, nn.Identity()) for slot in range(len(segments) - 1)])
         self.eval()

@@ -79,13 +79,13 @@ SEARCH_CAPTION = (
 
 def _captions(rows: Rows, wide: bool) -> list[str]:
     """Return what explains a table of controllers."""
-    flops = {str(row["controller"]): short(row["flops"]) for row in rows}
+    flops = {str(row["controller"]): row["flops"] for row in rows}
     lines = ["Means over hosts" + ("; ± half of the 95 % interval of the paired difference." if wide else ".")]
     lines[0] += " params: parameters of the seeds kept."
     if "policy_greedy" in flops:
         lines.append("policy draws its actions, as in training; policy_greedy takes the most probable ones.")
-    if "wait" in flops and "policy" in flops:
-        lines.append(f"FLOPs per sample: {flops['wait']} without seeds, {flops['policy']} with those that policy kept.")
+    if math.isfinite(flops.get("wait", math.nan)) and "policy" in flops:
+        lines.append(f"FLOPs per sample: {short(flops['wait'])} without seeds, {short(flops['policy'])} with those of policy.")
     return lines
 
 

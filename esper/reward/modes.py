@@ -29,9 +29,6 @@ class RewardConfig:
     always uses the mode of the run. Null: one mode for all hosts."""
 
     def __post_init__(self) -> None:
-        if lost := [key for key in self.pays if not hasattr(self, key)]:
-            kind = type(self).__name__
-            raise ValueError(f"{kind}.pays names the weight {lost[0]}, but {kind} has no such field: add {lost[0]}: float = 1.0")
         check_ranges("reward", self, {"[0, inf)": [*self.pays], **self.ranges})
         whole = isinstance(self.per_host, dict) and all(type(count) is int for count in self.counts.values())
         if self.per_host is not None and not whole:

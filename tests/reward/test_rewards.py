@@ -211,26 +211,15 @@ def test_removals_by_rules_and_by_actions_are_distinguished(op, change, wanted):
     ],
 )
 def test_a_term_that_does_not_pay_every_host_is_named(paid: Any, got: str) -> None:
-    odd = table.Term(name="odd", unit="1", formula="?", make=lambda mode, gamma: lambda signals: paid)
+    faulty = table.Term(name="odd", unit="1", formula="?", make=lambda mode, gamma: lambda signals: paid)
 
     @dataclass(kw_only=True, slots=True)
     class OddConfig(RewardConfig):
         """One term."""
 
-        pays: ClassVar[Pays] = {"odd": odd}
+        pays: ClassVar[Pays] = {"odd": faulty}
         odd: float = 1.0
         """Weight."""
 
     with pytest.raises(RewardError, match=f"the reward term odd must return one number per host, an array .2., got {got}"):
         OddConfig().build(gamma=1.0)(signals_of(empty(2, 1), empty(2, 1)))
-
-
-def test_a_weight_needs_a_field() -> None:
-    @dataclass(kw_only=True, slots=True)
-    class BareConfig(RewardConfig):
-        """A term without its weight."""
-
-        pays: ClassVar[Pays] = {"terminal": table.TERMINAL}
-
-    with pytest.raises(ValueError, match=r"BareConfig.pays names the weight terminal, .* add terminal: float = 1.0"):
-        BareConfig()
