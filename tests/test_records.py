@@ -19,6 +19,7 @@ ARMS = {
     "the best of 50 schedules, searched with as many training hosts as the policy had": "best_of_random",
     "the same seed in every host, chosen for return": "schedule",
     "the same seed in every host, chosen for accuracy": "fixed_seed",
+    "a bandit that looks once at each new host, with a quarter of the training hosts": "bandit",
     "its own final networks, complete from the first epoch on": "static",
     "an oracle that knows what each host lacks": "oracle",
 }
@@ -45,8 +46,9 @@ def fixed_seed(outcome: str) -> pd.Series:
 
 
 def policy_record(outcome: str) -> pd.DataFrame:
-    """Return an outcome of the record of the policy, with the fixed seed as a further arm."""
-    return values("2026-11-22_policy", outcome).assign(fixed_seed=fixed_seed(outcome))
+    """Return an outcome of the record of the policy, with the fixed seed and the bandit as further arms."""
+    bandit = pd.read_csv(ROOT / "experiments" / "2026-11-24_bandit" / "bandit.csv").set_index("block")[outcome]
+    return values("2026-11-22_policy", outcome).assign(fixed_seed=fixed_seed(outcome), bandit=bandit)
 
 
 def assert_interval(shown: str, differences: pd.Series) -> None:
