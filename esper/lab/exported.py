@@ -82,14 +82,19 @@ def source(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
     return text + "\n".join(f"    {line}" if line.strip() else "" for line in lines) + "\n", state
 
 
+def _written(text: str, folder: Path) -> dict[str, Any]:
+    """Write the source of a network as `network.py`, and return what it defines."""
+    write_whole(folder / "network.py", text)
+    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
+    exec(compile(text, str(folder / "network.py"), "exec"), names)
+    return names
+
+
 def write_pytorch(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
     """Write `network.py` and `weights.pt`, and return the network as these files give it."""
     text, state = source(program)
     torch.save(state, folder / "weights.pt")
-    write_whole(folder / "network.py", text)
-    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
-    exec(compile(text, str(folder / "network.py"), "exec"), names)
-    return names["load"](folder)
+    return _written(text, folder)["load"](folder)
 
 
 def write_export(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
@@ -107,10 +112,7 @@ def write_safetensors(program: ExportedProgram, folder: Path) -> Callable[[Tenso
         raise ConfigError("format=safetensors needs safetensors: pip install -e '.[export]'") from error
     text, state = source(program)
     save_file(state, folder / "weights.safetensors")
-    write_whole(folder / "network.py", text)
-    names: dict[str, Any] = {"__file__": str(folder / "network.py")}
-    exec(compile(text, str(folder / "network.py"), "exec"), names)
-    return names["Network"](load_file(folder / "weights.safetensors")).eval()
+    return _written(text, folder)["Network"](load_file(folder / "weights.safetensors")).eval()
 
 
 def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Tensor]:
