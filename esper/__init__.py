@@ -16,7 +16,12 @@ else:
         stacklevel=2,
     )
 
-PUBLIC = {"register": "esper.plugins", "make_env": "esper.wrappers.hosts", "make_vec_env": "esper.wrappers.hosts"}
+PUBLIC = {
+    "register": "esper.plugins",
+    "make_env": "esper.wrappers.hosts",
+    "make_vec_env": "esper.wrappers.hosts",
+    "grow": "esper.wrappers.grow",
+}
 """Public name -> module that defines it, imported on first use, so that `import esper` stays light."""
 
 

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+GROW = sorted((FOLDER / "grow").glob("*.py"))
+NMS = """
+import torch
+try:
+    import torchvision
+except RuntimeError:  # a build for GPUs beside a torch without; torchmetrics, which Lightning imports, imports it
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 NEEDS = {
     "sb3_ppo": "stable_baselines3",
     "maskable_ppo": "sb3_contrib",
@@ -32,4 +43,22 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ep_rew_mean" in done.stdout or "update 2: return" in done.stdout or "n_updates" in done.stdout
+    assert len(path.read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("path", GROW, ids=lambda path: path.stem)
+def test_networks_of_other_loops_grow(path: Path, tmp_path: Path) -> None:
+    if path.stem == "lightning_module":
+        pytest.importorskip("lightning_utilities", reason="pip install -e '.[drivers]'")
+    (tmp_path / "sitecustomize.py").write_text(NMS)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(FOLDER.parent)])}
+    done = subprocess.run([sys.executable, str(path), "8"], cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    accuracies = [float(word) for word in done.stdout.split("accuracy")[-1].split() if word.replace(".", "").isdigit()]
+    if path.stem == "plain_loop":
+        grown, alone = accuracies
+        assert grown > alone + 10
+    else:
+        assert "stage: holding" in done.stdout
+        assert accuracies[0] > 80
     assert len(path.read_text().splitlines()) < 60

@@ -1,0 +1,78 @@
+"""`esper.grow`: slots in any PyTorch module."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.hosts.base import SlotSpec
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.roles import Incubation
+from esper.lifecycle.slots import SlotsConfig
+from esper.wrappers.growable import GrowableModule
+from esper.wrappers.growing_slot import evaluating, slot_spec
+
+UNMEASURED = ("min_gradient_ratio", "max_gradient_norm")
+"""Gates whose values only Esper's own training loop measures."""
+
+
+def grow(
+    module: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    example: Any,
+    *,
+    incubation: str = "none",
+    rules: SlotsConfig | None = None,
+    gates: GatesConfig | None = None,
+) -> GrowableModule:
+    """Give a module slots, in which seeds can grow. The module keeps its code, its parameters and its outputs.
+
+    Args:
+        module: any module. Hooks are added to the submodules of its slots.
+        slots: paths of submodules, such as `["features.3", "layer2"]`; a slot lies behind each, where its output is a tensor of
+            images `[B, C, H, W]`, vectors `[B, C]` or sequences `[B, T, C]`. A mapping gives the slots names of their own.
+        example: a batch of one sample or more, or a tuple of the module's arguments; it is run once, in evaluation mode.
+        incubation: training of a newborn seed: none (active at once, as the identity), closed_loop (behind the module, in a
+            second pass; call `incubate` for each batch), or straight_through (behind it, with the gradient of its output).
+        rules: further rules of the lifecycle. By default seeds may be pruned at any age, and a slot is free two epochs later.
+        gates: conditions for a seed to advance. By default it must have trained for one epoch, and to be kept, be measured.
+
+    Raises:
+        ValueError: a slot is unknown or its output is not of these kinds, or a setting is invalid.
+    """
+    places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
+    if not places:
+        raise ValueError("slots is empty: name submodules, as in slots=['features.3']")
+    if rules is None:
+        if incubation not in list(Incubation):
+            raise ValueError(f"incubation={incubation!r} is not known: choose from {', '.join(Incubation)}")
+        rules = SlotsConfig(min_prune_age=0, embargo=0, incubation=Incubation(incubation))
+    elif incubation != "none":
+        raise ValueError("incubation is given twice: set it in rules only")
+    for name in UNMEASURED:
+        if gates is not None and getattr(gates, name) is not None:
+            raise ValueError(f"gates.{name} has no effect here, since the gradients are those of your loop: set it to None")
+    return GrowableModule(module, places, _specs(module, places, example), rules, gates or GatesConfig())
+
+
+def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[SlotSpec]:
+    """Return the slots after these submodules, from their outputs for an example."""
+    outputs: dict[str, list[object]] = {name: [] for name in places}
+    known = dict(module.named_modules())
+    handles = list[Any]()
+    for name, path in places.items():
+        if not path or path not in known:
+            some = ", ".join([path for path in known if path][:12])
+            raise ValueError(f"slots: the module has no submodule {path!r}: choose from {some}, ... (module.named_modules())")
+        handles.append(known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output)))
+    try:
+        with torch.no_grad(), evaluating(module):
+            module(*(example if isinstance(example, tuple) else (example,)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, found in outputs.items():
+        if len(found) != 1:
+            raise ValueError(f"slots: {places[name]} runs {len(found)} times per forward pass: choose one that runs once")
+    return [slot_spec(name, found[0]) for name, found in outputs.items()]

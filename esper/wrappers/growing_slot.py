@@ -1,0 +1,176 @@
+"""A slot of a module that is not Esper's: a forward hook that blends a seed into the output of a submodule."""
+
+# B batch
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.fusion.layout import Layout
+from esper.growth.blend import blend, isolate
+from esper.growth.compatibility import AXES
+from esper.hosts.base import SlotSpec
+from esper.lifecycle.roles import Blend
+from esper.seeds.bank import seed_module
+from esper.seeds.blueprints.base import BlueprintConfig, is_informed
+from esper.seeds.informed import inform
+from esper.seeds.slot_gradients import SlotGradients
+
+
+def slot_spec(name: str, features: object) -> SlotSpec:
+    """Return the slot after a submodule with this output.
+
+    Raises:
+        ValueError: no seed can grow on such an output.
+    """
+    if isinstance(features, Tensor) and features.is_floating_point():
+        for layout in Layout:
+            axes, axis = AXES[layout]
+            if features.dim() == axes:
+                return SlotSpec(name, features.shape[axis], layout)
+    found = f"the shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"a {type(features).__name__}"
+    raise ValueError(
+        f"slot {name}: the output of this submodule is {found}, and seeds grow on images [B, C, H, W], vectors [B, C] and "
+        "sequences [B, T, C]: choose another submodule"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeedRole:
+    """What a seed does in a forward pass."""
+
+    alpha: float
+    """Blend weight, in [0, 1]."""
+    pull: float
+    """Weight of the seed's gradient: alpha, or 1 while it trains behind the module."""
+    opens: bool
+    """True if the seed's gradient reaches the layers before it."""
+    learns: bool
+    """True if the seed's parameters get a gradient."""
+
+
+OFF = SeedRole(alpha=0.0, pull=0.0, opens=False, learns=False)
+IN_LOOP = SeedRole(alpha=1.0, pull=1.0, opens=True, learns=True)
+"""Role of an incubating seed in the pass of a closed loop."""
+
+
+class GrowingSlot(nn.Module):
+    """One slot: `slot(h)` is the output h of its submodule, with the seed blended in if there is one."""
+
+    def __init__(self, spec: SlotSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.seed: nn.Module | None = None
+        self.blueprint: BlueprintConfig | None = None
+        self.blend, self.role = Blend.ADD, OFF
+        self.capturing = False
+        """If true, append the outputs of the slot to `captured`."""
+        self.captured: list[Tensor] = []
+
+    def hook(self, submodule: nn.Module) -> RemovableHandle:
+        """Put the slot after a submodule."""
+        return submodule.register_forward_hook(self._after)
+
+    def _after(self, _: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:
+        return self(output)
+
+    def plant(self, blueprint: BlueprintConfig, how: Blend, like: Tensor, gradients: SlotGradients | None) -> None:
+        """Plant a newborn seed, with initial weights from torch's global random stream.
+
+        Args:
+            like: a tensor with the dtype and device of the seed's parameters.
+            gradients: slot gradients, which a blueprint with informed initial weights needs.
+        """
+        seed = seed_module(blueprint, self.spec, gated=how is Blend.GATE)
+        if is_informed(blueprint) and gradients is not None:
+            branch = seed if how is not Blend.GATE else seed.get_submodule("branch")
+            inform(branch, gradients.scaled() if how is Blend.MULTIPLY else gradients)
+        self.seed, self.blueprint, self.blend = seed.to(like.device, like.dtype), blueprint, how
+
+    def clear(self) -> None:
+        """Remove the seed."""
+        self.seed, self.blueprint, self.role = None, None, OFF
+
+    def play(self, role: SeedRole) -> None:
+        """Set the role of the seed until the next call."""
+        self.role = role
+        if self.seed is not None:
+            self.seed.requires_grad_(role.learns)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.seed is not None and (self.role.alpha > 0 or (self.role.pull > 0 and torch.is_grad_enabled())):
+            h = self._with(self.seed, h)
+        if self.capturing:
+            h = h if h.requires_grad else h.detach().requires_grad_()
+            self.captured.append(h)
+        return h
+
+    def _with(self, seed: nn.Module, h: Tensor) -> Tensor:
+        """Return the output of the slot with its seed."""
+        role, times = self.role, self.blend is Blend.MULTIPLY
+        if not torch.is_grad_enabled():  # the same numbers in operations that every exporter knows
+            delta = seed(h).to(h.dtype)
+            return h * (1 + role.alpha * torch.tanh(delta)) if times else h + role.alpha * delta
+        alpha, pull = (torch.tensor([value], device=h.device) for value in (role.alpha, role.pull))
+        x = h if role.opens else isolate(h, torch.zeros(1, dtype=torch.bool, device=h.device))
+        delta = seed(x).to(h.dtype)
+        only = torch.zeros(1, dtype=torch.long, device=h.device)
+        return blend(h, delta, alpha, pull, only, 1, torch.ones_like(only, dtype=torch.bool) if times else None)
+
+
+class OneInput(nn.Module):
+    """A module with one input tensor, as exporters want it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """Put a module into evaluation mode, and each of its modules back into its own mode afterwards."""
+    modes = {one: one.training for one in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, mode in modes.items():
+            one.training = mode
+
+
+def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list[SlotGradients]:
+    """Return the features that leave each slot in one forward pass, and the gradient of the loss at them.
+
+    Raises:
+        ValueError: a slot is passed through never or more than once, or the loss does not depend on it.
+    """
+    for slot in slots:
+        slot.captured, slot.capturing = [], True
+    try:
+        with torch.enable_grad():
+            value = loss()
+            for slot in slots:
+                if len(slot.captured) != 1:
+                    raise ValueError(
+                        f"slot {slot.spec.name} was passed {len(slot.captured)} times in loss(): let it compute one batch, and "
+                        "put the slot after a submodule that is used once per forward pass"
+                    )
+            features = [slot.captured[0] for slot in slots]
+            grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(value, features, allow_unused=True))
+    finally:
+        for slot in slots:
+            slot.captured, slot.capturing = [], False
+    found: list[SlotGradients] = []
+    for slot, h, grad in zip(slots, features, grads, strict=True):
+        if grad is None:
+            raise ValueError(f"the loss does not depend on slot {slot.spec.name}: let loss() return the loss of a forward pass")
+        found.append(SlotGradients(features=h.detach()[None].float(), grad=grad[None].float()))
+    return found

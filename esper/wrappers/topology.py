@@ -1,0 +1,96 @@
+"""What a user of `esper.grow` names, and how a checkpoint holds it: blueprints and other choices."""
+
+from dataclasses import asdict
+from enum import IntEnum, StrEnum
+from typing import Any, TypeVar
+
+from esper.config import did_you_mean
+from esper.hosts.base import SlotSpec
+from esper.plugins import load_plugins
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.seeds.blueprints.registry import BLUEPRINTS
+
+Choice = TypeVar("Choice", bound=IntEnum)
+
+
+def choice(argument: str, kind: type[Choice], name: str) -> Choice:
+    """Return the member of an enumeration that has this name in lower case.
+
+    Raises:
+        ValueError: there is none.
+    """
+    names = {one.name.lower(): one for one in kind}
+    if name not in names:
+        raise ValueError(f"{argument}={name!r} is not known: choose from {', '.join(names)}")
+    return names[name]
+
+
+def whole(argument: str, value: int) -> int:
+    """Return a whole number of at least 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if value != int(value) or value < 0:
+        raise ValueError(f"{argument} must be a whole number of epochs, at least 0, got {value}")
+    return int(value)
+
+
+def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConfig:
+    """Return the config of a blueprint that can grow in a slot.
+
+    Args:
+        given: its name, for the default settings, or a config.
+
+    Raises:
+        ValueError: the name is not known, a setting is out of range, the seed cannot grow there, or has no name for checkpoints.
+    """
+    load_plugins([])
+    if isinstance(given, str):
+        if given not in BLUEPRINTS:
+            able = [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot) is None]
+            raise ValueError(f"there is no blueprint {given}: choose from {', '.join(able)}{did_you_mean(given, able)}")
+        given = BLUEPRINTS[given]()
+        assert isinstance(given, BlueprintConfig)
+    given = restored(described(given))  # a setting may be given as a plain string
+    given.check("blueprint")
+    obstacle = "it is not plantable" if not given.plantable else given.obstacle(slot)
+    if obstacle:
+        raise ValueError(f"{type(given).__name__} cannot grow in slot {slot.name}: {obstacle}")
+    return given
+
+
+def described(blueprint: BlueprintConfig) -> dict[str, Any]:
+    """Return a blueprint as primitives: name and settings.
+
+    Raises:
+        ValueError: it is not registered, so that no name leads back to it.
+    """
+    name = next((name for name, kind in BLUEPRINTS.items() if kind is type(blueprint)), None)
+    if name is None:
+        kind = type(blueprint).__name__
+        raise ValueError(f"{kind} has no name in checkpoints: call esper.register('blueprint', 'a_name', {kind})")
+    return {
+        "name": name,
+        "settings": {key: str(one) if isinstance(one, StrEnum) else one for key, one in asdict(blueprint).items()},
+    }
+
+
+def restored(description: dict[str, Any]) -> BlueprintConfig:
+    """Return the blueprint that `described` described.
+
+    Raises:
+        ValueError: its name is not registered.
+    """
+    load_plugins([])
+    if description["name"] not in BLUEPRINTS:
+        raise ValueError(
+            f"the checkpoint has a seed of blueprint {description['name']}, which is not registered: import the module that "
+            "registers it first"
+        )
+    kind = BLUEPRINTS[description["name"]]
+    default, settings = kind(), dict[str, Any](description["settings"])
+    for key, value in settings.items():
+        if isinstance(kept := getattr(default, key), StrEnum):
+            settings[key] = type(kept)(value)
+    return kind(**settings)

@@ -1,0 +1,85 @@
+"""Mistakes with `esper.grow` are one sentence, and change nothing."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.lifecycle.gates import GatesConfig
+from esper.lifecycle.slots import SlotsConfig
+from esper.seeds.blueprints.cnn import ConvLightConfig
+from tests.wrappers.test_grow import active, batch, grown, module
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(self.map(x))
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "no slots": (lambda: esper.grow(module(), [], batch()[0]), "slots is empty"),
+    "unknown submodule": (lambda: esper.grow(module(), ["conv1"], batch()[0]), "no submodule 'conv1': choose from 0, 1"),
+    "shared submodule": (lambda: esper.grow(Twice(), ["map"], torch.ones(2, 4)), "map runs 2 times"),
+    "no features": (
+        lambda: esper.grow(nn.Sequential(nn.LSTM(4, 4)), ["0"], torch.ones(2, 3, 4)),
+        "slot 0: the output of this submodule is a tuple",
+    ),
+    "incubation": (lambda: grown(incubation="closed"), "choose from straight_through, closed_loop, none"),
+    "incubation twice": (lambda: grown(incubation="closed_loop", rules=SlotsConfig()), "set it in rules only"),
+    "gate without a measurement": (
+        lambda: grown(gates=GatesConfig(max_gradient_norm=1.0)),
+        "max_gradient_norm has no effect here",
+    ),
+    "slot": (lambda: grown().stage("erly"), "there is no slot erly: choose from early, late; did you mean early?"),
+    "blueprint": (lambda: grown().germinate("early", "conv_ligt"), "did you mean conv_light?"),
+    "blueprint elsewhere": (lambda: grown().germinate("early", "lora"), "LoraConfig cannot grow in slot early"),
+    "blend": (
+        lambda: grown().germinate("early", "norm", blend="plus"),
+        "blend='plus' is not known: choose from add, multiply, gate",
+    ),
+    "alpha": (lambda: grown().germinate("early", "norm", alpha=0.0), r"alpha must be in \(0, 1\]"),
+    "ramp": (lambda: grown().germinate("early", "norm", ramp=-1), "ramp must be a whole number of epochs"),
+    "informed": (
+        lambda: grown().germinate("early", ConvLightConfig(init="informed")),  # pyright: ignore[reportArgumentType]
+        r"germinate\(..., loss=function\)",
+    ),
+    "occupied": (
+        lambda: active(grown()).germinate("early", "norm"),
+        "germinate is not permitted in slot early, which is training",
+    ),
+    "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early was passed 0 times"),
+    "export": (lambda: grown().export("/nowhere", batch()[0], "tflite"), "format=.tflite. is not known"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_one_sentence(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_change_nothing() -> None:
+    net = active(grown())
+    before = copy.deepcopy(net.get_extra_state())
+    for call, _ in (lambda: net.germinate("late", "lora"), 0), (lambda: net.fossilize("early"), 0):
+        with pytest.raises(ValueError, match=r"cannot grow|not permitted"):
+            call()
+    after = net.get_extra_state()
+    assert after["seeds"] == before["seeds"]
+    assert all(np.array_equal(value, before["state"][name], equal_nan=True) for name, value in after["state"].items())
+
+
+def test_a_checkpoint_of_other_slots_is_refused() -> None:
+    other = esper.grow(module(), ["1"], batch()[0])
+    with pytest.raises(ValueError, match="the checkpoint has the slots early, late, and this module 1"):
+        other.load_state_dict(grown().state_dict())
