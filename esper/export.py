@@ -7,29 +7,27 @@ kept, is written to FOLDER/export/. The files need no Esper. They are read again
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from esper.cli import rehearsal
 
 if __name__ == "__main__":
     rehearsal.rehearse(sys.argv[1:])
 
-import torch
-
+from esper.checkpoint import load_run
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
-from esper.config import CHECKPOINTS, ConfigError, standalone_agents
-from esper.env.growth_env import GrowthEnv
-from esper.growth.grown import GrownNetwork
-from esper.lab.evaluation import POLICIES, Evaluation
+from esper.config import CHECKPOINTS, standalone_agents
+from esper.lab.bundle import export_program, save_policy
+from esper.lab.evaluation import POLICIES
 from esper.lab.exported import FORMATS, write
+from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
-SAMPLES = 64
-"""Test samples on which the outputs of the files are compared with those of the network."""
+POLICY = "policy"
+"""Format of the controller itself."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,15 +43,18 @@ class ExportConfig:
     controller: str = "policy"
     """Controller that grows the host: policy, policy_greedy, or an agent that needs no training."""
     format: str = "pytorch"
-    """Format: pytorch (network.py and weights.pt), export (network.pt2, for torch.export.load), safetensors (network.py and
-    weights.safetensors), or onnx (network.onnx)."""
+    """Format of the network: pytorch (network.py and weights.pt), export (network.pt2, for torch.export.load), safetensors
+    (network.py and weights.safetensors), or onnx (network.onnx). Or policy: the controller itself, with a model card, as a folder
+    to pass on and as a program for torch.export.load."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
         check_ranges("", self, {"[0, inf)": ["host", "episode"]})
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format} is not known: choose from {', '.join(FORMATS)}")
+        if self.format not in (*FORMATS, POLICY):
+            raise ValueError(f"format={self.format} is not known: choose from {', '.join([*FORMATS, POLICY])}")
+        if self.format == POLICY and (self.host, self.episode, self.controller) != (0, 0, "policy"):
+            raise ValueError("format=policy writes the policy itself: leave host, episode and controller out")
         if self.controller not in (known := [*POLICIES, *standalone_agents()]):
             raise ValueError(f"controller={self.controller} is not known: choose from {', '.join(known)}")
 
@@ -70,10 +71,14 @@ def main(arguments: list[str]) -> None:
             rehearsal.end(shows=True)
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         with heard_by(StatusLine(sys.stderr)):
+            if asked.format == POLICY:
+                notice("writing the policy")
+                write_policy(path)
+                return
             notice("growing the host once more")
-            network, about, samples = grow(path, asked)
+            network, about, samples = regrow(path, asked.host, asked.episode, asked.controller)
             notice()
-        run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+        run = run_of(path)
         folder = run / "export" / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
         with writing_reports(run):
             folder.mkdir(parents=True, exist_ok=True)
@@ -84,50 +89,20 @@ def main(arguments: list[str]) -> None:
         print(f"read again, outputs differ by at most {worst:.0e} of their size, on {len(samples)} test samples")
 
 
-def grow(path: Path, asked: ExportConfig) -> tuple[GrownNetwork, dict[str, Any], torch.Tensor]:
-    """Return the network of a held-out host, what `topology.json` says of it, and samples to compare outputs on.
+def run_of(checkpoint: Path) -> Path:
+    """Return the folder of a run or of a saved policy."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
 
-    Raises:
-        ConfigError: the run grows no hosts.
-    """
-    evaluation = Evaluation.load(str(path), hosts=max(2, asked.host + 1), episode=asked.episode)
-    env, config = evaluation.env, evaluation.config
-    if not isinstance(env, GrowthEnv):
-        raise ConfigError(f"env={config.choice('env')} trains no hosts, so there is no network to export")
-    env.take_networks = (asked.host,)
-    outcomes = evaluation.grow(evaluation.controller(asked.controller), greedy=asked.controller == "policy_greedy")
-    network = env.networks[asked.host]
-    data, layout = env.task.data, env.layout
-    samples = data.inputs(data.test_x[:SAMPLES])
-    about = {
-        "run": config.title(),
-        "updates": evaluation.updates,
-        "host": asked.host,
-        "episode": asked.episode,
-        "controller": asked.controller,
-        "kind": outcomes.instance[asked.host],
-        "seeds": [
-            {
-                "slot": layout.slot_names[seed.slot],
-                "blueprint": layout.blueprint_names[seed.blueprint],
-                "blend": seed.blend.name.lower(),
-                "alpha": seed.alpha,
-            }
-            for seed in network.seeds
-        ],
-        "slots": list(layout.slot_names),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "test_accuracy": float(outcomes.values["accuracy"][asked.host]),
-        "input": {
-            "shape": ["batch", *samples.shape[1:]],
-            "dtype": str(samples.dtype).removeprefix("torch."),
-            "mean": None if data.mean is None else data.mean.flatten().tolist(),
-            "std": None if data.std is None else data.std.flatten().tolist(),
-        },
-        "outputs": data.num_classes,
-    }
-    env.close()
-    return network, about, samples
+
+def write_policy(checkpoint: Path) -> None:
+    """Write the policy of a run, and print where."""
+    run = run_of(checkpoint)
+    with writing_reports(run):
+        folder = save_policy(checkpoint, run / "export" / f"policy_{load_run(checkpoint)['update']:06d}", overwrite=True)
+        program = export_program(checkpoint, folder)
+    notice()
+    print(f"policy: {folder}")
+    print(f"program: {program}" if program else "no policy.pt2, since this agent has no network")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from esper.buffer.base import Buffer, BufferConfig, Forfeit
 from esper.buffer.transition import Decision, State, Transition
@@ -80,8 +81,17 @@ class Learner(Controller, Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` or `acting_state` returned."""
         ...
+
+    def acting_state(self) -> dict[str, Any]:
+        """Return the part of the state that acting needs, for a policy that is passed on; by default all of it."""
+        return self.state_dict()
+
+    def program(self) -> nn.Module | None:
+        """Return one decision as a module for `torch.export`, with the inputs and outputs of `PolicyProgram`; None if there is
+        none."""
+        return None
 
 
 @dataclass(kw_only=True, slots=True)

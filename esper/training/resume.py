@@ -8,12 +8,15 @@ from esper.checkpoint import Checkpoints, load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.training.config_io import from_plain, resumed
 
+POLICY = "policy.pt"
+"""File of a policy that was saved without the state of its training."""
 BEST = "best"
 """Last part of a path that names the checkpoint of the policy with the highest return."""
 
 
 def find_checkpoint(path: str, key: str) -> Path:
-    """Return the checkpoint file that a path names: itself, the newest of a run's folder, or with FOLDER/best the best one.
+    """Return the checkpoint file that a path names: itself, the newest of a run's folder, the best one with FOLDER/best, or the
+    policy in a folder that `esper.save_policy` wrote.
 
     Args:
         key: key that the path was given for, for the message.
@@ -24,6 +27,8 @@ def find_checkpoint(path: str, key: str) -> Path:
     place = Path(path)
     if place.is_file():
         return place
+    if (place / POLICY).is_file():
+        return place / POLICY
     run = place.parent if place.name == BEST else place
     newest = Checkpoints(run / CHECKPOINTS).latest()
     if newest is not None and run is not place:
@@ -71,5 +76,11 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     """
     if config.resume is None:
         return config
-    saved = from_plain(load_run(find_checkpoint(config.resume, "resume"))["config"])
+    state = load_run(find_checkpoint(config.resume, "resume"))
+    if state.get("policy_only"):
+        raise ConfigError(
+            f"resume={config.resume} names a policy without the state of its training: evaluate it with esper.evaluate "
+            f"checkpoint={config.resume}, or start a new run"
+        )
+    saved = from_plain(state["config"])
     return resumed(saved, config, [override for override in overrides if not override.startswith("sweep=")])

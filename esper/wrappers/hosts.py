@@ -6,7 +6,7 @@
 # N hosts
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -105,13 +105,25 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
         render_mode: str | None = None,
     ) -> None:
         """Build the environment; see `make_vec_env`, and `preset` for overrides that come before the others."""
-        self.population = _build(preset, overrides, num_envs=num_envs, split=split)
-        self.num_envs, self.render_mode = num_envs, _checked(render_mode)
-        self.num_steps = self.population.num_steps
-        self._again = partial(
+        self._again: Callable[[], HostsEnv] = partial(
             HostsEnv, overrides, num_envs=num_envs, preset=preset, flat=flat, split=split, render_mode=render_mode
         )
-        self.flat, self._film = flat, Film(self.population.layout)
+        self._show(_build(preset, overrides, num_envs=num_envs, split=split), flat=flat, render_mode=render_mode)
+
+    @classmethod
+    def of(cls, build: Callable[[], Environment], *, flat: bool = False, render_mode: str | None = None) -> "HostsEnv":
+        """Wrap the hosts that a function builds; it must pickle if copies are to be made."""
+        env = cls.__new__(cls)
+        env._again = partial(cls.of, build, flat=flat, render_mode=render_mode)
+        env._show(build(), flat=flat, render_mode=render_mode)
+        return env
+
+    def _show(self, population: Environment, *, flat: bool, render_mode: str | None) -> None:
+        """Set up what Gymnasium sees of the hosts."""
+        self.population, num_envs = population, population.num_envs
+        self.num_envs, self.render_mode = num_envs, _checked(render_mode)
+        self.num_steps = population.num_steps
+        self.flat, self._film = flat, Film(population.layout)
         self._now: dict[str, Array] | None = None
         self.metadata, self.autoreset_mode = HostsEnv.metadata, AutoresetMode.SAME_STEP  # TorchRL reads the latter
         layout, single = self.population.layout, self.population.single_observation_space

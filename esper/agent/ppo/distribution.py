@@ -102,7 +102,7 @@ class ActionDistribution:
         return self._choose(lambda log_prob_BW, head: log_prob_BW.argmax(dim=-1))
 
     def _choose(self, pick: Callable[[Tensor, Head], Tensor]) -> Tensor:
-        row_B = torch.arange(len(self.op_BO))
+        row_B = torch.arange(self.op_BO.shape[0])  # not len, which torch.export would take for a constant
         op_B = pick(self.op_BO, Head.OP)
         slot_B = pick(self.slot_BOS[row_B, op_B], Head.SLOT)
         columns = [op_B, slot_B]

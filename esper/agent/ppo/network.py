@@ -132,14 +132,14 @@ class PolicyNetwork(nn.Module):
             The outputs, and the state after the last step.
         """
         steps, hosts = is_init_TN.shape
-        encoding_TNSE = self._encode(seen)
-        input_TNR = self._mix(seen, encoding_TNSE)
+        encoding_TNSE = self.encode(seen)
+        input_TNR = self.core_input(seen, encoding_TNSE)
         output_TNR, state = self.core.unroll(input_TNR, state, is_init_TN)
         output_BR, encoding_BSE = output_TNR.flatten(0, 1), encoding_TNSE.flatten(0, 1)
         flat = Seen(**{name: tensor.flatten(0, 1) for name, tensor in seen.tensors().items()})
         if free is None:
             free = free_parameters(flat.legal_slots, flat.legal_values, self.spec.head_sizes)
-        logits = self._logits(output_BR, encoding_BSE, free)
+        logits = self.logits(output_BR, encoding_BSE, free)
         value_B = self.value(F.relu(self.value_in(output_BR)))[:, 0]
         assert value_B.shape == (steps * hosts,)
         distribution = ActionDistribution(logits, flat.legal_slots, flat.legal_values, self.spec.head_sizes, free)
@@ -149,7 +149,7 @@ class PolicyNetwork(nn.Module):
         """Return the state after T steps, as `unroll` does, without computing outputs."""
         if not state:
             return {}
-        return self.core.unroll(self._mix(seen, self._encode(seen)), state, is_init_TN)[1]
+        return self.core.unroll(self.core_input(seen, self.encode(seen)), state, is_init_TN)[1]
 
     def watch(self, seen: Seen) -> None:
         """Add observations `[T, N]` to those by which features are standardized; without standardization, nothing changes."""
@@ -157,7 +157,8 @@ class PolicyNetwork(nn.Module):
             assert isinstance(scale, Standardization)
             scale.watch(features)
 
-    def _encode(self, seen: Seen) -> Tensor:
+    def encode(self, seen: Seen) -> Tensor:
+        """Compute the encodings of all slots `[T, N, S, E]`."""
         slots = self.scales[1](seen.slots) if self.scales else seen.slots
         hidden = self.slot_in(torch.cat([slots, self.blueprint(seen.blueprints)], dim=-1))
         if self.identity is not None:
@@ -166,13 +167,13 @@ class PolicyNetwork(nn.Module):
             hidden = hidden + torch.linspace(0, 1, hidden.shape[-2])[:, None] * self.depth
         return F.relu(self.slot_out(F.relu(hidden)))
 
-    def _mix(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
+    def core_input(self, seen: Seen, encoding_TNSE: Tensor) -> Tensor:
         """Compute the inputs of the core `[T, N, R]` from host features and slots, pooled regardless of number and order."""
         pooled_TNE = torch.cat([encoding_TNSE.mean(dim=2), encoding_TNSE.amax(dim=2)], dim=-1)
         features = self.scales[0](seen.features) if self.scales else seen.features
         return F.relu(self.norm(self.mix(torch.cat([features, pooled_TNE], dim=-1))))
 
-    def _logits(self, output_BR: Tensor, encoding_BSE: Tensor, free: Sequence[tuple[Op, Head]]) -> Logits:
+    def logits(self, output_BR: Tensor, encoding_BSE: Tensor, free: Sequence[tuple[Op, Head]]) -> Logits:
         """Compute logits of operations, of slots for every operation, and of the free parameters for every slot."""
         pair_BSE = self.slot_key(encoding_BSE) + self.core_key(output_BR)[:, None]
         slot_BOS = self.slot_score(F.relu(pair_BSE)).transpose(1, 2)

@@ -30,6 +30,7 @@ from esper.agent.ppo.losses import (
 )
 from esper.agent.ppo.network import PolicyNetwork
 from esper.agent.ppo.popart import PopArt
+from esper.agent.ppo.program import PolicyProgram
 from esper.buffer.base import Buffer, BufferConfig
 from esper.buffer.rollout import Rollout, Seen
 from esper.buffer.transition import Decision, State, Transition
@@ -453,8 +454,14 @@ class PPO(Learner):
             "counters": {"updates": self.updates, "strikes": self.strikes},
         }
 
+    def acting_state(self) -> dict[str, Any]:
+        return {name: part for name, part in self.state_dict().items() if name != "optimizer"}
+
+    def program(self) -> nn.Module | None:
+        return PolicyProgram(self.network, self.config.heads)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`. Without slot identity, slots may differ in names and number.
+        """Restore the result of `state_dict` or `acting_state`. Without slot identity, slots may differ in names and number.
 
         Raises:
             ValueError: the policy was trained with other observations or actions.
@@ -470,7 +477,8 @@ class PPO(Learner):
                 if name in state[part] and state[part][name].dtype != tensor.dtype:
                     raise TypeError(f"{name} is {state[part][name].dtype}, not {tensor.dtype}")
             module.load_state_dict(state[part])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
         self.updates, self.strikes = state["counters"]["updates"], state["counters"]["strikes"]
 
     def _names(self) -> dict[str, list[str]]:

@@ -135,8 +135,8 @@ def test_the_depth_of_first_and_last_slot_is_the_same_in_every_host() -> None:
     alike = Seen(**(seen.tensors() | {"slots": stretched.slots[:, :few], "blueprints": stretched.blueprints[:, :few]}))
     network = grown(make_network(depth=True))
     with torch.no_grad():
-        torch.testing.assert_close(network._encode(stretched)[:, ::2], network._encode(alike))
-    assert not torch.equal(network._encode(alike)[:, 0], network._encode(alike)[:, -1])
+        torch.testing.assert_close(network.encode(stretched)[:, ::2], network.encode(alike))
+    assert not torch.equal(network.encode(alike)[:, 0], network.encode(alike)[:, -1])
 
 
 def test_slot_identity_and_depth_change_no_other_initial_weight() -> None:

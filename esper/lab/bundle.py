@@ -1,0 +1,135 @@
+"""Policies that are passed on: a folder with weights, config, observation table, evaluation, and a model card."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch.export import Dim
+
+from esper.agent.base import Learner
+from esper.checkpoint import encode, load_run, refuse, write_whole
+from esper.config import CHECKPOINTS, ConfigError
+from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
+from esper.lab.card import model_card
+from esper.lab.evaluation import Evaluation
+from esper.training.resume import POLICY, find_checkpoint
+
+FEW = 2
+"""Hosts of the environment that is built to read the sizes of a policy."""
+
+
+def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", overwrite: bool = False) -> Path:
+    """Write a trained policy to a folder that can be passed on, and return the folder.
+
+    The folder holds `policy.pt`, which `esper.evaluate checkpoint=FOLDER`, `esper.export` and `esper.load_policy` read,
+    `config.yaml`, `observation.json` (what the policy sees and decides), `evaluation.json` (the largest evaluation of this policy
+    in the folder of its run, if there is one) and `README.md`, a model card. It lacks what training needs, so no run can
+    resume from it.
+
+    Args:
+        checkpoint: folder of a run, for its newest checkpoint; FOLDER/best; or a file.
+        folder: folder to write, which must not exist or be empty, unless `overwrite`.
+        note: text for the model card, such as what the policy is for.
+        overwrite: if true, replace files of an earlier call.
+
+    Raises:
+        ConfigError: there is no such checkpoint, its controller has learned nothing, or the folder is not empty.
+        DiskError: writing failed.
+    """
+    path, out = find_checkpoint(str(checkpoint), "checkpoint"), Path(folder)
+    if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not empty: choose another folder")
+    state = load_run(path)
+    evaluation = Evaluation.load(str(path), hosts=FEW)
+    config, spec = evaluation.config, evaluation.env.layout
+    evaluation.env.close()
+    agent = evaluation.controller("policy")
+    if not isinstance(agent, Learner):
+        raise ConfigError(f"agent={config.choice('agent')} learns nothing, so there is no policy to save")
+    kept = {name: state[name] for name in ("config", "update", "hparams", "env")}
+    kept |= {"agent": agent.acting_state(), "buffer": {}, "watch": {}, "policy_only": True}
+    refuse(kept)
+    run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+    found = _largest_evaluation(run, evaluation.updates)
+    card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=_provenance(run))
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / POLICY, encode(kept))
+    write_whole(out / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(state["config"]["values"])))
+    write_whole(out / "observation.json", json.dumps(observation_table(spec, config.agent.heads), indent=1) + "\n")
+    if found:
+        write_whole(out / "evaluation.json", json.dumps(found, indent=1) + "\n")
+    write_whole(out / "README.md", card)
+    return out
+
+
+def observation_table(spec: EnvSpec, heads: HeadsConfig) -> dict[str, Any]:
+    """Return what a policy sees and decides, in the order of its arrays. docs/observation.md has the meaning of each name."""
+    values: dict[str, list[str]] = {
+        "op": [op.name.lower() for op in Op],
+        "slot": list(spec.slot_names),
+        "blueprint": list(spec.blueprint_names),
+        **{head.name.lower(): list(names) for head, names in VALUES.items()},
+    }
+    return {
+        "features": list(spec.feature_names),
+        "slots": list(spec.slot_names),
+        "slot_features": list(spec.slot_feature_names),
+        "blueprints": [*spec.blueprint_names, "empty"],
+        "actions": {head.name.lower(): values[head.name.lower()] for head in Head},
+        "fixed_actions": {head.name.lower(): values[head.name.lower()][index] for head, index in heads.pinned.items()},
+        "legal_values": [f"{head.name.lower()}={value}" for head in PARAMETER_HEADS for value in values[head.name.lower()]],
+        "steps": spec.num_steps,
+    }
+
+
+def export_program(checkpoint: Path, folder: Path) -> Path | None:
+    """Write one decision of a policy as a program for `torch.export.load`, checked against the policy, and return its file.
+
+    Returns:
+        None if its agent has no such program.
+
+    Raises:
+        ConfigError: the program decides otherwise.
+    """
+    evaluation = Evaluation.load(str(checkpoint), hosts=FEW)
+    evaluation.env.close()
+    agent = evaluation.controller("policy")
+    program = agent.program() if isinstance(agent, Learner) else None
+    if program is None:
+        return None
+    example: tuple[torch.Tensor, ...] = getattr(program, "example")()  # noqa: B009
+    hosts = Dim("hosts", min=1)
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of the exporter, on how PyTorch's LSTM keeps its weights
+        exported = torch.export.export(program.eval(), example, dynamic_shapes=tuple({0: hosts} for _ in example))
+        torch.export.save(exported, folder / "policy.pt2")
+        loaded: Any = torch.export.load(folder / "policy.pt2").module()
+        generator = torch.Generator().manual_seed(0)
+        inputs = [torch.rand(9, *one.shape[1:], generator=generator).to(one.dtype) for one in example]
+        inputs[3:5] = [torch.ones_like(one) for one in inputs[3:5]]
+        pairs = zip(program(*inputs), loaded(*inputs), strict=True)
+    if not all(torch.allclose(one, other, atol=1e-5) for one, other in pairs):
+        raise ConfigError("the program that torch.export wrote does not decide as the policy does: use policy.pt")
+    return folder / "policy.pt2"
+
+
+def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
+    """Return the evaluation of this policy on its own task with the most hosts, without the numbers of single hosts."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(run.glob(f"evaluation_{updates:06d}_*.json")):
+        report = json.loads(path.read_text())
+        if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):
+            found.append({name: part for name, part in report.items() if name != "hosts"})
+    return max(found, key=lambda one: one["settings"]["hosts"], default=None)
+
+
+def _provenance(run: Path) -> Mapping[str, Any]:
+    """Return the first record of the processes that trained the policy; empty if there is none."""
+    try:
+        records = json.loads((run / "run.json").read_text())
+    except OSError:
+        return {}
+    return records[0] if isinstance(records, list) and records else records if isinstance(records, dict) else {}

@@ -1,0 +1,65 @@
+"""The model card of a policy: what it is, where it was trained, what it is worth, and how to use it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from esper.config import Config
+from esper.lab.evaluated import verdict
+from esper.stats.intervals import Interval
+from esper.telemetry.text import counted
+
+SPOKEN = {"wait": "never growing", "policy": "the policy", "policy_greedy": "the policy, most probable actions"}
+"""Names of controllers in the table."""
+USE = """
+```bash
+python -m esper.evaluate checkpoint=FOLDER            # on held-out hosts
+python -m esper.evaluate checkpoint=FOLDER task=...   # on another task, with the same blueprints
+python -m esper.export checkpoint=FOLDER host=0       # a network that it grows
+```
+
+In Python, `esper.load_policy(FOLDER)`. `config.yaml` is the configuration of its training, `observation.json` what it sees and
+decides. The folder lacks the state of the optimizer, so training cannot go on from it.
+"""
+
+
+def model_card(
+    config: Config, updates: int, evaluation: Mapping[str, Any] | None, *, name: str, note: str, run: Mapping[str, Any]
+) -> str:
+    """Return the model card as Markdown.
+
+    Args:
+        config: config of the run.
+        updates: updates of the policy.
+        evaluation: an evaluation of it, if there is one.
+        name: title.
+        note: text for the beginning.
+        run: first record of `run.json`, empty if unknown.
+    """
+    code = run.get("esper", {}).get("version")
+    trained = f", with Esper {code} in {run.get('started', '')[:7]}" if code else ""
+    lines = [
+        f"# {name}",
+        "",
+        *([note, ""] if note else []),
+        f"A policy of `agent={config.choice('agent')}`, which decides when, where and with what a network grows while it trains.",
+        f"It was trained for {counted(updates, 'update')} of {config.hosts} hosts x {config.steps} epochs on "
+        f"`task={config.choice('task')}` with `slots={config.choice('slots')}`,",
+        f"`reward={config.choice('reward')}`, blueprints {', '.join(config.blueprint)}, and `seed={config.seed}`{trained}.",
+        "",
+        *(_results(evaluation, config.task.build_objective().score) if evaluation else ["It was not evaluated."]),
+    ]
+    return "\n".join(lines) + "\n" + USE
+
+
+def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
+    """Return the verdict and the table of an evaluation."""
+    rows = evaluation["rows"]
+    sentence = verdict(rows, score=score)
+    table = [f"| controller | return | test {score} [%] |", "|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
+        values = [Interval(**row[key]) for key in ("return", "accuracy")]
+        cells = " | ".join(f"{one.mean:.1f} ± {one.half_width:.1f}" for one in values)
+        table.append(f"| {SPOKEN.get(row['controller'], row['controller'])} | {cells} |")
+    hosts = evaluation["settings"]["hosts"]
+    about = f"On {hosts} held-out hosts, with 95 % intervals over hosts (of one training run: other runs differ more):"
+    return [f"{sentence[0].upper()}{sentence[1:]}.", "", about, "", *table]

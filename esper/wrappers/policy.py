@@ -1,0 +1,123 @@
+"""A saved policy in Python: `esper.load_policy`."""
+
+# N hosts, H heads
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.agent.base import Learner
+from esper.buffer.transition import State
+from esper.checkpoint import load_run
+from esper.cli.transfer import transferred
+from esper.config import ConfigError
+from esper.env.actions import Head
+from esper.env.base import Array, as_observation
+from esper.task.instances import Split
+from esper.training.config_io import from_plain
+from esper.training.environment import build_env
+from esper.training.resume import find_checkpoint
+from esper.wrappers.hosts import HostsEnv
+
+
+class SavedPolicy:
+    """A trained policy that decides for the hosts of an environment; see `load_policy`."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """
+        Args:
+            state: state of a run or of a saved policy.
+        """
+        self.config = from_plain(state["config"])
+        """Configuration of its training."""
+        self.updates: int = state["update"]
+        self._trained: dict[str, Any] = state["agent"]
+        self._agent: Learner | None = None
+        self._state: State = {}
+        self._starts_N = np.ones(0, dtype=np.bool_)
+        self._random = np.random.default_rng()
+
+    def make_vec_env(
+        self,
+        overrides: Sequence[str] = (),
+        *,
+        num_envs: int = 32,
+        split: str = Split.HELD_OUT,
+        render_mode: str | None = None,
+    ) -> HostsEnv:
+        """Return the environment that the policy was trained in, with other hosts.
+
+        Args:
+            overrides: another task or other settings, as in `esper.evaluate`: `["task=mnist5k"]`.
+            num_envs: number of hosts.
+            split: `held_out`, or `training` for the hosts of its training.
+            render_mode: `rgb_array` for pictures, None for none.
+
+        Raises:
+            ConfigError: an override does not fit, or the policy cannot decide in this environment.
+        """
+        config = transferred(self.config, list(overrides)) if overrides else self.config
+        env = HostsEnv.of(partial(build_env, config, split=Split(split), hosts=num_envs), render_mode=render_mode)
+        try:
+            agent = config.agent.acting().build(env.population.layout, seed=config.seed)
+            if not isinstance(agent, Learner):
+                raise ConfigError(f"agent={config.choice('agent')} learns nothing, so there is no policy to load")
+            agent.load_state_dict(self._trained)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._agent = agent
+        self.start(num_envs)
+        return env
+
+    def start(self, num_envs: int, seed: int | None = None) -> None:
+        """Forget the past: the hosts start new episodes.
+
+        Args:
+            num_envs: number of hosts.
+            seed: seed of the random numbers by which actions are sampled; None draws one.
+        """
+        self._state = self._built().start(num_envs)
+        self._starts_N = np.ones(num_envs, dtype=np.bool_)
+        self._random = np.random.default_rng(seed)
+
+    def act(
+        self,
+        observation: Mapping[str, Array],
+        terminated: npt.NDArray[np.bool_] | None = None,
+        *,
+        greedy: bool = False,
+    ) -> npt.NDArray[np.int64]:
+        """Return one action per host `[N, H]`.
+
+        Args:
+            observation: what `reset` or `step` of the environment returned.
+            terminated: what `step` returned with it; None after `reset`.
+            greedy: if true, take the most probable actions instead of sampling.
+        """
+        agent = self._built()
+        if terminated is not None:
+            self._starts_N = np.asarray(terminated, dtype=np.bool_)
+        uniform = self._random.random((len(self._starts_N), len(Head)))
+        seen = as_observation(observation)
+        decision = agent.act(seen, self._state, is_init=self._starts_N, uniform=uniform, greedy=greedy)
+        self._state, self._starts_N = decision.state, np.zeros_like(self._starts_N)
+        return decision.action
+
+    def _built(self) -> Learner:
+        if self._agent is None:
+            raise ConfigError("call make_vec_env first: the sizes of the policy are those of its environment")
+        return self._agent
+
+
+def load_policy(checkpoint: Path | str) -> SavedPolicy:
+    """Return a trained policy: of a folder that `save_policy` wrote, of a run, or of a checkpoint file.
+
+    Raises:
+        ConfigError: there is no checkpoint, or it needs another version of Esper.
+        CheckpointError: the file is damaged.
+    """
+    return SavedPolicy(load_run(find_checkpoint(str(checkpoint), "checkpoint")))

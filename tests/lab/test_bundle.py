@@ -1,0 +1,168 @@
+"""Policies that are passed on: they decide as in their run, in evaluation, in Python, and as a program."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esper
+from esper.agent.base import Learner
+from esper.checkpoint import load_run
+from esper.cli.overrides import check
+from esper.config import ConfigError
+from esper.env.actions import Head
+from esper.env.base import as_observation
+from esper.evaluate import main as evaluate
+from esper.export import ExportConfig
+from esper.export import main as export
+from esper.lab import bundle
+from esper.lab.evaluation import Evaluation
+from esper.training.resume import continued, find_checkpoint
+from esper.training.trainer import Trainer
+
+WORDS = ["hosts=4", "steps=3", "updates=1", "telemetry=quiet", "agent.minibatches=2", "agent.hidden=8", "task.batch_size=512"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "run"
+    Trainer(check(WORDS), folder).run()
+    evaluate([f"checkpoint={folder}", "hosts=3", "controllers=[policy]"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(run: Path) -> Path:
+    return esper.save_policy(run, run.parent / "digits", note="A policy for a test.")
+
+
+def test_the_folder_holds_what_its_card_says(run: Path, saved: Path) -> None:
+    assert {path.name for path in saved.iterdir()} == {
+        "README.md",
+        "config.yaml",
+        "evaluation.json",
+        "observation.json",
+        "policy.pt",
+    }
+    card = (saved / "README.md").read_text()
+    (report,) = (json.loads(path.read_text()) for path in run.glob("evaluation_*.json"))
+    mean = next(row["return"]["mean"] for row in report["rows"] if row["controller"] == "policy")
+    assert card.startswith("# digits\n\nA policy for a test.\n\nA policy of `agent=ppo`")
+    assert f"| the policy | {mean:.1f} ± " in card
+    assert "1 update of 4 hosts x 3 epochs on `task=digits`" in card
+    assert "hosts" not in json.loads((saved / "evaluation.json").read_text())
+    table = json.loads((saved / "observation.json").read_text())
+    state = load_run(saved / "policy.pt")
+    names = state["agent"]["names"]
+    assert (table["features"], table["slots"]) == (names["features"], names["slots"])
+    assert table["actions"]["blueprint"] == names["blueprints"]
+    assert "optimizer" not in state["agent"]
+    assert (saved / "policy.pt").stat().st_size < find_checkpoint(str(run), "checkpoint").stat().st_size / 2
+
+
+def test_every_command_reads_it_and_no_run_resumes_from_it(run: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (Evaluation.load(str(place), hosts=3).run(["policy"])["policy"] for place in (run, saved))
+    assert np.array_equal(one.values["return"], other.values["return"])
+    with pytest.raises(ConfigError, match="names a policy without the state of its training"):
+        continued(check([f"resume={saved}"]), [])
+    with pytest.raises(ConfigError, match="digits exists and is not empty"):
+        esper.save_policy(run, saved)
+
+
+def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> None:
+    policy = esper.load_policy(saved)
+    with pytest.raises(ConfigError, match="call make_vec_env first"):
+        policy.act({})
+    env = policy.make_vec_env(num_envs=3)
+    evaluation = Evaluation.load(str(run), hosts=3)
+    wanted = evaluation.grow(evaluation.controller("policy_greedy"), greedy=True).values["return"]
+    observation, _ = env.reset(options={"episode": 0})
+    total, terminated = np.zeros(3), None
+    for _ in range(env.num_steps):
+        observation, reward, terminated, _, _ = env.step(policy.act(observation, terminated, greedy=True))
+        total += reward
+    np.testing.assert_allclose(total, wanted, rtol=1e-5)
+    assert terminated is not None
+    assert terminated.all()
+    policy.start(3, seed=1)
+    first = policy.act(observation)
+    policy.start(3, seed=1)
+    assert np.array_equal(policy.act(observation), first)
+    copy = pickle.loads(pickle.dumps(env))
+    assert np.array_equal(copy.reset(options={"episode": 0})[0]["features"], env.reset(options={"episode": 0})[0]["features"])
+    with pytest.raises(ConfigError, match="this policy was trained with the blueprints"):
+        policy.make_vec_env(["blueprint=[norm]"], num_envs=2)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["agent=ppo_mlp", "agent.heads.style=free", "agent.standardize=true"]], ids=["lstm", "mlp"]
+)
+def test_the_program_decides_as_the_policy(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run
+    if words:
+        folder = tmp_path / "run"
+        Trainer(check([*WORDS, *words]), folder).run()
+    export([f"checkpoint={folder}", "format=policy"])
+    assert "policy.pt2" in capsys.readouterr().out
+    loaded: Any = torch.export.load(folder / "export" / "policy_000001" / "policy.pt2").module()
+    evaluation = Evaluation.load(str(folder), hosts=5)
+    agent, env, random = evaluation.controller("policy"), evaluation.env, np.random.default_rng(0)
+    assert isinstance(agent, Learner)
+    arrays, _ = env.reset()
+    state, starts = agent.start(5), np.ones(5, dtype=np.bool_)
+    memory = state or dict.fromkeys("hc", torch.zeros(5, 8))
+    chosen = []
+    for _ in range(3):
+        seen, uniform = as_observation(arrays), random.random((5, len(Head)))
+        drawn = agent.act(seen, state, is_init=starts, uniform=uniform)
+        greedy = agent.act(seen, state, is_init=starts, uniform=uniform, greedy=True)
+        inputs = (seen.features, seen.slots, seen.blueprints, seen.legal_slots, seen.legal_values, uniform, starts)
+        action, probable, h, c = loaded(*map(torch.as_tensor, inputs), memory["h"], memory["c"])
+        assert np.array_equal(action.numpy(), drawn.action)
+        assert np.array_equal(probable.numpy(), greedy.action)
+        state, memory = drawn.state, {"h": h, "c": c}
+        arrays, _, starts, _, _ = env.step(drawn.action)
+        chosen.append(drawn.action)
+    assert len({row.tobytes() for rows in chosen for row in rows}) > 1, "the policy does more than one thing"
+    export([f"checkpoint={folder}", "format=policy"])  # again
+
+
+class Other:
+    """A program that always waits and forgets."""
+
+    def module(self) -> Any:
+        return lambda *inputs: (torch.zeros(9, 8, dtype=torch.int64),) * 2 + (torch.zeros(9, 8),) * 2
+
+
+def test_a_program_that_decides_otherwise_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.export, "load", lambda _: Other())
+    with pytest.raises(ConfigError, match="does not decide as the policy does"):
+        bundle.export_program(find_checkpoint(str(run), "checkpoint"), tmp_path)
+
+
+def test_what_learns_nothing_is_no_policy(tmp_path: Path) -> None:
+    Trainer(check(["hosts=2", "steps=2", "updates=1", "telemetry=quiet", "agent=wait", "env=sandbox"]), tmp_path / "run").run()
+    with pytest.raises(ConfigError, match="agent=wait learns nothing, so there is no policy to save"):
+        esper.save_policy(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="so there is no policy to load"):
+        esper.load_policy(tmp_path / "run").make_vec_env(num_envs=2)
+    with pytest.raises(ValueError, match="leave host, episode and controller out"):
+        ExportConfig(checkpoint="x", format="policy", host=1)
+
+
+def test_a_grown_network_grows_on(run: Path) -> None:
+    network = esper.grown_network(run, host=1, controller="heuristic")
+    x = torch.randn(4, 1, 8, 8)
+    net = esper.grow(network, slots={"again": "slots.0"}, example=x)
+    assert torch.equal(net.eval()(x), network(x))
+    seed = net.germinate("again", "conv_light")
+    net.begin_epoch()
+    net(x).sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
