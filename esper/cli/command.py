@@ -175,12 +175,22 @@ def load_parts(overrides: list[str]) -> list[str]:
         ConfigError: a plugin cannot be imported.
     """
     names, others = split_plugins(overrides)
-    resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
-    newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
-    load_plugins(recorded)
+    if resume := next((override.partition("=")[2] for override in others if override.startswith("resume=")), None):
+        load_recorded(Path(resume))
     return others
+
+
+def load_recorded(folder: Path) -> bool:
+    """Import the plugins that the run in a folder has recorded; return False if there is no run.
+
+    Raises:
+        ConfigError: a plugin cannot be imported.
+        CheckpointError: the newest checkpoint is damaged.
+    """
+    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    load_plugins(load_run(newest)["config"]["values"].get("plugins", ()) if newest else ())
+    return newest is not None
 
 
 def run(main: Callable[[], None]) -> None:
