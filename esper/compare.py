@@ -50,7 +50,9 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     try:
         base = as_planned(design.plan) if design else None
     except ValueError as error:
-        raise ConfigError(f"the plan of {folders[0]}: {error}; a part of your own needs its package, or plugins=[FILE]") from error
+        raise ConfigError(
+            f"the plan of {folders[0]}: {error}; a part of your own needs its package, or plugins=[FILE]"
+        ) from error
     config = read_overrides(CompareConfig, keys, also=[key for key in TRANSFERABLE if key != "seed"], base=base)
     if design and config.outcome != design.plan.outcome and not any(key.startswith("margin=") for key in keys):
         config.margin = None  # the planned margin has another unit

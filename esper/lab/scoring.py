@@ -19,6 +19,7 @@ from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import GROUPS, ConfigError
+from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.growth.objective import CLASSIFICATION, Numbers, Objective
 from esper.lab.design import fingerprint
@@ -89,7 +90,7 @@ def score_all(
             f"scoring {counted(len(new), 'run')}: each policy grows {scoring.hosts} held-out hosts; scores are kept for next time"
         )
     grown, begun = 0, time.monotonic()
-    asked = (delayed(_score)(scoring, run, cores, named_plugins()) for run in runs)
+    asked = (delayed(_score)(scoring, run, cores, named_plugins(), index) for index, run in enumerate(runs))
     found: Any = Parallel(n_jobs=workers, return_as="generator")(asked)
     try:
         for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
@@ -104,12 +105,13 @@ def score_all(
         ) from error
 
 
-def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str]) -> Scores:
+def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> Scores:
     """Score a run; with a number of cores, in a new process, which imports the plugins of the command and those that the run
-    recorded."""
+    recorded, and takes the GPU of the run's number."""
     if cores is not None:
         warn_plainly()
         load_plugins(plugins)
+        take_turn(number)
         limit_cores(cores)
         end_with_parent()
     return scoring.scores(run)

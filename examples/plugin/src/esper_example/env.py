@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from esper.env.base import EnvConfig
+from esper.env.sandbox import SandboxConfig
 from esper.ranges import check_ranges
 from esper_example.hints import Hints
 
@@ -11,7 +12,7 @@ from esper_example.hints import Hints
 class HintsConfig(EnvConfig):
     """Germinating in the right slot of two pays a point, in the other it costs one; every step gives a new hint."""
 
-    ignores = ("task", "host", "optimiser", "blueprint", "devices", "gates", "reward", "reward_mode", "governor", "counterfactuals")
+    ignores = SandboxConfig.ignores  # keys without effect here, since no host trains
     has_hosts = False
     honesty: float = 0.8
     """Probability that a hint is true, in [0.5, 1]. Higher: easier; 0.5 carries no information."""

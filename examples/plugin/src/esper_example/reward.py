@@ -3,11 +3,12 @@
 # N hosts, S slots
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from esper.reward.modes import RewardConfig
-from esper.reward.table import TERMINAL, Term
+from esper.reward.table import TERMINAL, Pays, Term
 
 
 def doublings(signals):
@@ -29,7 +30,7 @@ DOUBLINGS = Term(
 class DoublingsConfig(RewardConfig):
     """Accuracy of the committed network, minus a price for each doubling of the host."""
 
-    pays = {"price": DOUBLINGS, "terminal": TERMINAL}
+    pays: ClassVar[Pays] = {"price": DOUBLINGS, "terminal": TERMINAL}
     price: float = 2.0
     """Points per doubling, at least 0. Higher: smaller networks."""
     terminal: float = 1.0
