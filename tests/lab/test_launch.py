@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from esper.checkpoint import load
+from esper.cli.failures import Failure
 from esper.config import CHECKPOINTS
 from esper.env import shard_pool
 from esper.env.devices import find_device, take_turn
 from esper.lab.design import Cell, design
 from esper.lab.launch import CellSweeper, cores_each, end_with_parent, run_context
+from esper.lab.ray_launcher import RayLauncher
 from tests.forked import run_forked
 from tests.outside.example import GROW, LEARN, TINY, install
 
@@ -206,6 +209,29 @@ def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site
     expected, same = read(plain)
     assert measured == expected
     torch.testing.assert_close(weights, same, rtol=0, atol=0)
+
+
+def test_a_run_whose_process_ray_loses_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+
+    class Task:
+        remote = staticmethod(lambda shared, number, overrides: number)
+
+    def get(number: int) -> JobReturn:
+        if number == 7:
+            raise ray.exceptions.WorkerCrashedError
+        return JobReturn(_return_value=None, status=JobStatus.COMPLETED)
+
+    fakes = {"is_initialized": lambda: True, "put": lambda it: it, "remote": lambda **_: lambda _: Task, "get": get}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(ray, name, fake)
+    launcher = RayLauncher(address=None, cpus=1, gpus=0.0)
+    launcher.setup(hydra_context=None, task_function=print, config=OmegaConf.create({}))  # pyright: ignore[reportArgumentType]
+    lost, other = launcher.launch([[], []], initial_job_idx=7)
+    assert other.return_value is None
+    assert isinstance(lost.return_value, Failure)
+    assert lost.return_value.run == "run 7"
+    assert lost.return_value.reason.startswith("Ray lost its process, most likely out of memory: ")
 
 
 def _outlive_parent(pipe: int) -> None:

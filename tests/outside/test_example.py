@@ -100,9 +100,11 @@ def test_comparisons_import_the_plugins_of_the_command_and_of_the_plan_in_their_
     plan = ["-m", "sweep=ab", "arms=reward: doublings,sparse", "blocks=1", "aa_control=false", "hydra.sweep.dir=ab"]
     words = ["plugins=[mine.py]", "baselines=[patient]", *GROW[:-1], *TINY, "agent=plateau", "hosts=2"]
     run(site, "esper.train", *plan, *words)
-    shown = run(site, "esper.compare", "ab", "hosts=2", "workers=2")
+    (site.parent / "more.py").write_text(BASELINE.replace("patient", "idle").replace("Patient", "Idle"))
+    asked = ["hosts=2", "plugins=[more.py]", "baselines=[patient,idle]"]  # no run has recorded more.py
+    shown = run(site, "esper.compare", "ab", *asked, "workers=2")
     assert "doublings - patient" in shown
-    assert "planned was [patient]" not in shown
+    assert "doublings - idle" in shown
     (site.parent / "moved").mkdir()
     (site.parent / "mine.py").rename(site.parent / "moved" / "mine.py")
     assert "mine.py] is not found: run from its folder" in run(site, "esper.compare", "ab", "hosts=2", code=2)
