@@ -21,12 +21,13 @@ if __name__ == "__main__":
 
 from rich.console import Console
 
-from esper.cli.command import in_one_sentence, load_parts, warn_plainly
+from esper.cli.command import in_one_sentence, load_parts, load_recorded, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
 from esper.lab.plan import as_planned, planned, record_look
 from esper.lab.runs import OUTCOMES, CompareConfig
+from esper.plugins import split_plugins
 from esper.training.run_folder import writing_reports
 
 
@@ -42,13 +43,17 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
         raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
     design = planned(folders)
+    if design and split_plugins(design.common)[0]:  # of which a baseline may be
+        rehearsal.end(shows=True)
+        any(load_recorded(folders[0] / cell.folder) for cell in design.cells)
     keys = [argument for argument in settings if argument not in overrides]
-    config = read_overrides(
-        CompareConfig,
-        keys,
-        also=[key for key in TRANSFERABLE if key != "seed"],
-        base=as_planned(design.plan) if design else None,
-    )
+    try:
+        base = as_planned(design.plan) if design else None
+    except ValueError as error:
+        raise ConfigError(
+            f"the plan of {folders[0]}: {error}; a part of your own needs its package, or plugins=[FILE]"
+        ) from error
+    config = read_overrides(CompareConfig, keys, also=[key for key in TRANSFERABLE if key != "seed"], base=base)
     if design and config.outcome != design.plan.outcome and not any(key.startswith("margin=") for key in keys):
         config.margin = None  # the planned margin has another unit
     if not folders:

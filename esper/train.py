@@ -3,6 +3,7 @@
 import shlex
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 from esper.cli import rehearsal
@@ -12,13 +13,16 @@ if __name__ == "__main__":
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
+from esper.cli.failures import Failure, end, tolerate
 from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, CONF, Config, typed
+from esper.env.devices import take_turn
 from esper.env.shard_pool import limit_cores
 from esper.lab.launch import end_with_parent, run_context
 from esper.memory import memory_shortage
@@ -30,8 +34,15 @@ from esper.training.resume import continued
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def main(cfg: DictConfig) -> None:
+def main(cfg: DictConfig) -> Failure | None:
     """Train a controller that watches host networks train, and grows them."""
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        return tolerate(partial(train, cfg), str(HydraConfig.get().sweep.subdir))
+    return train(cfg)
+
+
+def train(cfg: DictConfig) -> None:
+    """Run one training, alone or in a sweep."""
     from esper.seeds.errors import SeedError
     from esper.training.interrupt import Stopped
     from esper.training.trainer import Trainer  # late, to keep --help and error messages fast
@@ -44,6 +55,7 @@ def main(cfg: DictConfig) -> None:
         if context.name:
             remedy = f"repeat the command of the sweep with {typed_as('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
         limit_cores(context.cores)
+        take_turn(context.number)
         end_with_parent()
         load_plugins(cfg.plugins)  # the process may be a launcher's
         config = typed(cfg, HydraConfig.get().runtime.choices)
@@ -69,16 +81,14 @@ def main(cfg: DictConfig) -> None:
             sys.exit(130)
         except SeedError as error:  # a bug in a blueprint: the traceback shows where
             traceback.print_exception(error.__cause__)
-            print(f"esper: {error}; all earlier updates are saved: fix the blueprint, and {remedy}", file=sys.stderr)
-            sys.exit(1)
+            end(1, f"{error}; all earlier updates are saved: fix the blueprint, and {remedy}")
         except Exception as error:
             shortage = memory_shortage(error)
             if shortage is None or not any((folder / CHECKPOINTS).glob("*.pt")):
                 raise
             smaller = "hosts or steps" if "task" in config.env.ignores else "hosts or task.batch_size"
             saved = f"all earlier updates are saved: free some memory and {remedy}"
-            print(f"esper: {shortage}; {saved}, or start a new run with smaller {smaller}", file=sys.stderr)
-            sys.exit(2)
+            end(2, f"{shortage}; {saved}, or start a new run with smaller {smaller}")
 
 
 def _after(folder: Path, config: Config, *, lead: str) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from esper import plugins
+
 LIMIT = 180.0
 """Time after which a command counts as hung [s]."""
 
@@ -52,6 +54,7 @@ class Forked:
             sys.argv = [module, *arguments]
             for name in (module, *(name for name in sys.modules if name == "__main__")):
                 sys.modules.pop(name, None)
+            plugins._load_installed.cache_clear()  # the search path may hold others
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as ended:

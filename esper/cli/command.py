@@ -11,12 +11,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra._internal.utils as hydra_internals
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
-from esper.cli import flags, rehearsal
+from esper.cli import failures, flags, rehearsal
+from esper.cli.failures import end, end_if_failed
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
 from esper.cli.overrides import plan_run, plan_sweep, quoted, typed_as
@@ -70,30 +71,32 @@ def _report(error: Exception) -> None:
         notice()
         traceback.print_exception(error)
         saved = "what was saved before is intact: correct the file, and repeat the command, or continue a run with resume="
-        print(f"esper: {place}: {type(error).__name__}: {' '.join(str(error).split())}; {saved}", file=sys.stderr)
-        sys.exit(1)
+        end(1, f"{place}: {type(error).__name__}: {' '.join(str(error).split())}; {saved}")
     if isinstance(error, OSError):  # of Hydra or another library: ours are DiskErrors
         _exit_with(DiskError(f"use {error.filename}" if error.filename else "go on", error))
     if (shortage := memory_shortage(error)) is None:
         raise error
-    print(f"esper: {shortage}; what was saved before is intact: lower hosts or task.batch_size", file=sys.stderr)
-    sys.exit(2)
+    end(2, f"{shortage}; what was saved before is intact: lower hosts or task.batch_size")
 
 
 def _exit_with(error: Exception) -> NoReturn:
     notice()
     if os.environ.get("HYDRA_FULL_ERROR"):
         traceback.print_exc()
-    print(f"esper: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(2)
+    end(2, " ".join(str(error).split()))
 
 
 @contextmanager
-def _from_hydra(main: Callable[[], None], folder: Path | None = None) -> Generator[None]:
-    """Turn an error of Hydra, or of a launcher, into ConfigError; one of our own is a bug and keeps its traceback."""
-    hydra_internals.run_and_report = lambda work: work()  # pyright: ignore[reportPrivateUsage] # Hydra would print and exit
+def _from_hydra(main: Callable[[], object], folder: Path | None = None) -> Generator[list[Any]]:
+    """Turn an error of Hydra, or of a launcher, into ConfigError; one of our own is a bug and keeps its traceback.
+
+    Yields a list that will hold the results of all runs.
+    """
+    results: list[Any] = []
+    # Hydra would print errors and exit, and drop the results.
+    hydra_internals.run_and_report = lambda work: results.append(work()) or results[-1]  # pyright: ignore[reportPrivateUsage]
     try:
-        yield
+        yield results
     except (*FOR_PEOPLE, OSError):
         raise
     except BrokenProcessPool as error:
@@ -175,15 +178,25 @@ def load_parts(overrides: list[str]) -> list[str]:
         ConfigError: a plugin cannot be imported.
     """
     names, others = split_plugins(overrides)
-    resume = next((override.partition("=")[2] for override in others if override.startswith("resume=")), None)
-    newest = Checkpoints(Path(resume) / CHECKPOINTS).latest() if resume else None
-    recorded = load_run(newest)["config"]["values"].get("plugins", ()) if newest else ()
     load_plugins(names)
-    load_plugins(recorded)
+    if resume := next((override.partition("=")[2] for override in others if override.startswith("resume=")), None):
+        load_recorded(Path(resume))
     return others
 
 
-def run(main: Callable[[], None]) -> None:
+def load_recorded(folder: Path) -> bool:
+    """Import the plugins that the run in a folder has recorded; return False if there is no run.
+
+    Raises:
+        ConfigError: a plugin cannot be imported.
+        CheckpointError: the newest checkpoint is damaged.
+    """
+    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    load_plugins(load_run(newest)["config"]["values"].get("plugins", ()) if newest else ())
+    return newest is not None
+
+
+def run(main: Callable[[], object]) -> None:
     """Run a `hydra.main` command with the overrides of the command line.
 
     A command that cannot run ends here with exit code 2 and one sentence, before Hydra has written anything.
@@ -195,6 +208,7 @@ def run(main: Callable[[], None]) -> None:
         args = flags.parse([*multirun[:1], *typed])
         load_parts(args.overrides)
         _check_sweep(args.overrides, many=args.multirun or "hydra.mode=MULTIRUN" in args.overrides)
+        failures.arguments[:] = [*multirun[:1], *typed]
         sys.argv[1:] = [*multirun[:1], *spelled_out(typed)]
         args = flags.parse(sys.argv[1:])
         if args.help:
@@ -206,7 +220,7 @@ def run(main: Callable[[], None]) -> None:
             _start(main, args)
 
 
-def _start(main: Callable[[], None], args: Namespace) -> None:
+def _start(main: Callable[[], object], args: Namespace) -> None:
     """Check a command, and run it or show its config."""
     overrides = list(args.overrides)
     if args.config_dir is not None:  # a folder with options and experiments of the user
@@ -219,10 +233,11 @@ def _start(main: Callable[[], None], args: Namespace) -> None:
         with _from_hydra(main):
             main()
         return
-    with only_writer(folder), _from_hydra(main, folder):
+    with only_writer(folder), _from_hydra(main, folder) as results:
         if any(override.startswith("resume=") for override in overrides):
             sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
         main()
+    end_if_failed(results, folder)
 
 
 def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: bool) -> Path:

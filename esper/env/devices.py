@@ -37,14 +37,27 @@ class DeviceConfig:
             raise ValueError("devices.<name>.tune=true finds members_per_shard by timing: leave out one of the two")
 
 
+_turn = 0
+"""Number of this run among those that share the GPUs of the machine."""
+
+
+def take_turn(number: int) -> None:
+    """Deal the GPUs: from now on `auto` and `cuda` are the GPU of this number, modulo the number of GPUs."""
+    global _turn
+    _turn = number
+
+
 def find_device(name: str) -> torch.device:
-    """Return the torch device of this name; auto is the first GPU, or the CPU where there is none.
+    """Return the torch device of this name; auto and cuda are the first GPU, or the one dealt to this run, and auto is the CPU
+    where there is none.
 
     Raises:
         ValueError: this machine does not have the device.
     """
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if name == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and (count := torch.cuda.device_count()):
+        return torch.device("cuda", _turn % count)
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()

@@ -7,7 +7,6 @@ the whole machine.
 import logging
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoint import write_whole
+from esper.cli.failures import end, end_if_failed
 from esper.env.shard_pool import all_cores
 from esper.lab.design import FILE, Cell, Design
 from esper.lab.sweep_progress import SweepProgress
@@ -40,6 +40,8 @@ class RunContext:
     """If true, other runs write to the same terminal at the same time."""
     cores: int | None = None
     """Number of cores to use, at least 1; None for all."""
+    number: int = 0
+    """Number of the run among those that run at the same time, by which GPUs are dealt."""
     plan: str | None = None
     """Digest of the experiment of which the run is a cell; None if there is none."""
 
@@ -56,7 +58,9 @@ def run_context(hydra: Any) -> RunContext:
     cores = cores_each(hydra.launcher)
     folder = Path(hydra.sweep.dir)
     plan = Design.load(folder).digest if (folder / FILE).exists() else None
-    return RunContext(name=str(hydra.sweep.subdir), shared=kind != "BasicLauncher", cores=cores, plan=plan)
+    shared = kind != "BasicLauncher"
+    number = int(hydra.job.num) if shared else 0
+    return RunContext(name=str(hydra.sweep.subdir), shared=shared, cores=cores, number=number, plan=plan)
 
 
 def end_with_parent() -> None:
@@ -125,7 +129,7 @@ class CellSweeper(Sweeper):
             cells: all cells, finished or not.
 
         Raises:
-            SystemExit: a run failed, after printing the reason.
+            SystemExit: a run failed, after all others and a sentence that names it.
         """
         assert self.config is not None
         assert self.launcher is not None
@@ -145,11 +149,9 @@ class CellSweeper(Sweeper):
                 except Exception as error:
                     if not type(error).__module__.startswith("submitit."):
                         raise
-                    print(f"esper: a run failed on its machine: {error}", file=sys.stderr)  # the traceback would be submitit's
-                    sys.exit(1)
-                for result in found:
-                    _ = result.return_value  # re-raises the error of the run
+                    end(1, f"a run was killed on its machine: {error}")  # the traceback would be submitit's
                 results += found
+        end_if_failed(results, self.folder)
         return results
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
+
+from esper.cli.failures import Failure
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,6 +48,7 @@ class RayLauncher(Launcher):
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray drops lines that resemble those of another run
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not send usage statistics without consent
         import ray  # late: Hydra imports all plugins for every command
+        from ray.exceptions import RayError
 
         assert self.task is not None
         assert self.config is not None
@@ -56,11 +59,20 @@ class RayLauncher(Launcher):
         tasks = [run.remote(shared, initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         returns: list[JobReturn] = []
         for task in tasks:
-            result = ray.get(task)
+            try:
+                result = ray.get(task)
+            except RayError as error:
+                result = _lost(str(error), initial_job_idx + len(returns))
             if not isinstance(result, JobReturn):
                 sys.exit(result)
             returns.append(result)
         return returns
+
+
+def _lost(error: str, number: int) -> JobReturn:
+    """Return the result of a run whose process was killed."""
+    failure = Failure(run=f"run {number}", reason=f"Ray lost its process, most likely out of memory: {' '.join(error.split())}")
+    return JobReturn(_return_value=failure, status=JobStatus.COMPLETED)
 
 
 def _run(shared: tuple[HydraContext, TaskFunction, DictConfig, dict[Any, Any]], number: int, overrides: list[str]) -> Any:
@@ -81,5 +93,5 @@ def _run(shared: tuple[HydraContext, TaskFunction, DictConfig, dict[Any, Any]], 
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
-    except SystemExit as stop:  # Ray would treat it as the end of the worker, and lose the code
+    except SystemExit as stop:  # an interrupt; Ray would treat it as the end of the worker, and lose the code
         return stop.code

@@ -19,6 +19,7 @@ from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
 from esper.cli.transfer import slug
 from esper.config import GROUPS, ConfigError
+from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
 from esper.growth.objective import CLASSIFICATION, Numbers, Objective
 from esper.lab.design import fingerprint
@@ -26,6 +27,7 @@ from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
+from esper.plugins import load_plugins, named_plugins
 from esper.task.regression import RegressionConfig
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import from_plain
@@ -88,7 +90,8 @@ def score_all(
             f"scoring {counted(len(new), 'run')}: each policy grows {scoring.hosts} held-out hosts; scores are kept for next time"
         )
     grown, begun = 0, time.monotonic()
-    found: Any = Parallel(n_jobs=workers, return_as="generator")(delayed(_score)(scoring, run, cores) for run in runs)
+    asked = (delayed(_score)(scoring, run, cores, named_plugins(), index) for index, run in enumerate(runs))
+    found: Any = Parallel(n_jobs=workers, return_as="generator")(asked)
     try:
         for index, (run, scores) in enumerate(zip(runs, found, strict=True)):
             grown += run in new
@@ -102,10 +105,13 @@ def score_all(
         ) from error
 
 
-def _score(scoring: Scoring, run: Run, cores: int | None) -> Scores:
-    """Score a run; with a number of cores, in a new process, which imports the plugins that the run recorded."""
+def _score(scoring: Scoring, run: Run, cores: int | None, plugins: Sequence[str], number: int) -> Scores:
+    """Score a run; with a number of cores, in a new process, which imports the plugins of the command and those that the run
+    recorded, and takes the GPU of the run's number."""
     if cores is not None:
         warn_plainly()
+        load_plugins(plugins)
+        take_turn(number)
         limit_cores(cores)
         end_with_parent()
     return scoring.scores(run)

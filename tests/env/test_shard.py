@@ -265,12 +265,17 @@ def test_seeds_reach_their_host_in_any_shard(small_task):
     shard_pool.close()
 
 
-def test_a_missing_device_is_refused():
+def test_a_missing_device_is_refused(monkeypatch):
     assert find_device("cpu") == CPU
     assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     absent = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ValueError, match=rf"devices=\[{absent}\] is not on this machine.*choose devices=\[cpu\]"):
         find_device(absent)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(
+        ValueError, match=r"devices=\[cuda\] is not on this machine, which has 0 CUDA devices: choose devices=\[cpu\]"
+    ):
+        find_device("cuda")
 
 
 def test_invalid_device_config_is_refused():

@@ -12,25 +12,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from esper.checkpoint import load
-from esper.cli.overrides import check
+from esper.cli.failures import Failure
 from esper.config import CHECKPOINTS
 from esper.env import shard_pool
+from esper.env.devices import find_device, take_turn
 from esper.lab.design import Cell, design
 from esper.lab.launch import CellSweeper, cores_each, end_with_parent, run_context
-from esper.training.trainer import Trainer
+from esper.lab.ray_launcher import RayLauncher
 from tests.forked import run_forked
+from tests.outside.example import GROW, LEARN, TINY, install
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = {
-    "joblib": ("hydra_plugins.hydra_joblib_launcher", ["hydra.launcher.n_jobs=2"]),
-    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", []),
-    "esper_ray": ("ray", ["hydra.launcher.cpus=1"]),
+EXAMPLES = ROOT / "examples" / "launchers"
+NEEDS = {
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "slurm": "hydra_plugins.hydra_submitit_launcher",
+    "ray": "ray",
 }
-"""Launcher -> the package that it needs, and its overrides."""
+"""Example of a launcher -> the package that it needs. That of Slurm runs on this machine where no Slurm answers."""
 
 
 @pytest.fixture
@@ -72,37 +76,44 @@ def test_runs_of_a_sweep_have_names() -> None:
         "mode": RunMode.MULTIRUN,
         "sweep": {"dir": "nowhere", "subdir": "plain/block-03"},
         "launcher": {"_target_": "a.BasicLauncher"},
+        "job": {"num": 5},
     }
     place = run_context(OmegaConf.create(hydra))
-    assert (place.name, place.shared) == ("plain/block-03", False)
+    assert (place.name, place.shared, place.number) == ("plain/block-03", False, 0)
     hydra["launcher"] = {"_target_": "a.JoblibLauncher", "n_jobs": 2}
-    assert run_context(OmegaConf.create(hydra)).shared
+    place = run_context(OmegaConf.create(hydra))
+    assert (place.shared, place.number) == (True, 5)
     hydra["mode"] = RunMode.RUN
     assert run_context(OmegaConf.create(hydra)).name == ""
 
 
-def test_a_run_uses_only_its_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, eight: None) -> None:
+def test_a_run_uses_only_its_cores_and_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, eight: None) -> None:
     from esper import train
     from esper.cli import command as cli
     from esper.lab import launch
 
-    seen: list[int] = []
+    seen: list[object] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
 
     class FakeTrainer:
         def __init__(self, *_: object, **__: object) -> None:
-            seen.append(shard_pool.available_cores())
+            seen.extend([shard_pool.available_cores(), *map(find_device, ("auto", "cuda", "cuda:1"))])
 
         def run(self) -> None: ...
 
     monkeypatch.setattr("esper.training.trainer.Trainer", FakeTrainer)
-    monkeypatch.setattr(train, "run_context", lambda _: launch.RunContext(cores=3))
+    monkeypatch.setattr(train, "run_context", lambda _: launch.RunContext(cores=3, number=6))
+    monkeypatch.setattr("esper.cli.command.ready", lambda _: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["esper.train", "agent=wait"])
     try:
         cli.run(train.main)
     finally:
         shard_pool.limit_cores(None)
-    assert seen == [3]
+        take_turn(0)
+    assert seen == [3, *(torch.device("cuda", number) for number in (2, 2, 1))]
+    assert find_device("auto") == torch.device("cuda", 0)
 
 
 def test_a_launcher_without_a_queue_gets_one_batch_per_machine(tmp_path: Path, eight: None) -> None:
@@ -130,16 +141,27 @@ def test_a_launcher_without_a_queue_gets_one_batch_per_machine(tmp_path: Path, e
         assert Launcher.handed == handed
 
 
-TINY = ["hosts=4", "steps=3", "updates=1", "devices=cpu", "telemetry=quiet", "agent.minibatches=2", "agent.epochs=1"]
-FINE, BROKEN = "agent.hidden=16", "task=cifar10_baseline task.root=nowhere"
+FINE = " ".join([*GROW, *LEARN])
+ROOT_SEED = 1
+SMALL = {
+    "joblib": ["hydra.launcher.n_jobs=2"],
+    "slurm": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.gpus_per_node=0"],
+    "ray": ["hydra.launcher.cpus=1"],
+}
+"""Launcher -> overrides for a small machine."""
 
 
-def sweep(launcher: str, folder: Path, arms: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Run one block of two arms with a launcher; with this root, arm `fine` comes first."""
-    command = ["-m", "sweep=ab", f"arms={arms}", "blocks=1", "root=3", "aa_control=false", "hydra.sweep.dir=out"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {"PYTHONPATH": path, "HOME": str(folder)}  # Ray keeps a key in the home
-    return run_forked("esper.train", *command, *TINY, f"hydra/launcher={launcher}", *overrides, cwd=folder, env=env)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The parts of examples/plugin, which the workers of all launchers must find."""
+    return install(tmp_path_factory.mktemp("example"))
+
+
+def environment(site: Path, home: Path) -> dict[str, str]:
+    paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
+    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PATH": os.pathsep.join(programs)}
+    return ours | {"HOME": str(home), "OMP_NUM_THREADS": "1"}  # Ray keeps a key in the home
 
 
 def read(run: Path) -> tuple[list[dict], dict]:
@@ -150,37 +172,66 @@ def read(run: Path) -> tuple[list[dict], dict]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of arm `fine`, without a launcher."""
-    (seed,) = design({"fine": FINE}, blocks=1, root=3).seeds
+    planned = design({"fine": FINE, "broken": "steps=9"}, blocks=1, root=ROOT_SEED, aa_control=False)
+    assert planned.order == [["broken", "fine"]]
+    (seed,) = planned.seeds
     folder = tmp_path_factory.mktemp("plain")
-    Trainer(check([*TINY, FINE, f"seed={seed}"]), folder).run()
-    return folder
+    words = [*TINY, *FINE.split(), "devices=[cpu]", f"seed={seed}", "hydra.run.dir=run"]
+    done = run_forked("esper.train", *words, cwd=folder, env=environment(site, folder))
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers_run_alike_and_report_failures(
-    launcher: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """joblib must run two arms; of the others, which lose or wrap the exit of a run, the second one fails."""
-    package, overrides = LAUNCHERS[launcher]
-    if not find_spec(package):
-        pytest.skip(f"{package} is not installed")
-    if launcher == "submitit_local":  # it waits 15 s for the result of a failed job
-        monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)
-    second = "agent.hidden=32" if launcher == "joblib" else BROKEN
-    done = sweep(launcher, tmp_path, f'{{fine: {FINE}, second: "{second}"}}', *overrides)
+def test_every_launcher_has_an_example() -> None:
+    assert {path.stem for path in EXAMPLES.iterdir()} == NEEDS.keys()
+    assert all(len(path.read_text().splitlines()) < 60 and os.access(path, os.X_OK) for path in EXAMPLES.iterdir())
+
+
+@pytest.mark.parametrize("launcher", NEEDS)
+def test_launchers_run_alike_and_a_failure_ends_no_other_run(launcher: str, site: Path, plain: Path, tmp_path: Path) -> None:
+    """In the example of each launcher, with the parts of a package; the run that fails comes first."""
+    if not find_spec(NEEDS[launcher]):
+        pytest.skip(f"{NEEDS[launcher]} is not installed")
+    arms = f'arms={{fine: "{FINE}", broken: "task=cifar10_baseline task.root=nowhere"}}'
+    sweep = [arms, "blocks=1", f"root={ROOT_SEED}", "aa_control=false", "hydra.sweep.dir=out", *TINY, "devices=[cpu]"]
+    command, env = [EXAMPLES / f"{launcher}.sh", *sweep, *SMALL[launcher]], os.environ | environment(site, tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("esper: 1 of 2 runs failed: broken/block-00 (the task needs nowhere/")
+    assert "which does not exist: add task.download=true" in last
+    assert "; resume with: python -m esper.train -m sweep=ab" in last
+    assert last.endswith("hydra.sweep.dir=out")
+    assert "Traceback" not in done.stderr
     measured, weights = read(tmp_path / "out/fine/block-00")
     expected, same = read(plain)
     assert measured == expected
     torch.testing.assert_close(weights, same, rtol=0, atol=0)
-    if second != BROKEN:
-        assert done.returncode == 0, done.stderr
-        assert read(tmp_path / "out/second/block-00")[0] != expected
-        return
-    assert done.returncode != 0
-    assert "which does not exist: add task.download=true" in done.stderr
-    assert "Traceback" not in done.stderr
+
+
+def test_a_run_whose_process_ray_loses_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+
+    class Task:
+        remote = staticmethod(lambda shared, number, overrides: number)
+
+    def get(number: int) -> JobReturn:
+        if number == 7:
+            raise ray.exceptions.WorkerCrashedError
+        return JobReturn(_return_value=None, status=JobStatus.COMPLETED)
+
+    fakes = {"is_initialized": lambda: True, "put": lambda it: it, "remote": lambda **_: lambda _: Task, "get": get}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(ray, name, fake)
+    launcher = RayLauncher(address=None, cpus=1, gpus=0.0)
+    launcher.setup(hydra_context=None, task_function=print, config=OmegaConf.create({}))  # pyright: ignore[reportArgumentType]
+    lost, other = launcher.launch([[], []], initial_job_idx=7)
+    assert other.return_value is None
+    assert isinstance(lost.return_value, Failure)
+    assert lost.return_value.run == "run 7"
+    assert lost.return_value.reason.startswith("Ray lost its process, most likely out of memory: ")
 
 
 def _outlive_parent(pipe: int) -> None:

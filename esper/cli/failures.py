@@ -1,0 +1,86 @@
+"""Failures of single runs of a sweep: the other runs go on, and one sentence at the end names those that failed."""
+
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from hydra.core.utils import JobReturn
+
+from esper.cli.overrides import typed_as
+from esper.notices import notice
+from esper.telemetry.text import counted
+
+arguments: list[str] = []
+"""Arguments of this process's command, as typed."""
+
+
+class Ended(SystemExit):
+    """The end of a command for a reason that it has printed."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+
+def end(code: int, reason: str) -> NoReturn:
+    """Print the reason, and end the command with this exit code."""
+    print(f"esper: {reason}", file=sys.stderr)
+    raise Ended(code, reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The result of a run that failed, in the place of None."""
+
+    run: str
+    """Folder of the run, relative to that of the sweep."""
+    reason: str
+
+
+def tolerate(work: Callable[[], None], run: str) -> Failure | None:
+    """Do the work of a run of a sweep; return its failure, so that the other runs go on.
+
+    Raises:
+        SystemExit: the sweep was interrupted, or nobody reads its output any more.
+    """
+    try:
+        work()
+    except Ended as ended:
+        return Failure(run=run, reason=ended.reason)
+    except Exception as error:  # a bug
+        notice()
+        traceback.print_exc()
+        return Failure(run=run, reason=f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return None
+
+
+def end_if_failed(results: Any, folder: Path) -> None:
+    """End the command of a sweep with exit code 1 if a run failed, naming all that did and the command that resumes them.
+
+    Args:
+        results: what the launcher returned, in any nesting.
+        folder: folder of the sweep.
+    """
+    found = [one.return_value for one in _flat(results)]
+    runs_of: dict[str, list[str]] = {}
+    for failure in found:
+        if isinstance(failure, Failure):
+            runs_of.setdefault(failure.reason.partition("; ")[0], []).append(failure.run)
+    if not (failed := sum(map(len, runs_of.values()))):
+        return
+    named = "; ".join(f"{', '.join(runs)} ({reason})" for reason, runs in runs_of.items())
+    words = shlex.join(word for word in arguments if not word.startswith("hydra.sweep.dir="))
+    again = f"python -m esper.train {words} {typed_as('hydra.sweep.dir', folder)}"
+    end(1, f"{failed} of {counted(len(found), 'run')} failed: {named}; resume with: {again}")
+
+
+def _flat(results: Any) -> Iterator[JobReturn]:
+    if isinstance(results, JobReturn):
+        yield results
+    elif isinstance(results, Sequence) and not isinstance(results, str):
+        for one in cast(Sequence[Any], results):
+            yield from _flat(one)

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# An experiment on one machine, four runs at a time; the runs share its cores and are dealt its GPUs.
+#
+#     examples/launchers/joblib.sh [OVERRIDES]
+#
+# needs pip install -e '.[parallel]'. Overrides replace those below, as in blocks=24. To resume, add hydra.sweep.dir=FOLDER.
+set -euo pipefail
+
+python -m esper.train -m sweep=ab arms='reward: shaped,sparse' blocks=12 root=1 \
+    hydra/launcher=joblib hydra.launcher.n_jobs=4 "$@"
