@@ -36,13 +36,14 @@ def bash_blocks(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy so that no build folder is left in the checkout."""
+    """The wheel, built from the source distribution, as an installer without wheels does; a copy of the checkout is built, so that
+    no build folder is left in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in ("esper", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return next(out.glob("*.whl"))
@@ -87,12 +88,13 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     assert pins["torch"] == "2.13.0"
     assert not [version for version in pins.values() if "+" in version], "a local build exists on one machine only"
     todo = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])]
-    seen: set[str] = set()
+    seen, done = set[str](), set[tuple[str, frozenset[str]]]()
     while todo:
         need = todo.pop()
         name = canonicalize_name(need.name)
-        if name in seen:
+        if (name, frozenset(need.extras)) in done:
             continue
+        done.add((name, frozenset(need.extras)))
         seen.add(name)
         if name == canonicalize_name(PROJECT["name"]):  # an extra that contains another
             todo += [Requirement(text) for extra in need.extras for text in PROJECT["optional-dependencies"][extra]]
