@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import torch
 
+from esper.checkpoint import load_run
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents
@@ -25,8 +26,9 @@ from esper.lab.evaluation import POLICIES, Evaluation
 from esper.lab.exported import FORMATS, write
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
+from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint
-from esper.training.run_folder import writing_reports
+from esper.training.run_folder import EXPORT, files_of, writing_reports
 
 SAMPLES = 64
 """Test samples on which the outputs of the files are compared with those of the network."""
@@ -74,7 +76,7 @@ def main(arguments: list[str]) -> None:
             network, about, samples = grow(path, asked)
             notice()
         run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
-        folder = run / "export" / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
+        folder = run / EXPORT / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
         with writing_reports(run):
             folder.mkdir(parents=True, exist_ok=True)
             worst = write(network, samples, folder, asked.format, about)
@@ -82,6 +84,8 @@ def main(arguments: list[str]) -> None:
         print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
         print(f"files: {folder}")
         print(f"read again, outputs differ by at most {worst:.0e} of their size, on {len(samples)} test samples")
+        if path.parent.name == CHECKPOINTS:
+            from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
 
 
 def grow(path: Path, asked: ExportConfig) -> tuple[GrownNetwork, dict[str, Any], torch.Tensor]:

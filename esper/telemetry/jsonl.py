@@ -38,6 +38,23 @@ def _line(update: int, record: Mapping[str, Any]) -> bytes:
     return (json.dumps({"update": update} | values) + "\n").encode()
 
 
+def append_whole(path: Path, content: bytes) -> None:
+    """Append all of this to a file, or, if the disk is full, nothing.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    # Unbuffered, so that closing the file cannot fail again.
+    with disk(f"write metrics to {path}"), path.open("ab", buffering=0) as file:
+        start, rest = file.tell(), memoryview(content)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(start)
+            raise
+
+
 class Lines:
     """A file with one JSON object per line, each with its update under "update"; it is created with the first."""
 
@@ -60,15 +77,7 @@ class Lines:
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
         """Write records, either all of them or, if the disk is full, none."""
-        # Unbuffered, so that closing the file cannot fail again.
-        with disk(f"write metrics to {self.path}"), self.path.open("ab", buffering=0) as file:
-            start, rest = file.tell(), memoryview(b"".join(_line(update, record) for record in records))
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                file.truncate(start)
-                raise
+        append_whole(self.path, b"".join(_line(update, record) for record in records))
 
 
 class JsonlWriter(Writer):
