@@ -1,5 +1,6 @@
 """Writer to Aim."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ class AimTracker(Tracker):
     def resume(self, id: str | None) -> str:
         import aim
 
+        logging.getLogger("aim").setLevel(logging.ERROR)  # it reports every lock and thread
         repo = self.place["repo"] = self.place["repo"] or str(Path.cwd())
         self._run = aim.Run(
             id,
@@ -54,7 +56,7 @@ class AimTracker(Tracker):
             system_tracking_interval=None,
             capture_terminal_logs=False,
             log_system_params=False,
-            force_resume=True,  # a killed run leaves its lock; ours already says that nobody else writes
+            force_resume=id is not None,  # a killed run leaves its lock; ours already says that nobody else writes
         )
         uri = self.place["artifacts_uri"]
         if not uri and not repo.startswith(REMOTE):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from esper.checkpoint import FileError, disk, write_whole
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
-from esper.telemetry.jsonl import append_whole
+from esper.telemetry.jsonl import append_whole, recorded_updates
 
 FILE = "metrics.csv"
 
@@ -35,7 +35,8 @@ class CsvWriter(Writer):
         """
         Args:
             path: the file, created with the first record.
-            resume_update: number of updates in the resumed state. Later rows, and a last one that a kill cut short, are removed.
+            resume_update: number of updates in the resumed state. Later rows, and a last one that a kill cut short, are removed;
+                missing ones are taken from `metrics.jsonl`, if there is one.
             delimiter: character between columns; a file with another one is rewritten.
 
         Raises:
@@ -46,9 +47,13 @@ class CsvWriter(Writer):
         self._columns = ["update"]
         with disk(f"write metrics to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
+        kept = list[list[str]]()
         if path.exists():
             self._columns, rows = read_table(path)
-            write_whole(path, self._text([self._columns, *(row for row in rows if int(row[0]) <= resume_update)]))
+            kept = [row for row in rows if int(row[0]) <= resume_update]
+            write_whole(path, self._text([self._columns, *kept]))
+        for update, metrics in recorded_updates(path.parent, int(kept[-1][0]) if kept else 0, resume_update):
+            self.write(update, metrics)
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         values: dict[str, float] = {"update": update, **metrics}

@@ -147,6 +147,29 @@ def read_records(path: Path) -> list[dict[str, float]]:
         raise FileError(f"a record of {path} holds a value that is not a number: fix it, or move the file away") from error
 
 
+def recorded_updates(folder: Path, after: int, until: int) -> list[tuple[int, dict[str, float]]]:
+    """Return updates and their metrics, times included, from the files of a run; none if there are no files.
+
+    Args:
+        folder: folder of the run.
+        after: number of the last update to leave out.
+        until: number of the last update to return.
+
+    Raises:
+        FileError: a line of a file is not a record.
+        OSError: a file cannot be read.
+    """
+    if after >= until:
+        return []
+    found: dict[int, dict[str, float]] = {}
+    for path in (folder / "metrics.jsonl", folder / "times.jsonl"):
+        for record in read_records(path) if path.exists() else ():
+            update = int(record["update"])
+            if after < update <= until:
+                found.setdefault(update, {}).update({tag: record[tag] for tag in record if tag not in ("update", CHECK)})
+    return sorted(found.items())
+
+
 def changed_update(path: Path, records: Sequence[Mapping[str, float]], updates: int) -> int | None:
     """Return the first of these updates whose metrics are not those that were written; None if there is none.
 

@@ -88,7 +88,8 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Param, RunTag
 
         self._title = title
-        params = [Param(key, str(value)) for key, value in hparams.items()]
+        known = self._client.get_run(self._id).data.params  # MLflow refuses to change those, such as updates after a resume
+        params = [Param(key, str(value)) for key, value in hparams.items() if key not in known]
         tags = self._tags | {"mlflow.note.content": title}
         self._client.log_batch(self._id, params=params, tags=[RunTag(*tag) for tag in tags.items()])
 

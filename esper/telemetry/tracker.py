@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from esper.checkpoint import FileError, Notice, write_whole
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
-from esper.telemetry.jsonl import CHECK, read_records
+from esper.telemetry.jsonl import recorded_updates
 from esper.telemetry.text import counted
 
 PATIENCE = 10.0
@@ -227,11 +227,10 @@ class Tracker(Writer):
         if (config := self.run.folder / ".hydra" / "config.yaml").exists():
             self._do(partial(self.keep, config, "config.yaml"))
         have, until = self._record.update, self.run.resume_update
-        lost = [metrics for metrics in _recorded(self.run.folder) if have < metrics["update"] <= until]
-        for metrics in lost:
-            update = int(metrics.pop("update"))
+        lost = recorded_updates(self.run.folder, have, until)
+        for update, metrics in lost:
             self._do(partial(self.log, update, metrics), update)
-        if have < until and not lost:
+        if have < until and not (self.run.folder / "metrics.jsonl").exists():
             warnings.warn(f"{self.library} lacks {_range(have + 1, until)}: there is no metrics.jsonl", Notice, stacklevel=2)
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
@@ -295,18 +294,6 @@ class Tracker(Writer):
 
 def _range(first: int, last: int) -> str:
     return f"update {first}" if first == last else f"{counted(last - first + 1, 'update')}, {first} to {last}"
-
-
-def _recorded(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of all updates in the files of a run, times included."""
-    times = {record["update"]: record for record in _records(folder / "times.jsonl")}
-    return [times.get(record["update"], {}) | record for record in _records(folder / "metrics.jsonl")]
-
-
-def _records(path: Path) -> list[dict[str, float]]:
-    if not path.exists():
-        return []
-    return [{tag: value for tag, value in record.items() if tag != CHECK} for record in read_records(path)]
 
 
 def markdown(title: str, rows: Rows = ()) -> str:

@@ -1,5 +1,6 @@
 """Writer to Weights & Biases."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class WandbTracker(Tracker):
         self._title = ""
 
     def resume(self, id: str | None) -> str:
+        os.environ.setdefault("WANDB_SILENT", "true")  # else it reports every file on the console
         import wandb
 
         self._run = wandb.init(
