@@ -3,9 +3,12 @@
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from filelock import FileLock
 
 from esper.telemetry.base import Hparam, Rows, RunInfo
 from esper.telemetry.tracker import Tracker, TrackerConfig, markdown
@@ -43,6 +46,12 @@ def _absolute(uri: str) -> str:
     return uri if not uri or "://" in uri or uri in ("databricks", "uc") else str(Path(uri).absolute())
 
 
+def _alone(uri: str) -> AbstractContextManager[object]:
+    """Return a lock on a database in a file: of two runs that start at once, MLflow lets both create its tables, and one fails."""
+    path = uri.removeprefix("sqlite:///")
+    return nullcontext() if path == uri else FileLock(f"{path}.lock")
+
+
 class MlflowTracker(Tracker):
     """Writes through a client of its own, so that MLflow's global state stays as it is."""
 
@@ -62,9 +71,12 @@ class MlflowTracker(Tracker):
         from mlflow.tracking import MlflowClient
 
         uri = self.place["tracking_uri"] or _absolute(mlflow.get_tracking_uri())
-        self.place["tracking_uri"], self._client = uri, MlflowClient(tracking_uri=uri)
+        self.place["tracking_uri"] = uri
+        with _alone(uri):
+            self._client = MlflowClient(tracking_uri=uri)
+            experiment = self._experiment()
         if id is None:
-            id = str(self._client.create_run(self._experiment(), run_name=self.name, tags=self._tags).info.run_id)
+            id = str(self._client.create_run(experiment, run_name=self.name, tags=self._tags).info.run_id)
         else:
             self._client.update_run(id, status="RUNNING", name=self.name)
         self._id = id

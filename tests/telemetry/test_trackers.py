@@ -1,6 +1,5 @@
 """Writers of metrics.csv and to MLflow, Weights & Biases and Aim: what their own readers find is what metrics.jsonl holds."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,14 +10,16 @@ from tests.forked import run_forked
 from tests.telemetry.tracker_fixtures import (
     ALL,
     READ,
+    RICH,
     SETTINGS,
     SMALL,
     TRACKERS,
     aim_run,
+    go_on,
     identity,
     mlflow_client,
     needs,
-    new_run,
+    mlflow_tables,  # noqa: F401  (a fixture)
     no_network,  # noqa: F401  (a fixture)
     train,
     wandb_records,
@@ -29,43 +30,14 @@ EXPECTED = {"seed": 3, "reward": "shaped", "env": "sandbox"}
 """Some of the hyperparameters of a run."""
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_run_a_resume_and_a_replay_are_one_run(name: str, tmp_path: Path) -> None:
-    new_run(tmp_path, name, "seed=3", "telemetry.detail_every=2")
-    run = tmp_path / "run"
-    table, id = written(run), identity(run, name)
-    assert READ[name](tmp_path) == table
-    assert list(table) == [1, 2]
-    assert any(tag.startswith("time/") for tag in table[1])
-    assert table[2].keys() > table[1].keys(), "details come every second update, so columns are added"
-
-    train(tmp_path, "resume=run", "updates=3")
-    (run / "checkpoints" / "checkpoint_000003.pt").unlink()
-    old = json.dumps(READ[name](tmp_path)[3])
-    train(tmp_path, "resume=run", "updates=4")
-    assert identity(run, name) == id
-    table, found = written(run), READ[name](tmp_path)
-    assert list(found) == list(table) == [1, 2, 3, 4]
-    if name != "csv":  # trackers keep the first record of a repeated update, which differs in its times only
-        table[3] = json.loads(old)
-    assert found == table
+# ---- what a tracker shows of a run
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_writer_that_comes_later_has_all_updates(name: str, tmp_path: Path) -> None:
-    train(tmp_path, *SMALL, "updates=2", "hydra.run.dir=run")
-    train(tmp_path, "resume=run", f"telemetry.writers=[jsonl,{SETTINGS[name]}]")  # the run is finished
-    assert READ[name](tmp_path) == written(tmp_path / "run")
-    assert len(written(tmp_path / "run")) == 2
+def shown_by_csv(tmp_path: Path) -> None:
+    assert (tmp_path / "run" / "metrics.csv").read_text().startswith("update,policy/return,")
 
 
-# ---- what else a tracker shows
-
-
-def test_mlflow_shows_parameters_the_summary_and_files(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    settings = "[jsonl,{mlflow:{experiment:growth,name:first,tags:{team:vision}}}]"
-    new_run(tmp_path, "mlflow", "seed=3", f"telemetry.writers={settings}", "telemetry.page_hosts=2")
+def shown_by_mlflow(tmp_path: Path) -> None:
     client, id = mlflow_client(tmp_path), identity(tmp_path / "run", "mlflow")
     run = client.get_run(id)
     assert (run.info.status, run.info.run_name, run.data.tags["team"]) == ("FINISHED", "first", "vision")
@@ -74,16 +46,13 @@ def test_mlflow_shows_parameters_the_summary_and_files(tmp_path: Path) -> None:
     assert "ppo on sandbox" in run.data.tags["mlflow.note.content"]
     assert "| optimum |" in run.data.tags["mlflow.note.content"]
     assert {one.path for one in client.list_artifacts(id)} == {"config.yaml", "run.html"}
-    assert json.loads((tmp_path / "run" / "mlflow.json").read_text())["finished"]
 
 
-def test_wandb_shows_config_the_summary_and_files(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    settings = "[jsonl,{wandb:{mode:offline,project:growth,entity:me,name:first,group:mine,tags:[a]}}]"
-    new_run(tmp_path, "wandb", "seed=3", f"telemetry.writers={settings}", "telemetry.page_hosts=2")
+def shown_by_wandb(tmp_path: Path) -> None:
     records = wandb_records(tmp_path / "run")
     runs = [one["run"] for one in records if one["type"] == "run"]
-    assert {(one["project"], one["entity"], one["run_group"], tuple(one["tags"])) for one in runs} == {("growth", "me", "mine", ("a",))}
+    kept = {(one["project"], one["entity"], one["run_group"], tuple(one["tags"])) for one in runs}
+    assert kept == {("growth", "me", "mine", ("a",))}
     assert {one["display_name"] for one in runs} == {"first"}
     config = {key: value for one in records for key, value in one.get("config", {}).get("update", {}).items()}
     assert {key: config[key] for key in EXPECTED} == EXPECTED
@@ -94,17 +63,46 @@ def test_wandb_shows_config_the_summary_and_files(tmp_path: Path) -> None:
     assert [one["exit"].get("exit_code", 0) for one in records if one["type"] == "exit"] == [0, 0]
 
 
-def test_aim_shows_parameters_the_summary_and_files(tmp_path: Path) -> None:
-    pytest.importorskip("aim")
-    settings = "[jsonl,{aim:{repo:repo,experiment:growth,name:first,tags:[a],artifacts_uri:'file://" + str(tmp_path) + "/kept'}}]"
-    new_run(tmp_path, "aim", "seed=3", f"telemetry.writers={settings}", "telemetry.page_hosts=2")
+def shown_by_aim(tmp_path: Path) -> None:
     id = identity(tmp_path / "run", "aim")
-    run = aim_run(tmp_path / "repo", id)
+    run = aim_run(tmp_path, id)
     assert (run["name"], run["experiment"], run["tags"], run["active"]) == ("first", "growth", ["a"], False)
     assert {key: run["hparams"][key] for key in EXPECTED} == EXPECTED
     assert run["summary"]["optimum"].endswith("of it")
     assert "ppo on sandbox" in run["description"]
-    assert {path.name for path in (tmp_path / "kept" / id).iterdir()} == {"config.yaml", "run.html"}
+    assert {path.name for path in (tmp_path / ".aim_artifacts" / id).iterdir()} == {"config.yaml", "run.html"}
+
+
+SHOWN = {"csv": shown_by_csv, "mlflow": shown_by_mlflow, "wandb": shown_by_wandb, "aim": shown_by_aim}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_command_records_every_update_and_the_rest_of_the_run(name: str, tmp_path: Path) -> None:
+    shown = ["telemetry.detail_every=2", "telemetry.page_hosts=2", f"telemetry.writers=[jsonl,{RICH[name]}]"]
+    warnings = train(tmp_path, *SMALL, "seed=3", "updates=2", "hydra.run.dir=run", *shown)
+    assert name not in warnings
+    table = written(tmp_path / "run")
+    assert READ[name](tmp_path) == table
+    assert list(table) == [1, 2]
+    assert any(tag.startswith("time/") for tag in table[1])
+    assert table[2].keys() > table[1].keys(), "details come every second update, so columns are added"
+    SHOWN[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(name: str, tmp_path: Path) -> None:
+    go_on(tmp_path, "", "updates=2")
+    go_on(tmp_path, name, "updates=3")
+    run, id = tmp_path / "run", identity(tmp_path / "run", name)
+    assert READ[name](tmp_path) == (before := written(run)), "a writer that comes later has all updates"
+    (run / "checkpoints" / "checkpoint_000003.pt").unlink()
+    go_on(tmp_path, name, "updates=4")
+    table = written(run)
+    assert identity(run, name) == id
+    assert list(table) == [1, 2, 3, 4]
+    if name != "csv":  # trackers keep the first record of a repeated update, which differs in its times only
+        table[3] = before[3]
+    assert READ[name](tmp_path) == table
 
 
 def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path) -> None:
