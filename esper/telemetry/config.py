@@ -22,8 +22,8 @@ class TelemetryConfig:
     """All records, and progress on the console. These choices affect neither training nor measurements."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard", "console"])
-    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as in
-    {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
+    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     every: int = 1
     """Interval between written updates, at least 1; the last is always written [updates]. Higher: smaller files, fewer points."""
     detail_every: int = 10
@@ -82,8 +82,8 @@ class QuietConfig(TelemetryConfig):
     """Only metrics, times and checkpoints, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl"])
-    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as in
-    {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
+    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     trace: bool = False

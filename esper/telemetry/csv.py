@@ -22,7 +22,9 @@ class CsvConfig(WriterConfig):
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n' or self.delimiter.isalnum():
-            raise ValueError(f"telemetry.writers=csv needs a delimiter of one character, such as ',' or ';', got {self.delimiter!r}")
+            raise ValueError(
+                f"telemetry.writers=csv needs a delimiter of one character, such as ',' or ';', got {self.delimiter!r}"
+            )
 
     def build(self, run: RunInfo) -> "CsvWriter":
         return CsvWriter(run.folder / FILE, resume_update=run.resume_update, delimiter=self.delimiter)

@@ -1,5 +1,6 @@
 """Writer to MLflow."""
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def _absolute(uri: str) -> str:
 
 
 def _alone(uri: str) -> AbstractContextManager[object]:
-    """Return a lock on a database in a file: of two runs that start at once, MLflow lets both create its tables, and one fails."""
+    """Return a lock on a database in a file: MLflow lets two runs that start at once both create its tables, and one fails."""
     path = uri.removeprefix("sqlite:///")
     return nullcontext() if path == uri else FileLock(f"{path}.lock")
 
@@ -65,11 +66,11 @@ class MlflowTracker(Tracker):
 
     def resume(self, id: str | None) -> str:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report the use of MLflow to its makers
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else it reports every table of a new database
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git needs no page about it
         import mlflow
         from mlflow.tracking import MlflowClient
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it reports every table of a new database
         uri = self.place["tracking_uri"] or _absolute(mlflow.get_tracking_uri())
         self.place["tracking_uri"] = uri
         with _alone(uri):

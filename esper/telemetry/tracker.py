@@ -1,8 +1,8 @@
 """Base of the writers to experiment trackers: one run of a tracker per run of ours, whatever happens to either of them.
 
-A tracker is somebody else's library, and often somebody else's server. So its failures never end a run: they are a warning, the
-records wait, and are sent when it works again. A small file in the folder of the run says which run of the tracker is its own, and
-how many updates that has.
+A tracker is somebody else's library, and often somebody else's server. So its failures never end a run: they are a warning, and
+the records wait until it works again. A small file in the folder of the run says which run of the tracker is its own, and how
+many updates that has.
 """
 
 import json

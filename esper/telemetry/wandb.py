@@ -53,7 +53,8 @@ class WandbTracker(Tracker):
         os.environ.setdefault("WANDB_SILENT", "true")  # else it reports every file on the console
         import wandb
 
-        self._run = wandb.init(
+        init: Any = wandb.init
+        self._run = init(
             id=id,
             resume="allow",
             reinit="create_new",

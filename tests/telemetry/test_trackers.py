@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky.backend import context
 
 from esper.telemetry.csv import CsvWriter, read_table
 from tests.forked import run_forked
@@ -18,8 +19,8 @@ from tests.telemetry.tracker_fixtures import (
     go_on,
     identity,
     mlflow_client,
-    needs,
     mlflow_tables,  # noqa: F401  (a fixture)
+    needs,
     no_network,  # noqa: F401  (a fixture)
     train,
     wandb_records,
@@ -94,7 +95,8 @@ def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(name: str,
     go_on(tmp_path, "", "updates=2")
     go_on(tmp_path, name, "updates=3")
     run, id = tmp_path / "run", identity(tmp_path / "run", name)
-    assert READ[name](tmp_path) == (before := written(run)), "a writer that comes later has all updates"
+    before = written(run)
+    assert READ[name](tmp_path) == before, "a writer that comes later has all updates"
     (run / "checkpoints" / "checkpoint_000003.pt").unlink()
     go_on(tmp_path, name, "updates=4")
     table = written(run)
@@ -105,8 +107,10 @@ def test_repeated_updates_are_recorded_once_and_missing_ones_are_sent(name: str,
     assert READ[name](tmp_path) == table
 
 
-def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path) -> None:
-    """Two at a time, which create the experiment and the repository at the same time."""
+def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, which create the database, the experiment and the repository at the same time."""
+    (tmp_path / "mlflow.db").unlink(missing_ok=True)
+    monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")  # so that workers find everything imported
     for library in needs:
         pytest.importorskip(library)
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

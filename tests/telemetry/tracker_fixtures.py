@@ -22,7 +22,7 @@ from esper.telemetry.jsonl import recorded_updates
 from esper.training.trainer import Trainer
 from tests.forked import run_forked
 
-SMALL = "env=sandbox hosts=4 steps=4 agent.minibatches=2 agent.hidden=8 agent.baseline=critic telemetry=quiet".split()
+SMALL = ["env=sandbox", "hosts=4", "steps=4", "agent.minibatches=2", "agent.hidden=8", "agent.baseline=critic", "telemetry=quiet"]
 RICH = {
     "csv": "csv",
     "mlflow": "{mlflow:{experiment:growth,name:first,tags:{team:vision}}}",
@@ -159,8 +159,8 @@ def of_aim(tmp_path: Path, run: str = "run") -> Table:
 
 
 def aim_run(folder: Path, id: str) -> dict[str, Any]:
-    """Return a run as Aim's queries find it, after indexing as `aim up` does. A fork looks: Aim has threads, and its locks are not
-    those of the next fork."""
+    """Return a run as Aim's queries find it, after indexing as `aim up` does. A fork looks: Aim has threads, whose locks the next
+    fork would find taken."""
 
     def look() -> dict[str, Any]:
         from aim import Repo
