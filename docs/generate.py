@@ -27,6 +27,7 @@ PAGES: dict[str, Mapping[str, Callable[[], Iterator[str]]]] = {
     "actions.md": {"operations": actions.operations, "heads": actions.heads, "values": actions.head_values},
     "config.md": {"groups": config.index, "root": config.root_config},
     **{f"config/{group}.md": {group: partial(config.group_page, group)} for group in GROUPS},
+    "config/telemetry.md": {"telemetry": partial(config.group_page, "telemetry"), "writers": config.writers},
     "config/sweeps.md": {
         "sweeps": config.sweeps,
         "sweep-presets": partial(config.presets, "sweep"),

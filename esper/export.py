@@ -23,8 +23,9 @@ from esper.lab.exported import FORMATS, write
 from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
+from esper.training.config_io import from_plain
 from esper.training.resume import find_checkpoint
-from esper.training.run_folder import writing_reports
+from esper.training.run_folder import EXPORT, files_of, writing_reports
 
 POLICY = "policy"
 """Format of the controller itself."""
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> None:
             network, about, samples = regrow(path, asked.host, asked.episode, asked.controller)
             notice()
         run = run_of(path)
-        folder = run / "export" / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
+        folder = run / EXPORT / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
         with writing_reports(run):
             folder.mkdir(parents=True, exist_ok=True)
             worst = write(network, samples, folder, asked.format, about)
@@ -87,6 +88,8 @@ def main(arguments: list[str]) -> None:
         print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
         print(f"files: {folder}")
         print(f"read again, outputs differ by at most {worst:.0e} of their size, on {len(samples)} test samples")
+        if path.parent.name == CHECKPOINTS:
+            from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -98,7 +101,7 @@ def write_policy(checkpoint: Path) -> None:
     """Write the policy of a run, and print where."""
     run = run_of(checkpoint)
     with writing_reports(run):
-        folder = save_policy(checkpoint, run / "export" / f"policy_{load_run(checkpoint)['update']:06d}", overwrite=True)
+        folder = save_policy(checkpoint, run / EXPORT / f"policy_{load_run(checkpoint)['update']:06d}", overwrite=True)
         program = export_program(checkpoint, folder)
     notice()
     print(f"policy: {folder}")

@@ -49,11 +49,12 @@ def main(arguments: list[str]) -> None:
     with in_one_sentence():
         folders, config = parse(load_parts(arguments))
         from esper.page.page import write_page  # late, to keep --help and error messages fast
-        from esper.page.status import read_status
+        from esper.page.status import read_status, saved_config
 
         for folder in folders:
             place = write_page(folder, hosts=config.hosts, log=lambda line: print(line, flush=True))
             print(read_status(folder).line, f"page: {place}", sep="\n")
+            saved_config(folder).telemetry.attach(folder, [place])
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from esper.plugins import load_plugins
 from esper.sweeps import TUNE_SWEEPER
 from esper.telemetry.writers import check_writers
 from esper.training.resume import continued
+from esper.training.run_folder import files_after
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -92,11 +93,12 @@ def train(cfg: DictConfig) -> None:
 
 
 def _after(folder: Path, config: Config, *, lead: str) -> None:
-    """Write the page of a run, and score the run if it belongs to a tuning."""
+    """Write the page of a run, hand it to the writers that keep files, and score the run if it belongs to a tuning."""
     if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
         from esper.page.page import page_at_the_end
 
         page_at_the_end(folder, shown_hosts, lead=lead)
+    config.telemetry.attach(folder, files_after(folder))
     if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
         from esper.lab.tuning import score_tuned  # late: it imports the statistics
 

@@ -15,6 +15,7 @@ from esper.export import ExportConfig
 from esper.lab.runs import OUTCOMES, CompareConfig, OutcomeSpec
 from esper.measure.counterfactuals import CounterfactualsConfig
 from esper.sweeps import SWEEPS
+from esper.telemetry.writers import WRITERS
 
 SHOWN = 6
 """Options of a group that its row in the index names."""
@@ -67,6 +68,13 @@ def sweeps() -> Iterator[str]:
     """Yield a section for each sweep."""
     for name, node in SWEEPS.items():
         yield from section(f"## `sweep={name}`", node)
+
+
+def writers() -> Iterator[str]:
+    """Yield a section for each telemetry writer that has settings."""
+    for name, node in WRITERS.items():
+        if fields(node):
+            yield from section(f"### `{name}`", node)
 
 
 def other_commands() -> Iterator[str]:

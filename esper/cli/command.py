@@ -31,12 +31,13 @@ from esper.reward.rewards import RewardError
 from esper.sweeps import SWEEPS
 from esper.task.data import TaskError
 from esper.telemetry.text import counted
+from esper.telemetry.tracker import TrackerError
 from esper.telemetry.writers import check_writers
 from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError)
+FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
 
 

@@ -20,7 +20,8 @@ PROBED = 3
 
 
 def ready(config: Config) -> None:
-    """Check that this machine can run a config: the run to resume, the devices, the data, and slots and seeds of the host.
+    """Check that this machine can run a config: the run to resume, the devices, the libraries of writers, the
+    data, and slots and seeds of the host.
 
     Raises:
         ConfigError: this machine cannot run it. Only errors meant for the user are converted; a bug keeps its traceback.
@@ -29,6 +30,7 @@ def ready(config: Config) -> None:
         raise ConfigError(f"resume={no_checkpoint(config.resume)}")
     try:
         _check_devices(config)
+        config.telemetry.ready()
         check_memory(config)
         if "task" not in config.env.ignores:
             _check_hosts(config)

@@ -101,6 +101,18 @@ def read_status(folder: Path) -> Status:
     return status_of(folder, from_plain(saved["config"]), saved["update"], read(folder / FILE))
 
 
+def saved_config(folder: Path) -> Config:
+    """Return the config in the newest checkpoint of a run that has one.
+
+    Raises:
+        ConfigError: the checkpoint was written by another version.
+        FileError: a file is damaged.
+    """
+    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    assert newest is not None, "the caller has looked"
+    return from_plain(load_run(newest)["config"])
+
+
 def written_to(folder: Path) -> bool:
     """Return whether a process holds the lock of a run's folder: then the run goes on. The system frees the lock of a killed
     process."""

@@ -45,6 +45,15 @@ class RunInfo:
     file: TextIO | None = None
     """Output of a console; None for standard output."""
 
+    @property
+    def sweep(self) -> str:
+        """Name of the sweep that the run belongs to, the last two parts of its folder, as in ab/2026-11-22_12-00-00; empty if the
+        run is alone."""
+        if not self.name:
+            return ""
+        folder = self.folder.absolute().parents[len(Path(self.name).parts) - 1]
+        return "/".join(folder.parts[-2:])
+
 
 class Writer:
     """Base of writers, which receive the records of a run. A writer defines the methods that it needs.
@@ -98,3 +107,20 @@ class WriterConfig:
             DiskError: writing failed.
         """
         raise TypeError(f"{type(self).__name__} does not define build(run)")
+
+    def ready(self) -> None:
+        """Check that this machine can run the writer.
+
+        Raises:
+            ValueError: it lacks something, such as a library.
+        """
+
+    def attach(self, folder: Path, files: Sequence[Path]) -> None:
+        """Receive files that commands made from a finished run, after its writer has closed: its page, and exported networks.
+
+        What cannot be stored is a warning, since the run is complete.
+
+        Args:
+            folder: folder of the run.
+            files: files in it, which replace those of the same names.
+        """

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from esper.ranges import check_ranges
@@ -21,8 +22,8 @@ class TelemetryConfig:
     """All records, and progress on the console. These choices affect neither training nor measurements."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl", "tensorboard", "console"])
-    """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
-    Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
+    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     every: int = 1
     """Interval between written updates, at least 1; the last is always written [updates]. Higher: smaller files, fewer points."""
     detail_every: int = 10
@@ -61,14 +62,28 @@ class TelemetryConfig:
         """
         return Telemetry(self, run)
 
+    def ready(self) -> None:
+        """Check that this machine can run all writers.
+
+        Raises:
+            ValueError: one lacks something, such as a library.
+        """
+        for one in check_writers(self.writers).values():
+            one.ready()
+
+    def attach(self, folder: Path, files: Sequence[Path]) -> None:
+        """Hand files that were made from a finished run to its writers; see `WriterConfig.attach`."""
+        for one in check_writers(self.writers).values() if files else ():
+            one.attach(folder, files)
+
 
 @dataclass(kw_only=True, slots=True)
 class QuietConfig(TelemetryConfig):
     """Only metrics, times and checkpoints, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl"])
-    """Writers of records: jsonl, tensorboard, console, and any that plugins register, with settings as in {csv:{delimiter:";"}}.
-    Without jsonl, esper.compare cannot read the run."""
+    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
+    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
     """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     trace: bool = False

@@ -38,6 +38,23 @@ def _line(update: int, record: Mapping[str, Any]) -> bytes:
     return (json.dumps({"update": update} | values) + "\n").encode()
 
 
+def append_whole(path: Path, content: bytes) -> None:
+    """Append all of this to a file, or, if the disk is full, nothing.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    # Unbuffered, so that closing the file cannot fail again.
+    with disk(f"write metrics to {path}"), path.open("ab", buffering=0) as file:
+        start, rest = file.tell(), memoryview(content)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(start)
+            raise
+
+
 class Lines:
     """A file with one JSON object per line, each with its update under "update"; it is created with the first."""
 
@@ -60,15 +77,7 @@ class Lines:
 
     def append(self, update: int, *records: Mapping[str, Any]) -> None:
         """Write records, either all of them or, if the disk is full, none."""
-        # Unbuffered, so that closing the file cannot fail again.
-        with disk(f"write metrics to {self.path}"), self.path.open("ab", buffering=0) as file:
-            start, rest = file.tell(), memoryview(b"".join(_line(update, record) for record in records))
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                file.truncate(start)
-                raise
+        append_whole(self.path, b"".join(_line(update, record) for record in records))
 
 
 class JsonlWriter(Writer):
@@ -136,6 +145,29 @@ def read_records(path: Path) -> list[dict[str, float]]:
         return [{tag: float(value) for tag, value in record.items()} for _, record in _records(path)]
     except TypeError as error:
         raise FileError(f"a record of {path} holds a value that is not a number: fix it, or move the file away") from error
+
+
+def recorded_updates(folder: Path, after: int, until: int) -> list[tuple[int, dict[str, float]]]:
+    """Return updates and their metrics, times included, from the files of a run; none if there are no files.
+
+    Args:
+        folder: folder of the run.
+        after: number of the last update to leave out.
+        until: number of the last update to return.
+
+    Raises:
+        FileError: a line of a file is not a record.
+        OSError: a file cannot be read.
+    """
+    if after >= until:
+        return []
+    found: dict[int, dict[str, float]] = {}
+    for path in (folder / "metrics.jsonl", folder / "times.jsonl"):
+        for record in read_records(path) if path.exists() else ():
+            update = int(record["update"])
+            if after < update <= until:
+                found.setdefault(update, {}).update({tag: record[tag] for tag in record if tag not in ("update", CHECK)})
+    return sorted(found.items())
 
 
 def changed_update(path: Path, records: Sequence[Mapping[str, float]], updates: int) -> int | None:

@@ -1,11 +1,23 @@
 """The table of telemetry writers."""
 
+from esper.telemetry.aim import AimConfig
 from esper.telemetry.base import WriterConfig
 from esper.telemetry.console import ConsoleConfig
+from esper.telemetry.csv import CsvConfig
 from esper.telemetry.jsonl import JsonlConfig
+from esper.telemetry.mlflow import MlflowConfig
 from esper.telemetry.tensorboard import TensorBoardConfig
+from esper.telemetry.wandb import WandbConfig
 
-WRITERS: dict[str, type[WriterConfig]] = {"jsonl": JsonlConfig, "tensorboard": TensorBoardConfig, "console": ConsoleConfig}
+WRITERS: dict[str, type[WriterConfig]] = {
+    "jsonl": JsonlConfig,
+    "tensorboard": TensorBoardConfig,
+    "console": ConsoleConfig,
+    "csv": CsvConfig,
+    "mlflow": MlflowConfig,
+    "wandb": WandbConfig,
+    "aim": AimConfig,
+}
 """Name -> config. A new writer is one file and one line here."""
 
 

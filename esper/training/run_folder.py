@@ -21,6 +21,9 @@ REPORTS_LOCK = ".lock_reports"
 PAGE = "run.html"
 """Page of a run in its folder."""
 
+EXPORT = "export"
+"""Folder of exported networks in that of a run."""
+
 _new: dict[str, Path] = {}
 """Folder that this process has chosen under each parent."""
 
@@ -101,3 +104,14 @@ def writing_reports(folder: Path) -> Generator[None]:
         yield
     finally:
         lock.release()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return all files in a folder and in those within it; none if there is no folder."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def files_after(folder: Path) -> list[Path]:
+    """Return the files that commands have made from a finished run for people: its page, and exported networks."""
+    page = folder / PAGE
+    return [*([page] if page.exists() else []), *files_of(folder / EXPORT)]

@@ -92,18 +92,18 @@ class Grim(Governor):
 
 
 @dataclass(kw_only=True, slots=True)
-class CsvConfig(WriterConfig):
+class ReturnsConfig(WriterConfig):
     """One row per update in `returns.csv`."""
 
     delimiter: str = ","
     """Between the columns."""
 
     def build(self, run: RunInfo) -> Writer:
-        return CsvWriter(self, run)
+        return ReturnsWriter(self, run)
 
 
-class CsvWriter(Writer):
-    def __init__(self, config: CsvConfig, run: RunInfo) -> None:
+class ReturnsWriter(Writer):
+    def __init__(self, config: ReturnsConfig, run: RunInfo) -> None:
         path = run.folder / "returns.csv"
         kept = path.read_text().splitlines()[: run.resume_update] if path.exists() else []
         self.file = path.open("w")
@@ -123,4 +123,4 @@ register("task", "faint", FaintConfig)
 register("blueprint", "swish", SwishConfig)
 register("reward", "thrifty", ThriftyConfig)
 register("governor", "grim", GrimConfig)
-register("writer", "csv", CsvConfig)
+register("writer", "returns", ReturnsConfig)

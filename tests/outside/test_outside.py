@@ -14,7 +14,7 @@ from tests.forked import Forked
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 MINE = ["task=faint", "blueprint=[norm,swish]", "blueprint.swish.width=3", "governor=grim", "governor.limit=99", "host.kernel=3"]
 TINY = ["agent=random", "hosts=2", "steps=4", "slots=all", "devices=[cpu]"]
-WRITERS = 'telemetry.writers=[jsonl,{csv:{delimiter:";"}}]'
+WRITERS = 'telemetry.writers=[jsonl,{returns:{delimiter:";"}}]'
 
 
 def start(module: str, *words: str, cwd: Path) -> Forked:
@@ -76,7 +76,14 @@ def test_a_sweep_over_parts_from_outside_in_workers(tmp_path: Path) -> None:
 
 def test_help_and_mistakes_name_parts_from_outside(tmp_path: Path) -> None:
     shown = " ".join(output("train", "--help", "plugins=[my_parts]", cwd=tmp_path).split())
-    for option in ("faint", "narrow", "swish", "thrifty", "grim", "telemetry.writers [jsonl, tensorboard, console, csv]"):
+    for option in (
+        "faint",
+        "narrow",
+        "swish",
+        "thrifty",
+        "grim",
+        "telemetry.writers [jsonl, tensorboard, console, csv, mlflow, wandb, aim, returns]",
+    ):
         assert option in shown
     refused = output("train", "plugins=[my_parts]", "reward=thrifti", cwd=tmp_path, code=2)
     assert refused.endswith("thrifty; did you mean thrifty?\n")
