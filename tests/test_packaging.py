@@ -36,8 +36,8 @@ def bash_blocks(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the source distribution, as an installer without wheels does; a copy of the checkout is built, so that
-    no build folder is left in it."""
+    """The wheel, built from the source distribution, as an installer without wheels does. A copy of the checkout is built, so
+    that no build folder is left in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in ("esper", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,0 +1,31 @@
+"""The policies of the zoo are small, read by this version, and worth what a newcomer would expect."""
+
+from pathlib import Path
+
+import pytest
+
+from esper.checkpoint import load_run
+from esper.lab.evaluation import Evaluation
+
+ZOO = Path(__file__).parent.parent / "zoo"
+POLICIES = sorted(path.parent for path in ZOO.glob("*/policy.pt"))
+
+
+def test_the_page_names_every_policy_and_all_are_small() -> None:
+    page = (ZOO / "README.md").read_text()
+    assert len(POLICIES) == 3
+    assert all(f"[{path.name}]({path.name}/README.md)" in page for path in POLICIES)
+    kept = [path for folder in POLICIES for path in folder.iterdir() if path.name in KEPT]
+    assert len(kept) == len(POLICIES) * len(KEPT)
+    assert sum(path.stat().st_size for path in kept) < 1e6
+
+
+KEPT = {"README.md", "config.yaml", "evaluation.json", "observation.json", "policy.pt"}
+
+
+@pytest.mark.parametrize("folder", POLICIES, ids=lambda path: path.name)
+def test_a_policy_grows_networks(folder: Path) -> None:
+    assert load_run(folder / "policy.pt")["config"]["values"]["seed"] == 0
+    evaluation = Evaluation.load(str(folder), hosts=6)
+    policy = evaluation.grow(evaluation.controller("policy_greedy"), greedy=True)
+    assert sum(map(bool, policy.kept)) >= 3, "most hosts keep a seed"
