@@ -186,9 +186,10 @@ class Tracker(Writer):
         """Close the tracker's run."""
         raise NotImplementedError
 
-    def last_update(self) -> int:
-        """Return the last update that the tracker itself knows of; 0 if it cannot tell."""
-        return 0
+    def last_update(self) -> int | None:
+        """Return the last update that a resumed run of the tracker has, 0 if none; None if it cannot tell. A kill can make that
+        less than it was given."""
+        return None
 
     # ---- what all trackers share
 
@@ -209,14 +210,15 @@ class Tracker(Writer):
         same = before is not None and before.place == self.place
         try:
             found = self.resume(before.id if before is not None and same else None)
-            known = self.last_update()
+            known = self.last_update() if same else None
         except Exception as error:  # of the library: any
             new = f", or remove {self._file} to start a new one" if before is not None and same else ""
             remedy = f"correct its settings{new}, or leave {self.library} out of telemetry.writers"
             raise TrackerError(f"{self.library} cannot open a run: {sentence(error)}; {remedy}") from error
         self._open = True
         if before is not None and same:
-            self._record = replace(before, update=max(before.update, known), finished=before.finished and not anew)
+            update = before.update if known is None else known
+            self._record = replace(before, update=update, finished=before.finished and not anew)
         else:
             self._record = TrackerRecord(id=found, place=self.place, cell=self.run.name)
         self._record.write(self._file)

@@ -1,6 +1,9 @@
 """Writer to Weights & Biases."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +41,20 @@ class WandbConfig(TrackerConfig):
         return WandbTracker(run, place, self.name, group=self.group or run.sweep, tags=self.tags)
 
 
+def _last_step(file: Path) -> int:
+    """Return the last step in a file of W&B, 0 if there is none.
+
+    Raises:
+        OSError: W&B cannot read it.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise OSError(f"{file} cannot be read: {done.stderr.strip()}")
+    records = (json.loads(line) for line in done.stdout.splitlines() if '"type":"history"' in line)
+    return max((int(record["history"]["item"]["_step"]) for record in records), default=0)
+
+
 class WandbTracker(Tracker):
     """Writes through a run of its own; its console and W&B's global run stay as they are."""
 
@@ -70,7 +87,11 @@ class WandbTracker(Tracker):
         return str(self._run.id)
 
     def last_update(self) -> int:
-        return max(0, self._run.step - 1)  # 0 offline
+        """See `Tracker.last_update`. W&B writes in a process of its own, and a kill loses what that has not written yet."""
+        if self.place["mode"] == "online":
+            return max(0, int(self._run.step) - 1)
+        files = self.run.folder.glob(f"wandb/offline-run-*/run-{self._run.id}.wandb")
+        return max((_last_step(file) for file in files), default=0)
 
     def describe(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._title = self._run.notes = title

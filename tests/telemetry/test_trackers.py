@@ -1,13 +1,14 @@
 """Writers of metrics.csv and to MLflow, Weights & Biases and Aim: what their own readers find is what metrics.jsonl holds."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from joblib.externals.loky.backend import context
 
 from esper.telemetry.csv import CsvWriter, read_table
-from tests.forked import run_forked
+from tests.forked import Forked, run_forked
 from tests.telemetry.tracker_fixtures import (
     ALL,
     READ,
@@ -24,6 +25,7 @@ from tests.telemetry.tracker_fixtures import (
     no_network,  # noqa: F401  (a fixture)
     train,
     wandb_records,
+    warm,
     written,
 )
 
@@ -128,6 +130,25 @@ def test_runs_of_a_sweep_are_runs_of_a_group(tmp_path: Path, monkeypatch: pytest
         aim = aim_run(tmp_path, identity(tmp_path / run, "aim"))
         assert (aim["name"], aim["experiment"]) == (name, group)
     assert len({identity(tmp_path / "both" / name, tracker) for name in "01" for tracker in needs}) == 6
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs[name]) for name in ("wandb", "aim")])
+def test_a_killed_run_goes_on_without_a_gap(name: str, tmp_path: Path) -> None:
+    """A tracker's own process and its locks do not survive as ours would."""
+    warm(name)
+    writers = f"telemetry.writers=[jsonl,{SETTINGS[name]}]"
+    process = Forked("esper.train", *SMALL, "updates=100000", writers, "hydra.run.dir=run", cwd=tmp_path)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not (checkpoints / "checkpoint_000012.pt").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() < 0, process.communicate()[1]
+    updates = max(written(tmp_path / "run")) + 1
+    train(tmp_path, "resume=run", f"updates={updates}")
+    table = READ[name](tmp_path)
+    assert list(table) == list(range(1, updates + 1))
+    assert table[updates] == written(tmp_path / "run")[updates]
 
 
 # ---- mistakes

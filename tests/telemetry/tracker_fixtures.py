@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -72,11 +73,16 @@ def mlflow_tables(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> N
 
 @cache
 def warm(name: str) -> None:
-    """Import what a command needs, so that its forks find it."""
+    """Import a tracker and, with the first one, do a run, so that forks find what they need."""
     if name in needs:
         import_module({"mlflow": "mlflow.tracking"}.get(name, name))
+    if name:
+        warm("")
+        return
     for module in ("esper.train", "esper.page.page"):
         import_module(module)
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(check([*SMALL, "updates=1"]), folder).run()
 
 
 def train(tmp_path: Path, *overrides: str) -> str:
