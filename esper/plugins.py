@@ -28,8 +28,8 @@ CLOSED = ("devices", "telemetry")
 """Groups that accept no external parts."""
 _files: set[str] = set()
 """Files of the plugins that were named and imported."""
-_named: dict[str, None] = {}
-"""Plugins that were named and imported, in order, with the full paths of files."""
+_named: dict[str, str] = {}
+"""Module -> plugin as it was named, files with their full paths, of those that were imported."""
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -93,7 +93,7 @@ def load_plugins(names: Iterable[str]) -> None:
 
 def named_plugins() -> list[str]:
     """Return the plugins that were named and imported in this process, for another process to import."""
-    return [*_named]
+    return [*_named.values()]
 
 
 @cache
@@ -131,7 +131,7 @@ def _import(name: str) -> None:
         _files.add(found.__file__)
     if is_file and not (found.__file__ and path.samefile(found.__file__)):
         raise ConfigError(f"plugins=[{name}] shares its name with the module {found.__file__}: rename the file")
-    _named[str(path) if is_file else name] = None
+    _named[module] = str(path) if is_file else name
     if new and _options() == before:
         warnings.warn(f"plugins=[{name}] registers no part: call esper.register(group, name, Config) in it", stacklevel=2)
 

@@ -170,7 +170,16 @@ def test_links_and_files_on_the_pages_exist(page: str) -> None:
 
 def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
     """Hydra finds no plugins of an editable install by itself, but where the repository is the current folder."""
-    words = ["sweep=ab", "arms=buffer: rollout,window", "blocks=1", "aa_control=false", "env=sandbox", "updates=1", "hosts=8"]
+    words = [
+        "sweep=ab",
+        "arms=buffer: rollout,window",
+        "blocks=1",
+        "aa_control=false",
+        "env=sandbox",
+        "steps=6",
+        "updates=1",
+        "hosts=8",
+    ]
     words += ["agent.twins=1", "agent.baseline=critic", "telemetry=quiet", "hydra.sweep.dir=here"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "esper.train", "-m", *words]

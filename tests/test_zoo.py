@@ -1,5 +1,6 @@
 """The policies of the zoo are small, read by this version, and worth what a newcomer would expect."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,14 @@ def test_a_policy_grows_networks(folder: Path) -> None:
     evaluation = Evaluation.load(str(folder), hosts=6)
     policy = evaluation.grow(evaluation.controller("policy_greedy"), greedy=True)
     assert sum(map(bool, policy.kept)) >= 3, "most hosts keep a seed"
+
+
+def test_the_page_on_passing_policies_on_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer hosts than on the page; greedy, so that the mean return is that of an evaluation."""
+    page = (ZOO.parent / "docs" / "howto" / "share.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "load_policy" in block)
+    monkeypatch.chdir(ZOO.parent)
+    exec(code.replace("num_envs=8", "num_envs=4").replace("zeros(8)", "zeros(4)"), {})
+    evaluation = Evaluation.load(str(ZOO / "digits"), hosts=4)
+    wanted = evaluation.grow(evaluation.controller("policy_greedy"), greedy=True).values["return"].mean()
+    assert capsys.readouterr().out == f"mean return {wanted:.1f}\n"

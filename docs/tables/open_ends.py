@@ -14,12 +14,15 @@ RECORD = Path(__file__).parents[1] / "open_ends.json"
 README = Path(__file__).parents[2] / "README.md"
 MARKED = re.compile(r"<!-- works with -->\n.*?<!-- end -->", re.DOTALL)
 KINDS = {
-    "drivers": ("learners of other libraries", "[examples/](examples), [how](docs/howto/libraries.md)"),
-    "training loops": ("networks that grow in a loop of your own", "[examples/grow/](examples/grow), [how](docs/howto/grow.md)"),
+    "drivers": ("learners of other libraries", "[example](examples/sb3_ppo.py), [how](docs/howto/libraries.md)"),
+    "training loops": (
+        "networks that grow in a loop of your own",
+        "[example](examples/grow/plain_loop.py), [how](docs/howto/grow.md)",
+    ),
     "exports": ("files of grown networks", "[how](docs/howto/export.md)"),
-    "trackers": ("trackers", "[examples/trackers/](examples/trackers), [how](docs/howto/trackers.md)"),
-    "launchers": ("launchers", "[examples/launchers/](examples/launchers), [how](docs/howto/machines.md)"),
-    "outside parts": ("parts of your own, by group", "[examples/plugin/](examples/plugin), [how](docs/extending.md)"),
+    "trackers": ("trackers", "[example](examples/trackers/mlflow_runs.py), [how](docs/howto/trackers.md)"),
+    "launchers": ("launchers", "[example](examples/launchers/joblib.sh), [how](docs/howto/machines.md)"),
+    "outside parts": ("parts of your own, by group", "[example](examples/plugin/README.md), [how](docs/extending.md)"),
 }
 NAMES = {
     "sb3_ppo": "stable-baselines3 PPO",

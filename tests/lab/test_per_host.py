@@ -294,7 +294,7 @@ def test_hosts_that_do_not_train_cannot_be_searched(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_hosts_is_evaluated_with_the_baselines_that_fit(tmp_path: Path) -> None:
-    Trainer(check(["env=sandbox", "hosts=4", "updates=1", "telemetry=quiet"]), tmp_path).run()
+    Trainer(check(["env=sandbox", "steps=6", "hosts=4", "updates=1", "telemetry=quiet"]), tmp_path).run()
     evaluation = Evaluation.load(str(tmp_path), hosts=2)
     assert set(evaluation.run()) == {"policy", "policy_greedy", "random", "periodic", "wait"}
     with pytest.raises(ConfigError, match="controllers=heuristic reads measurements of hosts"):
