@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from esper.config import Config
+from esper.config import GROUPS, MANY, Config
 from esper.lab.evaluated import verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted
 
 SPOKEN = {"wait": "never growing", "policy": "the policy", "policy_greedy": "the policy, most probable actions"}
 """Names of controllers in the table."""
+UNKNOWN = "It was not evaluated: run `python -m esper.evaluate` on its run, and save it again with `overwrite=True`."
 USE = """
 ```bash
 python -m esper.evaluate checkpoint=FOLDER            # on held-out hosts
@@ -46,9 +47,18 @@ def model_card(
         f"`task={config.choice('task')}` with `slots={config.choice('slots')}`,",
         f"`reward={config.choice('reward')}`, blueprints {', '.join(config.blueprint)}, and `seed={config.seed}`{trained}.",
         "",
-        *(_results(evaluation, config.task.build_objective().score) if evaluation else ["It was not evaluated."]),
+        *(_results(evaluation, config.task.build_objective().score) if evaluation else [UNKNOWN]),
+        *needs(config),
     ]
     return "\n".join(lines) + "\n" + USE
+
+
+def needs(config: Config) -> list[str]:
+    """Return what must be installed besides Esper: the modules of parts from outside."""
+    parts = [getattr(config, group) for group in GROUPS if group not in MANY]
+    parts += [part for group in MANY for part in getattr(config, group).values()]
+    modules = {type(part).__module__.partition(".")[0] for part in parts} - {"esper"}
+    return ["", f"It needs parts from outside Esper: {', '.join(sorted(modules))}."] if modules else []
 
 
 def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:

@@ -43,6 +43,8 @@ def find_checkpoint(path: str, key: str) -> Path:
 
 def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
+    if not Path(folder).exists():
+        return f"{folder} does not exist: name the folder that esper.train printed, or one of zoo/"
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"

@@ -11,7 +11,7 @@ from esper.lifecycle.gates import GatesConfig
 from esper.lifecycle.roles import Incubation
 from esper.lifecycle.slots import SlotsConfig
 from esper.wrappers.growable import GrowableModule
-from esper.wrappers.growing_slot import evaluating, slot_spec
+from esper.wrappers.growing_slot import evaluating, has_slot, slot_spec
 
 UNMEASURED = ("min_gradient_ratio", "max_gradient_norm")
 """Gates whose values only Esper's own training loop measures."""
@@ -41,9 +41,13 @@ def grow(
     Raises:
         ValueError: a slot is unknown or its output is not of these kinds, or a setting is invalid.
     """
+    if isinstance(slots, str) or any(not isinstance(one, str) for one in slots):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"slots must be a list of paths, got {slots!r}: write slots=['features.3']")
     places = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
     if not places:
         raise ValueError("slots is empty: name submodules, as in slots=['features.3']")
+    if len(set(places.values())) < len(slots):
+        raise ValueError(f"slots names a submodule twice: {', '.join(slots)}")
     if rules is None:
         if incubation not in list(Incubation):
             raise ValueError(f"incubation={incubation!r} is not known: choose from {', '.join(Incubation)}")
@@ -65,6 +69,8 @@ def _specs(module: nn.Module, places: Mapping[str, str], example: Any) -> list[S
         if not path or path not in known:
             some = ", ".join([path for path in known if path][:12])
             raise ValueError(f"slots: the module has no submodule {path!r}: choose from {some}, ... (module.named_modules())")
+        if has_slot(known[path]):
+            raise ValueError(f"slots: submodule {path!r} has a slot already: use the network that esper.grow returned")
         handles.append(known[path].register_forward_hook(lambda _, __, output, name=name: outputs[name].append(output)))
     try:
         with torch.no_grad(), evaluating(module):

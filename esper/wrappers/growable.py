@@ -6,6 +6,7 @@ See docs/howto/grow.md.
 
 # K blueprints
 
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, slot_gradients
+from esper.wrappers.refusal import refusal
 from esper.wrappers.score import Contribution, Score, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
 from esper.wrappers.topology import blueprint_for, choice, described, restored, whole
@@ -94,7 +96,9 @@ class GrowableModule(nn.Module):
             optimizer: optimizer of the module. One that was attached before is left as it is.
             settings: settings of these groups, such as `lr=1e-3`; others are the optimizer's defaults.
         """
-        self._groups = SeedGroups(optimizer, settings)
+        groups = SeedGroups(optimizer, settings)
+        groups.check({name: slot.seed for name, slot in zip(self._names, self._slots, strict=True)})
+        self._groups = groups
         self._update()
 
     def germinate(
@@ -190,6 +194,12 @@ class GrowableModule(nn.Module):
                 "seeds that train behind the module learn in a second pass: call net.incubate(loss) after loss().backward(), or "
                 "choose incubation=none"
             )
+        learns_S = operations.roles(self._state, self.rules).learns[0]
+        for name, slot, learns in zip(self._names, self._slots, learns_S, strict=True):
+            if learns and slot.untrained():
+                warnings.warn(
+                    f"no optimizer has changed the seed in slot {name} in an epoch: call net.attach(optimizer)", stacklevel=2
+                )
         self._set(operations.tick(self._state, self.rules, self.gates))
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
@@ -245,6 +255,8 @@ class GrowableModule(nn.Module):
             for name in filter(self.alpha, self._names):
                 with self.without(name):
                     found[name] = difference(score_now, score())
+        if not np.isfinite([mean_score(score_now), *(one.value for one in found.values())]).all():
+            raise ValueError("score() returned a value that is not finite: nothing was recorded")
         value_S, error_S = np.zeros((2, len(self.slots)), dtype=np.float32)
         for name, one in found.items():
             value_S[self._index(name)], error_S[self._index(name)] = one.value, one.error or 0.0
@@ -292,6 +304,8 @@ class GrowableModule(nn.Module):
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r} is not known: choose from {', '.join(FORMATS)}")
+        if len(samples) < 3:
+            raise ValueError(f"samples must be at least three, got {len(samples)}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         seeds = [
             {"slot": name, **described(slot.blueprint), "blend": slot.blend.name.lower(), "alpha": slot.role.alpha}
@@ -344,14 +358,7 @@ class GrowableModule(nn.Module):
         """Return the index of a slot in which an operation is permitted."""
         index = self._index(slot)
         if not may_NS[0, index]:
-            age = int(self._state.stage_age[0, index])
-            measured = (
-                "" if self._state.measured[0, index] or self.stage(slot) is not Stage.HOLDING else ", contribution not measured"
-            )
-            raise ValueError(
-                f"{doing} is not permitted in slot {slot}, which is {self.stage(slot).name.lower()} (age {age}{measured}): see "
-                "docs/lifecycle.md for what is, and rules and gates of esper.grow"
-            )
+            raise ValueError(refusal(doing, slot, self.stage(slot), int(self._state.stage_age[0, index])))
         return index
 
     def _set(self, state: SlotState) -> None:

@@ -40,6 +40,12 @@ def slot_spec(name: str, features: object) -> SlotSpec:
     )
 
 
+def has_slot(submodule: nn.Module) -> bool:
+    """Return whether there is a slot after a submodule."""
+    hooks = submodule._forward_hooks.values()  # pyright: ignore[reportPrivateUsage]
+    return any(isinstance(getattr(hook, "__self__", None), GrowingSlot) for hook in hooks)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedRole:
     """What a seed does in a forward pass."""
@@ -68,6 +74,7 @@ class GrowingSlot(nn.Module):
         self.seed: nn.Module | None = None
         self.blueprint: BlueprintConfig | None = None
         self.blend, self.role = Blend.ADD, OFF
+        self._born: list[int] = []
         self.capturing = False
         """If true, append the outputs of the slot to `captured`."""
         self.captured: list[Tensor] = []
@@ -91,6 +98,15 @@ class GrowingSlot(nn.Module):
             branch = seed if how is not Blend.GATE else seed.get_submodule("branch")
             inform(branch, gradients.scaled() if how is Blend.MULTIPLY else gradients)
         self.seed, self.blueprint, self.blend = seed.to(like.device, like.dtype), blueprint, how
+        self._born = self._versions()
+
+    def _versions(self) -> list[int]:
+        """Return how often each parameter of the seed was written to."""
+        return [parameter._version for parameter in self.seed.parameters()] if self.seed is not None else []
+
+    def untrained(self) -> bool:
+        """Return whether there is a seed whose parameters were never written to since it was planted."""
+        return self.seed is not None and self._versions() == self._born
 
     def clear(self) -> None:
         """Remove the seed."""

@@ -3,6 +3,7 @@
 # N hosts, H heads
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from esper.buffer.transition import State
 from esper.checkpoint import load_run
 from esper.cli.transfer import transferred
 from esper.config import ConfigError
-from esper.env.actions import Head
+from esper.env.actions import Head, Observation
 from esper.env.base import Array, as_observation
 from esper.task.instances import Split
 from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 from esper.training.resume import find_checkpoint
 from esper.wrappers.hosts import HostsEnv
+
+OBSERVED = tuple(entry.name for entry in fields(Observation))
+"""Arrays of an observation."""
 
 
 class SavedPolicy:
@@ -60,6 +64,10 @@ class SavedPolicy:
         Raises:
             ConfigError: an override does not fit, or the policy cannot decide in this environment.
         """
+        if isinstance(overrides, str):
+            raise ConfigError(f"overrides must be a list, got {overrides!r}: write [{overrides!r}]")
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
         config = transferred(self.config, list(overrides)) if overrides else self.config
         env = HostsEnv.of(partial(build_env, config, split=Split(split), hosts=num_envs), render_mode=render_mode)
         try:
@@ -102,6 +110,8 @@ class SavedPolicy:
         if terminated is not None:
             self._starts_N = np.asarray(terminated, dtype=np.bool_)
         uniform = self._random.random((len(self._starts_N), len(Head)))
+        if missing := [name for name in OBSERVED if name not in observation]:
+            raise ConfigError(f"the observation lacks {', '.join(missing)}: give what reset or step of make_vec_env returned")
         seen = as_observation(observation)
         decision = agent.act(seen, self._state, is_init=self._starts_N, uniform=uniform, greedy=greedy)
         self._state, self._starts_N = decision.state, np.zeros_like(self._starts_N)

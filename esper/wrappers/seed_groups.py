@@ -1,6 +1,6 @@
 """The seeds of a growable module as parameter groups of an optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,20 @@ class SeedGroups:
             optimizer: optimizer of the module.
             settings: settings of the groups, such as `lr`; others are the optimizer's defaults.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"attach needs an optimizer of PyTorch, got a {type(optimizer).__name__}")
         self.optimizer, self._settings = optimizer, settings
         self._groups: dict[nn.Module, dict[str, Any]] = {}
+
+    def check(self, seeds: Mapping[str, nn.Module | None]) -> None:
+        """Raise ValueError if the optimizer has parameters of a seed, by the name of its slot."""
+        known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        for name, seed in seeds.items():
+            if seed is not None and any(id(parameter) in known for parameter in seed.parameters()):
+                raise ValueError(
+                    f"the optimizer has the parameters of the seed in slot {name} already: build it from those of the module, "
+                    "net.module.parameters()"
+                )
 
     def update(self, seeds: Sequence[nn.Module]) -> None:
         """Add the groups of new seeds, in the given order, and remove those of seeds that are gone, with their state."""

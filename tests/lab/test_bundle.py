@@ -94,6 +94,14 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
     assert np.array_equal(policy.act(observation), first)
     copy = pickle.loads(pickle.dumps(env))
     assert np.array_equal(copy.reset(options={"episode": 0})[0]["features"], env.reset(options={"episode": 0})[0]["features"])
+    with pytest.raises(ConfigError, match="the observation lacks features, slots, blueprints, legal_slots, legal_values"):
+        policy.act({"a": observation["features"]})
+    with pytest.raises(ConfigError, match=r"overrides must be a list, got 'steps=3'"):
+        policy.make_vec_env("steps=3")
+    with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):
+        policy.make_vec_env(num_envs=0)
+    with pytest.raises(ConfigError, match="nowhere does not exist: name the folder"):
+        esper.load_policy("nowhere")
     with pytest.raises(ConfigError, match="this policy was trained with the blueprints"):
         policy.make_vec_env(["blueprint=[norm]"], num_envs=2)
 

@@ -1,6 +1,7 @@
 """Mistakes with `esper.grow` are one sentence, and change nothing."""
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -56,6 +57,16 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "germinate is not permitted in slot early, which is training",
     ),
     "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early was passed 0 times"),
+    "slots as text": (lambda: esper.grow(module(), "1", batch()[0]), r"slots must be a list of paths, got '1'"),
+    "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),
+    "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
+    "no optimizer": (lambda: grown().attach(None), "attach needs an optimizer of PyTorch, got a NoneType"),  # pyright: ignore[reportArgumentType]
+    "seed in the optimizer": (
+        lambda: (net := active(grown())).attach(torch.optim.SGD(net.parameters(), lr=0.1)),
+        "the optimizer has the parameters of the seed in slot early already",
+    ),
+    "score": (lambda: active(grown()).contributions(lambda: float("nan")), "a value that is not finite: nothing was recorded"),
+    "one sample": (lambda: grown().export("/nowhere", batch()[0][:1]), "samples must be at least three, got 1"),
     "export": (lambda: grown().export("/nowhere", batch()[0], "tflite"), "format=.tflite. is not known"),
 }
 
@@ -77,6 +88,23 @@ def test_mistakes_change_nothing() -> None:
     after = net.get_extra_state()
     assert after["seeds"] == before["seeds"]
     assert all(np.array_equal(value, before["state"][name], equal_nan=True) for name, value in after["state"].items())
+
+
+def test_a_seed_that_nothing_trains_is_warned_of() -> None:
+    net = active(grown())  # which writes to the seed once
+    net.begin_epoch()
+    net = grown()
+    net.germinate("early", "norm")
+    net.begin_epoch()
+    with pytest.warns(UserWarning, match=r"no optimizer has changed the seed in slot early in an epoch: call net.attach"):
+        net.begin_epoch()
+    optimizer = torch.optim.SGD(net.module.parameters(), lr=0.1)
+    net.attach(optimizer)
+    net(batch()[0]).sum().backward()
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net.begin_epoch()
 
 
 def test_a_checkpoint_of_other_slots_is_refused() -> None:
