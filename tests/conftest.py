@@ -32,6 +32,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     imported: list[str] = []
     load = plugins._import
     monkeypatch.setattr(plugins, "_import", lambda name: (imported.append(name), load(name)))
+    monkeypatch.setattr(plugins, "_named", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     yield

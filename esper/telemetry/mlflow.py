@@ -67,6 +67,8 @@ class MlflowTracker(Tracker):
     def resume(self, id: str | None) -> str:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report the use of MLflow to its makers
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git needs no page about it
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # MLflow's 7 take minutes; a failure is retried later
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         import mlflow
         from mlflow.tracking import MlflowClient
 

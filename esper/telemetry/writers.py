@@ -1,5 +1,7 @@
 """The table of telemetry writers."""
 
+from dataclasses import fields
+
 from esper.telemetry.aim import AimConfig
 from esper.telemetry.base import WriterConfig
 from esper.telemetry.console import ConsoleConfig
@@ -43,5 +45,7 @@ def check_writers(entries: list[object]) -> dict[str, WriterConfig]:
         try:
             found[name] = WRITERS[name](**settings)
         except TypeError as error:
-            raise ValueError(f"telemetry.writers={name} does not take {settings}: {error}") from error
+            keys = [entry.name for entry in fields(WRITERS[name])]
+            why = f"its settings are {', '.join(keys)}" if keys else "it has no settings"
+            raise ValueError(f"telemetry.writers={name} does not take {settings}: {why}") from error
     return found

@@ -314,6 +314,8 @@ class GrowableModule(nn.Module):
         ]
         about = {"seeds": seeds, "slots": list(self._names), "parameters": sum(one.numel() for one in self.parameters())}
         with evaluating(self):
+            with torch.no_grad():
+                self(samples)  # a wrong shape fails here, in one line
             return write(OneInput(self), samples, Path(folder), format, about)
 
     def get_extra_state(self) -> dict[str, Any]:
