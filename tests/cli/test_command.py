@@ -146,7 +146,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["-m", "seed=1,2", "hydra.sweep.subdir=${nokey}"], "hydra.sweep.subdir: Interpolation key 'nokey' not found"),
         (["-m", "sweep=ab_reward", "hydra.sweep.subdir=x"], "names the folders of its runs: leave out hydra.sweep.subdir"),
         (["-m", "resume=.", "seed=1,2"], "resume continues one run"),
-        (["resume=nowhere"], "resume=nowhere holds no checkpoint"),
+        (["resume=nowhere"], "resume=nowhere does not exist"),
         (["resume=."], "resume=. holds no checkpoint"),
     ],
     ids=lambda part: part if isinstance(part, str) else None,

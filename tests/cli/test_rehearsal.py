@@ -53,7 +53,7 @@ def bare(tmp_path: Path) -> Path:
         ("esper.train agent.gama=0.9", 2, "esper: there is no key agent.gama"),
         ("esper.train agent.gamma=2", 2, "esper: agent.gamma must be in [0, 1]"),
         ("esper.train -m sweep=ab", 2, "esper: there are no arms to compare"),
-        ("esper.evaluate checkpoint=nowhere", 2, "esper: checkpoint=nowhere holds no checkpoint"),
+        ("esper.evaluate checkpoint=nowhere", 2, "esper: checkpoint=nowhere does not exist"),
     ],
 )
 def test_help_and_mistakes_need_no_heavy_library(bare: Path, arguments: str, code: int, answer: str) -> None:
