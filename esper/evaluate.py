@@ -36,7 +36,7 @@ from esper.page.findings import rival_sentence
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
-from esper.training.resume import find_checkpoint
+from esper.training.resume import find_checkpoint, run_of
 from esper.training.run_folder import writing_reports
 
 
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
             sys.exit(130)
         score = evaluation.config.task.build_objective().score
         _display(report, asked, score)
-        folder = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+        folder = run_of(path)
         parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
         stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
         with writing_reports(folder):

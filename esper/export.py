@@ -24,7 +24,7 @@ from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.config_io import from_plain
-from esper.training.resume import find_checkpoint
+from esper.training.resume import find_checkpoint, run_of
 from esper.training.run_folder import EXPORT, files_of, writing_reports
 
 POLICY = "policy"
@@ -90,11 +90,6 @@ def main(arguments: list[str]) -> None:
         print(f"read again, outputs differ by at most {worst:.0e} of their size, on {len(samples)} test samples")
         if path.parent.name == CHECKPOINTS:
             from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
-
-
-def run_of(checkpoint: Path) -> Path:
-    """Return the folder of a run or of a saved policy."""
-    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
 
 
 def write_policy(checkpoint: Path) -> None:

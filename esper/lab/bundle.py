@@ -12,11 +12,11 @@ from torch.export import Dim
 
 from esper.agent.base import Learner
 from esper.checkpoint import encode, load_run, refuse, write_whole
-from esper.config import CHECKPOINTS, ConfigError
+from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
 from esper.lab.card import model_card
 from esper.lab.evaluation import Evaluation
-from esper.training.resume import POLICY, find_checkpoint
+from esper.training.resume import POLICY, find_checkpoint, run_of
 
 FEW = 2
 """Hosts of the environment that is built to read the sizes of a policy."""
@@ -53,7 +53,7 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
     kept = {name: state[name] for name in ("config", "update", "hparams", "env")}
     kept |= {"agent": agent.acting_state(), "buffer": {}, "watch": {}, "policy_only": True}
     refuse(kept)
-    run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+    run = run_of(path)
     found = _largest_evaluation(run, evaluation.updates)
     card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=_provenance(run))
     out.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,11 @@ def find_checkpoint(path: str, key: str) -> Path:
     return newest
 
 
+def run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run, or of the saved policy, that a checkpoint belongs to."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
+
+
 def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
     if not Path(folder).exists():

@@ -29,12 +29,11 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.lifecycle.stages import EMPTY, BoolArray, SlotState, Stage, empty
 from esper.measure.potential import SlotSensor
 from esper.seeds.blueprints.base import BlueprintConfig, is_informed
-from esper.seeds.blueprints.registry import BLUEPRINTS
 from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, SeedRole, evaluating, slot_gradients
 from esper.wrappers.refusal import refusal
 from esper.wrappers.score import Contribution, Score, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
-from esper.wrappers.topology import blueprint_for, choice, described, restored, whole
+from esper.wrappers.topology import able_in, blueprint_for, choice, described, restored, whole
 
 
 class GrowableModule(nn.Module):
@@ -129,7 +128,7 @@ class GrowableModule(nn.Module):
         here, how, shape = self._slots[index], choice("blend", Blend, blend), choice("curve", Curve, curve)
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-        config = blueprint_for(blueprint, here.spec)
+        config, ticks = blueprint_for(blueprint, here.spec), whole("ramp", ramp)
         if is_informed(config) and loss is None:
             raise ValueError("init=informed needs the gradient at the slot: give germinate(..., loss=function) too")
         gradients = self._gradients(loss)[index] if is_informed(config) and loss is not None else None
@@ -141,7 +140,7 @@ class GrowableModule(nn.Module):
                 blueprint_N=np.zeros(1, dtype=np.int64),
                 blend_N=np.array([how]),
                 target_N=np.array([alpha], dtype=np.float32),
-                ticks_N=np.array([whole("ramp", ramp)]),
+                ticks_N=np.array([ticks]),
                 curve_N=np.array([shape]),
             )
         )
@@ -227,7 +226,6 @@ class GrowableModule(nn.Module):
             for parameter in held:
                 parameter.requires_grad_(True)
             self._play()
-            self._loop_ran = True
 
     # ---- what you can measure
 
@@ -284,10 +282,8 @@ class GrowableModule(nn.Module):
         """
         found: dict[str, dict[str, float]] = {}
         for slot, gradients in zip(self._slots, self._gradients(loss), strict=True):
-            able = [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot.spec) is None]
-            configs = {
-                one if isinstance(one, str) else type(one).__name__: blueprint_for(one, slot.spec) for one in blueprints or able
-            }
+            asked = blueprints or able_in(slot.spec)
+            configs = {one if isinstance(one, str) else type(one).__name__: blueprint_for(one, slot.spec) for one in asked}
             sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
             found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
         return found

@@ -36,6 +36,11 @@ def whole(argument: str, value: int) -> int:
     return int(value)
 
 
+def able_in(slot: SlotSpec) -> list[str]:
+    """Return the names of the blueprints that can be planted in a slot."""
+    return [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot) is None]
+
+
 def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConfig:
     """Return the config of a blueprint that can grow in a slot.
 
@@ -48,7 +53,7 @@ def blueprint_for(given: str | BlueprintConfig, slot: SlotSpec) -> BlueprintConf
     load_plugins([])
     if isinstance(given, str):
         if given not in BLUEPRINTS:
-            able = [name for name, kind in BLUEPRINTS.items() if kind.plantable and kind().obstacle(slot) is None]
+            able = able_in(slot)
             raise ValueError(f"there is no blueprint {given}: choose from {', '.join(able)}{did_you_mean(given, able)}")
         given = BLUEPRINTS[given]()
         assert isinstance(given, BlueprintConfig)

@@ -82,11 +82,17 @@ def test_mistakes_are_one_sentence(name: str) -> None:
 def test_mistakes_change_nothing() -> None:
     net = active(grown())
     before = copy.deepcopy(net.get_extra_state())
-    for call, _ in (lambda: net.germinate("late", "lora"), 0), (lambda: net.fossilize("early"), 0):
-        with pytest.raises(ValueError, match=r"cannot grow|not permitted"):
+    calls = [
+        lambda: net.germinate("late", "lora"),
+        lambda: net.germinate("late", "norm", ramp=-1),
+        lambda: net.fossilize("early"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"cannot grow|not permitted|whole number"):
             call()
     after = net.get_extra_state()
     assert after["seeds"] == before["seeds"]
+    assert net.seed("late") is None
     assert all(np.array_equal(value, before["state"][name], equal_nan=True) for name, value in after["state"].items())
 
 
