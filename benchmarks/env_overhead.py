@@ -46,7 +46,7 @@ def step(env: GrowthEnv) -> None:
 def bare(env: GrowthEnv, *, probe: bool = False) -> None:
     """Train one epoch by the shards alone."""
     no_seeds = np.zeros((1, env.num_envs, env.layout.num_slots), dtype=np.float32)
-    env.pool.epoch(env.order(), no_seeds, probe=probe)
+    env.pool.epoch(env.time, no_seeds, probe=probe)
     env.time += 1
 
 

@@ -90,7 +90,7 @@ def measure(task: str, hosts: int, rounds: int, overrides: list[str]) -> None:
         no_seeds = np.zeros((1, hosts, env.layout.num_slots), np.float32)
         plain = stack.enter_context(closing(Plain(env, config)))
         ways: dict[str, Callable[[], object]] = {
-            "esper": lambda: env.pool.epoch(env.order(), no_seeds, probe=False),
+            "esper": lambda: env.pool.epoch(env.time, no_seeds, probe=False),
             "plain": plain.epoch,
         }
         for way in ways.values():

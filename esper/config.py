@@ -34,8 +34,10 @@ from esper.buffer.window import WindowConfig
 from esper.checkpoint import CheckpointsConfig
 from esper.env.actions import TEMPOS
 from esper.env.base import EnvConfig
+from esper.env.cluster import ClusterConfig, LocalConfig
 from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig
+from esper.env.ray_cluster import RayClusterConfig
 from esper.env.sandbox import SandboxConfig
 from esper.governor.base import GovernorConfig
 from esper.governor.off import NoGovernorConfig
@@ -124,6 +126,8 @@ class Config(Chosen):
     """Kinds of seeds; several are chosen at a time, as in blueprint=[norm,conv_light]."""
     devices: dict[str, DeviceConfig] = MISSING
     """Devices that share the hosts; several are chosen at a time, as in devices=[cuda:0,cuda:1]."""
+    cluster: ClusterConfig = MISSING
+    """Processes that train the hosts; chosen by the `cluster` group."""
     reward: RewardConfig = MISSING
     """Reward of the controller; chosen by the `reward` group."""
     agent: AgentConfig = MISSING
@@ -176,11 +180,7 @@ class Config(Chosen):
             )
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")
-        if self.hosts < len(self.devices):
-            raise ValueError(
-                f"hosts={self.hosts} cannot be dealt to {len(self.devices)} devices ({', '.join(self.devices)}): "
-                f"raise hosts to at least {len(self.devices)}, or name fewer devices"
-            )
+        self.cluster.check_run(hosts=self.hosts, devices=self.devices)
         self.reward.check_run(hosts=self.hosts, twins=self.agent.num_twins)
         incubates = self.slots.incubation != Incubation.none
         self.agent.check_run(blueprints=tuple(self.blueprint), steps=self.steps, hosts=self.hosts, incubates=incubates)
@@ -228,6 +228,7 @@ GROUPS: dict[str, dict[str, type]] = {
     },
     "gates": {"permissive": GatesConfig, "strict": StrictConfig},
     "blueprint": BLUEPRINTS,
+    "cluster": {"local": LocalConfig, "ray": RayClusterConfig},
     "devices": dict.fromkeys(["auto", "cpu", "cuda", *(f"cuda:{i}" for i in range(8))], DeviceConfig),
     "reward": cast(dict[str, type], MODES),
     "agent": {

@@ -33,12 +33,16 @@ class PhaseTimes:
         begun = perf_counter()
         with marked(phase):
             yield
+        self.add(phase, perf_counter() - begun)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Add the work of a thread or a process that timed itself."""
         with self._lock:
-            self._busy[phase] += perf_counter() - begun
+            self._busy[phase] += seconds
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Divide the wall time of the body, which waits for working threads, among their phases."""
+        """Divide the wall time of the body, which waits for working threads or processes, among their phases."""
         self._busy.clear()
         begun = perf_counter()
         yield

@@ -155,3 +155,8 @@ def plan_actions() -> Callable[..., npt.NDArray[np.int64]]:
         return actions
 
     return build
+
+
+def order_of(env):
+    """Return the order of each host's training samples in the current epoch."""
+    return env.sampler.order(env.time, env.views)

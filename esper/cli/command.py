@@ -24,6 +24,7 @@ from esper.cli.overrides import plan_run, plan_sweep, quoted, typed_as
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
+from esper.env.cluster import ClusterError
 from esper.memory import memory_shortage
 from esper.notices import notice
 from esper.plugins import load_plugins, place_in_plugin, split_plugins
@@ -37,7 +38,7 @@ from esper.training.config_io import to_plain
 from esper.training.resume import continued
 from esper.training.run_folder import create, only_writer
 
-FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError)
+FOR_PEOPLE = (ConfigError, TaskError, RewardError, FileError, DiskError, TrackerError, ClusterError)
 """Errors whose message is written for the user. Any other error is a bug and keeps its traceback."""
 
 
@@ -256,7 +257,10 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
             if Path(config.resume) != folder:
                 raise ConfigError(f"a run is resumed in its own folder: leave out hydra.run.dir={folder}")
             config = continued(config, [override for override in overrides if not override.startswith("hydra.")])
-        key = [getattr(config, name) for name in ("resume", "task", "host", "devices", "hosts", "slots", "blueprint", "agent")]
+        key = [
+            getattr(config, name)
+            for name in ("resume", "task", "host", "devices", "cluster", "hosts", "slots", "blueprint", "agent")
+        ]
         if key not in asked:
             ready(config)
             asked.append(key)

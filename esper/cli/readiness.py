@@ -6,6 +6,7 @@ import torch
 
 from esper.checkpoint import load_run
 from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.env.cluster import ClusterError
 from esper.env.devices import find_device, find_precision
 from esper.env.shard_pool import largest_shard
 from esper.growth.compatibility import check_host, check_seeds
@@ -29,12 +30,14 @@ def ready(config: Config) -> None:
     if config.resume is not None and not any(Path(config.resume, CHECKPOINTS).glob("*.pt")):
         raise ConfigError(f"resume={no_checkpoint(config.resume)}")
     try:
-        _check_devices(config)
+        config.cluster.ready()
+        if not config.cluster.is_remote:  # else the workers check theirs
+            _check_devices(config)
         config.telemetry.ready()
         check_memory(config)
         if "task" not in config.env.ignores:
             _check_hosts(config)
-    except ValueError as error:
+    except (ValueError, ClusterError) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -16,9 +16,22 @@ from esper.cli.readiness import ready
 from esper.config import ALIASES, Config, ConfigError, root_key
 from esper.training.config_io import flat, to_plain
 
-TRANSFERABLE = ("task", "host", "optimiser", "slots", "gates", "blueprint", "devices", "reward", "governor", "steps", "seed")
+TRANSFERABLE = (
+    "task",
+    "host",
+    "optimiser",
+    "slots",
+    "gates",
+    "blueprint",
+    "devices",
+    "cluster",
+    "reward",
+    "governor",
+    "steps",
+    "seed",
+)
 """Root keys that an evaluation may change."""
-DRAWS_AND_DEVICES = ("seed", "devices")
+DRAWS_AND_DEVICES = ("seed", "devices", "cluster")
 """Root keys among `TRANSFERABLE` that do not change the kind of hosts."""
 _REFUSED = {
     "agent": "a policy is evaluated as it was trained: leave it out, or name others to compare with in controllers",

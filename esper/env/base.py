@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from esper.env.actions import EnvSpec, Head, HeadsConfig, Observation, Op, legal_values, parameters_legal
+from esper.env.cluster import ClusterConfig, LocalConfig
 from esper.env.devices import DeviceConfig
 from esper.governor.base import GovernorConfig
 from esper.hosts.base import HostConfig
@@ -142,6 +143,10 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
         """Return hyperparameters that identify the data."""
         return {}
 
+    def machines(self) -> dict[str, str]:
+        """Return what computes the hosts, by the names of devices in the config; empty if nothing does."""
+        return {}
+
     def costs_table(self) -> dict[str, Any]:
         """Return the costs of hosts and seeds, for `costs.json`; empty if there are none."""
         return {}
@@ -202,6 +207,7 @@ class EnvParts:
     reward: RewardConfig
     governor: GovernorConfig
     devices: Mapping[str, DeviceConfig]
+    cluster: ClusterConfig = field(default_factory=LocalConfig)
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     gamma: float
     """Discount per step, for potential-based shaping."""

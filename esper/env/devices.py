@@ -1,7 +1,9 @@
 """Devices of hosts: their config, and what this machine has."""
 
+import platform
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -86,3 +88,13 @@ def find_precision(name: str, precision: Precision) -> Precision:
         slow = f"devices.{name}.precision=fp16 is up to twenty times slower than fp32 on a CPU: choose bf16, or a GPU"
         warnings.warn(slow, Notice, stacklevel=2)
     return precision
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())

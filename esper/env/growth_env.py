@@ -15,10 +15,10 @@ from esper.env.base import Array, EnvConfig, Environment, EnvParts, Hparam, one_
 from esper.env.episode import Episode
 from esper.env.foresight import foresight, foresight_table
 from esper.env.guard import Guard
-from esper.env.host_sampler import EpochOrder, HostSampler
+from esper.env.host_pool import PoolParts
+from esper.env.host_sampler import HostSampler
 from esper.env.pretrained import Pretrained
 from esper.env.shard import TrainReport
-from esper.env.shard_pool import ShardPool
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
@@ -28,7 +28,7 @@ from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, SlotState, Stage, empt
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import Worth, settings, worth
-from esper.measure.latency import BATCH, measure_latency
+from esper.measure.latency import BATCH
 from esper.measure.plans import Plan
 from esper.notices import notice
 from esper.reward.signals import StepSignals
@@ -81,16 +81,16 @@ class GrowthEnv(Environment):
         self.host_params, self.chance_loss = int(self.costs.params.host), task.chance_loss
         incubation, frozen = self.slots.incubation, parts.host.frozen
         self.meter = Meter(self.costs.flops, incubation, frozen=frozen)
-        self.pool = ShardPool(
-            task,
-            blueprints,
-            parts.devices,
-            parts.num_hosts,
+        of_pool = PoolParts(
+            task=task,
+            blueprints=blueprints,
+            devices=parts.devices,
+            num_hosts=parts.num_hosts,
             optimiser=parts.optimiser,
             incubation=incubation,
             frozen=frozen,
-            meter=self.meter,
         )
+        self.pool = parts.cluster.build(of_pool, self.meter)
         self.config, self._kinds = config, tuple(parts.task.events.kinds) if config.timetable else ()
         host_table = (*obs.HOST_FEATURES, *foresight_table(self._kinds))
         self._tables = obs.FeatureTable(host_table), obs.FeatureTable(obs.slot_table(tuple(parts.blueprints)))
@@ -139,8 +139,8 @@ class GrowthEnv(Environment):
         self.views = self.sampler.views()
         self._foresight_TNF = foresight([view.timetable for view in self.views], self._kinds, self.num_steps)
         self.foresight_NF = self._foresight_TNF[0]
-        hosts = self.sampler.hosts() if self.pretrained is None else self.pretrained.hosts(self.sampler)
-        self.pool.start(hosts, self.views)
+        hosts = None if self.pretrained is None else self.pretrained.hosts(self.sampler)
+        self.pool.start(self.sampler, self.views, hosts)
         self.time = 0
         self.online_N = np.zeros(num_hosts)
         self.reward.reset()
@@ -148,7 +148,7 @@ class GrowthEnv(Environment):
         self.accuracy_NH = np.full((num_hosts, obs.HISTORY + 1), np.nan, dtype=np.float32)
         # The potential is most informative before training: experiments/2026-11-21_where_to_grow.
         unknown_NSK = np.full((num_hosts, num_slots, len(self.layout.blueprint_names)), np.nan, np.float32)
-        self.potential_NSK = self.pool.potential(self.order()) if self.config.potential else unknown_NSK
+        self.potential_NSK = self.pool.potential(self.time) if self.config.potential else unknown_NSK
         self.op_N = np.full(num_hosts, Op.WAIT, dtype=np.int64)
         self.refused_N = np.zeros(num_hosts, dtype=np.bool_)
         measured = self.pool.validate(self.state.alpha[None])
@@ -277,17 +277,21 @@ class GrowthEnv(Environment):
         """Return the costs of hosts and seeds."""
         return self.costs.table(self.layout.blueprint_names, self.layout.slot_names)
 
+    def machines(self) -> dict[str, str]:
+        """Return the processors or GPUs of the hosts."""
+        return self.pool.machines()
+
     def time_inference(self, known: Price | None = None) -> None:
         """Measure latency on the first device, once, if the reward needs it; or take the `known` measurement of the run."""
         if known is None and self.reward.needs_latency and math.isnan(self.costs.latency.host):
             host, samples = self.task.host(self.root, self.split, 0, 0), self.task.data.inputs(self.task.data.valid_x[:BATCH])
             notice("measuring the latency of hosts and seeds")
-            known = measure_latency(host, self.pool.blueprints, self.chosen_S, samples, self.pool.places[0][0])
+            known = self.pool.latency(host, self.chosen_S, samples)
         if known is not None:
             self.costs = replace(self.costs, latency=known)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Stop the threads of the shards."""
+        """Release the hosts."""
         self.pool.close()
 
     # ---- the parts of a step
@@ -302,16 +306,12 @@ class GrowthEnv(Environment):
             self.pool.clear(int(host), int(slot), int(before.blueprint[host, slot]))
         germinates_N = self.op_N == Op.GERMINATE
         if self._informed_K[kind_N[germinates_N]].any():
-            self.pool.capture(self.order())
+            self.pool.capture(self.time)
         for host in np.flatnonzero(germinates_N):
             slot = int(slot_N[host])
             name, blend = self.sampler.seed(int(host), slot, self.time), Blend(int(self.state.blend[host, slot]))
             self.pool.plant(int(host), slot, int(kind_N[host]), name, blend)
         self.pool.arrange(lifecycle.roles(self.state, self.slots))
-
-    def order(self) -> EpochOrder:
-        """Return the order of each host's training samples in this epoch."""
-        return self.sampler.order(self.time, self.views)
 
     def _train(self, *, last: bool) -> tuple[TrainReport, Worth]:
         """Train every host, and measure it with and without each seed, and by the plans of this step.
@@ -325,7 +325,7 @@ class GrowthEnv(Environment):
         asked = settings(before, plans, name=name, pairs=self.counterfactuals.orders)
         probe = self.config.potential and self.time % PROBE_EVERY == 0
         retired_N = self.guard.health.retired_N
-        report, measured, potential_NSK = self.pool.epoch(self.order(), asked.alpha_VNS, probe=probe, retired_N=retired_N)
+        report, measured, potential_NSK = self.pool.epoch(self.time, asked.alpha_VNS, probe=probe, retired_N=retired_N)
         self.potential_NSK = potential_NSK if probe else self.potential_NSK
         seen = worth(asked, measured)
         measured_NS = ~np.isnan(seen.contribution_NS)

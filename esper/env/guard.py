@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from esper.env.host_pool import HostPool
 from esper.env.observation import HostView
-from esper.env.shard_pool import ShardPool
 from esper.governor.base import Governor, Verdict
 from esper.governor.health import Health
 from esper.lifecycle import operations as lifecycle
@@ -36,7 +36,7 @@ OF_HEALTH = ("loss_NW", "best_loss_N")
 class Guarded(HostView, Protocol):
     """The part of an environment that the guard reads and changes."""
 
-    pool: ShardPool
+    pool: HostPool
     slots: SlotsConfig
 
 

@@ -3,7 +3,7 @@
 # N hosts, P samples of a pool, I samples of an epoch
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +65,8 @@ class HostSampler:
     task: Task
     split: Split
     num_hosts: int
+    first: int = 0
+    """Number of the first host in its episode; above 0 for a part of the hosts."""
     twins: int = 1
     """Consecutive hosts with the same name, a divisor of N."""
     epochs: int = 1
@@ -74,7 +76,11 @@ class HostSampler:
 
     def name(self, host: int) -> tuple[int, Split, int, int]:
         """Return root, split, episode and index: the name of a host's random streams."""
-        return self.root, self.split, self.episode, host // self.twins
+        return self.root, self.split, self.episode, (self.first + host) // self.twins
+
+    def of(self, rows: slice) -> "HostSampler":
+        """Return the sampler of some of the hosts."""
+        return replace(self, first=self.first + rows.start, num_hosts=rows.stop - rows.start)
 
     def hosts(self) -> list[nn.Module]:
         """Return newborn hosts."""
@@ -109,9 +115,11 @@ class HostSampler:
             root, *name = self.name(host)
             return augmentation.draw(stream(root, "augmentation", *name, time), self.samples_per_epoch)
 
-        firsts, moves = range(0, self.num_hosts, self.twins), self.task.augmentation
-        samples_NI = np.stack([samples(host) for host in firsts]).repeat(self.twins, axis=0)
-        draws_NI3 = None if moves is None else np.stack([draws(moves, host) for host in firsts]).repeat(self.twins, axis=0)
+        names_N = (self.first + np.arange(self.num_hosts)) // self.twins
+        _, firsts, same_N = np.unique(names_N, return_index=True, return_inverse=True)
+        moves = self.task.augmentation
+        samples_NI = np.stack([samples(host) for host in firsts.tolist()])[same_N]
+        draws_NI3 = None if moves is None else np.stack([draws(moves, host) for host in firsts.tolist()])[same_N]
         return EpochOrder(samples_NI, draws_NI3, time, self.epochs)
 
     def seed(self, host: int, slot: int, time: int) -> tuple[int | str, ...]:

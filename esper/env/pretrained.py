@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from esper.checkpoint import CheckpointError, DiskError, disk, encode, entries, load, write_whole
 from esper.env.devices import DeviceConfig, find_device, find_precision
+from esper.env.host_pool import PoolParts
 from esper.env.host_sampler import HostSampler
 from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
@@ -90,11 +91,12 @@ class Pretrained:
         name, members = self._place()
         epochs, finite_P = self.task.config.pretrain, np.ones(len(hosts), np.bool_)
         devices = {name: DeviceConfig(members_per_shard=members, precision=self.devices[name].precision)}
-        shards = ShardPool(self.task, (), devices, len(hosts), optimiser=self.optimiser)
-        shards.start(hosts, views)
+        parts = PoolParts(task=self.task, blueprints=(), devices=devices, num_hosts=len(hosts), optimiser=self.optimiser)
+        shards = ShardPool(parts)
+        shards.start(pool, views, hosts)
         for time in range(epochs):
             notice(f"pretraining {len(hosts)} hosts", f"epoch {time + 1}/{epochs}")
-            finite_P &= shards.train(pool.order(time, views))
+            finite_P &= shards.train(time)
         states = shards.host_states()
         shards.close()
         notice()

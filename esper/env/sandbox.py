@@ -35,7 +35,19 @@ class SandboxConfig(EnvConfig):
     """An exactly solvable environment without host training, for testing controllers: three slots, two blueprints, four kinds."""
 
     ignores: ClassVar[tuple[str, ...]] = (
-        *("task", "host", "optimiser", "blueprint", "devices", "gates", "reward", "reward_mode", "governor", "counterfactuals"),
+        *(
+            "task",
+            "host",
+            "optimiser",
+            "blueprint",
+            "devices",
+            "cluster",
+            "gates",
+            "reward",
+            "reward_mode",
+            "governor",
+            "counterfactuals",
+        ),
     )
     has_hosts: ClassVar[bool] = False
     light_accuracy: float = 0.7

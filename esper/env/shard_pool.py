@@ -1,76 +1,42 @@
-"""All hosts of an environment, distributed over shards that run in parallel."""
+"""All hosts of an environment in this process, distributed over shards that run in parallel."""
 
-# N hosts, M members of a shard, S slots, V variants, K blueprints, I samples of an epoch
+# N hosts, M members of a shard, S slots, V variants, K blueprints
 
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.env.devices import DeviceConfig, find_device, find_precision
-from esper.env.host_sampler import EpochOrder
+from esper.env.devices import DeviceConfig, device_name, find_device, find_precision
+from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
+from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.member_data import place_data
-from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard, TrainReport
+from esper.env.shard import CPU_MEMBERS, CPU_TRAINED, Shard
 from esper.growth.grown import GrownNetwork, KeptSeed
-from esper.lifecycle import operations
-from esper.lifecycle.roles import Blend, Incubation, Roles
-from esper.lifecycle.slots import SlotsConfig
-from esper.lifecycle.stages import empty
-from esper.measure.costs import Meter
+from esper.lifecycle.roles import Blend, Roles
+from esper.measure.costs import Meter, Price
 from esper.measure.counterfactuals import Measurement
+from esper.measure.latency import measure_latency
 from esper.measure.potential import PotentialSensor
-from esper.optimisers.base import OptimiserConfig
-from esper.phases import PhaseTimes
-from esper.seeds.blueprints.base import BlueprintConfig
 from esper.seeds.slot_gradients import SlotGradients
-from esper.task.base import Task
 from esper.task.instances import DataView
 
 Result = TypeVar("Result")
-Report = TypeVar("Report", TrainReport, Measurement)
 
 
-class Epoch(NamedTuple):
-    """The results of one epoch of all hosts."""
+class ShardPool(HostPool):
+    """N hosts on the devices of this process."""
 
-    report: TrainReport
-    measured: Measurement
-    potential_NSK: npt.NDArray[np.float32]
-    """Growth potential of each slot and blueprint [nats per unit of learning rate]; see `measure.potential`."""
-
-
-class ShardPool:
-    """N hosts on all devices. Every call takes and returns arrays over all hosts, in order."""
-
-    def __init__(
-        self,
-        task: Task,
-        blueprints: Sequence[BlueprintConfig],
-        devices: Mapping[str, DeviceConfig],
-        num_hosts: int,
-        *,
-        optimiser: OptimiserConfig,
-        incubation: Incubation = Incubation.straight_through,
-        frozen: bool = False,
-        meter: Meter | None = None,
-    ) -> None:
-        """Find the devices and place the data there.
-
-        Args:
-            frozen: if true, only seeds learn.
-            meter: counts the FLOPs of training and measuring, if given.
-        """
-        self.meter, self.times = meter, PhaseTimes()
-        self.task, self.blueprints, self.incubation, self.frozen = task, tuple(blueprints), incubation, frozen
-        self.optimiser = optimiser
-        self._num_hosts = num_hosts
+    def __init__(self, parts: PoolParts, meter: Meter | None = None) -> None:
+        """Find the devices and place the data there."""
+        HostPool.__init__(self, parts, meter)
+        self.task, devices = parts.task, parts.devices
         self._precision = {find_device(name): find_precision(name, one.precision) for name, one in devices.items()}
         self.shards: list[Shard] = []
         self._sensors: dict[torch.device, PotentialSensor] = {}
@@ -81,79 +47,79 @@ class ShardPool:
         self._sensing = ThreadPoolExecutor(1, "sensor", torch.set_num_threads, (1,))
         self.deal(devices)
         resident = {find_device(name): config.resident for name, config in devices.items()}
-        self._data = {device: place_data(task.data, device, resident[device]) for device, _ in self.places}
+        self._data = {device: place_data(self.task.data, device, resident[device]) for device, _ in self.places}
 
     def deal(self, devices: Mapping[str, DeviceConfig]) -> None:
         """Deal the hosts to shards from the next `start` on; the devices stay the same."""
-        self.places = deal(self._num_hosts, devices, self.task.batch_size * self.task.widest)
+        self.places = deal(self.parts.num_hosts, devices, self.task.batch_size * self.task.widest)
 
-    def start(self, hosts: Sequence[nn.Module], views: Sequence[DataView] = ()) -> None:
-        """Replace all hosts by N new ones, with their instances' views of the data."""
-        self.shards = []
-        if self.meter:
-            self.meter.start(len(hosts))
+    def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
+        """See `HostPool.start`."""
+        HostPool.start(self, sampler, views, hosts)
+        self._sampler, self._views, self.shards, parts = sampler, views, [], self.parts
+        hosts = sampler.hosts() if hosts is None else hosts
         return_memory()
         self.shards = [
             Shard(
                 hosts[rows],
-                self.blueprints,
+                parts.blueprints,
                 self._data[device],
                 self.task,
                 device,
                 views[rows],
-                optimiser=self.optimiser,
-                incubation=self.incubation,
-                frozen=self.frozen,
+                optimiser=parts.optimiser,
+                incubation=parts.incubation,
+                frozen=parts.frozen,
                 precision=self._precision[device],
             )
             for device, rows in self.places
         ]
-        slots = self.shards[0].slots
-        self._roles = operations.roles(empty(len(hosts), len(slots)), SlotsConfig())
         if not self._sensors:  # all hosts of a task have the same slots
-            self._sensors = {device: PotentialSensor(self.blueprints, slots, device) for device in self._data}
+            slots = self.shards[0].slots
+            self._sensors = {device: PotentialSensor(parts.blueprints, slots, device) for device in self._data}
 
     # ---- training and measuring
 
     def epoch(
         self,
-        order: EpochOrder,
+        time: int,
         alpha_VNS: npt.NDArray[np.float32],
         *,
         probe: bool = True,
         retired_N: npt.NDArray[np.bool_] | None = None,
     ) -> Epoch:
-        """Train every host for an epoch and validate it; see `Shard.train_epoch` and `Shard.validate`.
-
-        Args:
-            probe: measure growth potential on the last batch of training; without it the potential is NaN.
-            retired_N: hosts that stay at their snapshot.
-        """
+        """See `HostPool.epoch`."""
+        order = self._order(time)
         retired_N = np.zeros(len(order.samples_NI), np.bool_) if retired_N is None else retired_N
         with self.times.waiting():
             trained = self._submit(
                 "train", lambda shard, rows: shard.train_epoch(order.of(rows), probe=probe, retired_M=retired_N[rows])
             )
             measured = self._submit("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows]), after=trained)
-            report = _joined([one.result() for one in trained], 0)
-            self._count(alpha_VNS, trained=order.samples_NI.shape[1])
-            potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.blueprints)), np.nan, dtype=np.float32)
+            report = joined([one.result() for one in trained], 0)
+            self._count(alpha_VNS, trained=self._sampler.samples_per_epoch)
+            potential_NSK = np.full((*report.seed_norm_MS.shape, len(self.parts.blueprints)), np.nan, dtype=np.float32)
             if probe:  # while the shards validate
                 potential_NSK = self._potential()
-            return Epoch(report, _joined([one.result() for one in measured], -1), potential_NSK)
+            return Epoch(report, joined([one.result() for one in measured], -1), potential_NSK)
 
-    def train(self, order: EpochOrder) -> npt.NDArray[np.bool_]:
-        """Train every host for an epoch, without validation, and return which are finite `[N]`."""
-        report = _joined(self._each("train", lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
+    def _order(self, time: int) -> EpochOrder:
+        return self._sampler.order(time, self._views)
+
+    def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
+        """See `HostPool.train`."""
+        order = self._order(time)
+        order = order if samples is None else order.first(samples)
+        report = joined(self._each("train", lambda shard, rows: shard.train_epoch(order.of(rows))), 0)
         return np.isfinite(report.loss_M) & report.finite_M
 
     def host_states(self) -> list[dict[str, Tensor]]:
         """Return the parameters and buffers of every host by name, on the CPU."""
         return [state for states in self._each("copy", lambda shard, _: shard.host_states()) for state in states]
 
-    def potential(self, order: EpochOrder) -> npt.NDArray[np.float32]:
-        """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
-        self.capture(order)
+    def potential(self, time: int) -> npt.NDArray[np.float32]:
+        """See `HostPool.potential`."""
+        self.capture(time)
         with self.times.waiting():
             return self._potential()
 
@@ -175,20 +141,17 @@ class ShardPool:
         """See `Shard.validate`."""
         if not test:  # scores are no part of growing a host
             self._count(alpha_VNS)
-        return _joined(self._each("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
+        return joined(self._each("validate", lambda shard, rows: shard.validate(alpha_VNS[:, rows], test=test)), -1)
 
-    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
-        """Count training on this many samples per host, and one measurement."""
-        if self.meter is None:
-            return
-        batch = min(self.task.batch_size, max(trained, 1))
-        self.meter.train(self._roles, trained // batch * batch, batch)
-        self.meter.measure(self._roles, alpha_VNS, len(self.task.data.valid_y))
+    def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:
+        """See `HostPool.latency`."""
+        return measure_latency(host, self.parts.blueprints, used_S, samples, self.places[0][0])
 
     # ---- seeds and snapshots
 
-    def capture(self, order: EpochOrder) -> None:
-        """Capture slot gradients in every shard, for informed seeds; see `Shard.capture`."""
+    def capture(self, time: int) -> None:
+        """See `HostPool.capture`."""
+        order = self._order(time)
         self._each("potential", lambda shard, rows: shard.capture(order.of(rows)))
 
     def arrange(self, roles: Roles) -> None:
@@ -221,6 +184,10 @@ class ShardPool:
         """Restore the marked hosts from their snapshots."""
         self._each("copy", lambda shard, rows: shard.restore(failed_N[rows]))
 
+    def machines(self) -> dict[str, str]:
+        """See `HostPool.machines`."""
+        return {name: device_name(find_device(name)) for name in self.parts.devices}
+
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown()
@@ -250,12 +217,6 @@ class ShardPool:
                 return work(self.shards[index], self.places[index][1])
 
         return [self._pool.submit(run, index) for index in range(len(self.shards))]
-
-
-def _joined(parts: Sequence[Report], axis: int) -> Report:
-    """Join the reports of all shards along the axis of their members."""
-    names = [entry.name for entry in fields(parts[0])]
-    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts], axis) for name in names})
 
 
 def return_memory() -> None:

@@ -8,6 +8,8 @@ from omegaconf.errors import OmegaConfBaseException
 from esper.config import GROUPS, MANY, Config, ConfigError, root_key, table_name, typed
 from esper.plugins import load_plugins
 
+ADDED = {"cluster": "local"}
+"""Groups that runs of earlier versions lack, with the option that does what they did."""
 CHANGEABLE = ("updates", "resume", "telemetry", "checkpoints", "plugins")
 """Root keys that may change when a run is resumed: they do not affect what was learned."""
 
@@ -47,7 +49,7 @@ def from_plain(plain: dict[str, Any]) -> Config:
     load_plugins(plain["values"].get("plugins", ()))
     cfg = OmegaConf.structured(Config)
     try:
-        for group, chosen in plain["options"].items():
+        for group, chosen in (ADDED | plain["options"]).items():
             many = group in MANY
             cfg[group] = {key: _class(group, name) for key, name in chosen.items()} if many else _class(group, chosen)
         cfg.merge_with(plain["values"])

@@ -36,6 +36,7 @@ def build_env(
         reward=config.reward,
         governor=config.governor,
         devices=config.devices,
+        cluster=config.cluster,
         counterfactuals=config.counterfactuals,
         gamma=config.agent.gamma,
         num_hosts=hosts or config.hosts,

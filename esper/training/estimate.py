@@ -207,9 +207,13 @@ def _of_hosts(config: Config, task: Task, size: HostSize, hosts: int) -> dict[to
     """Return what hosts of this size hold, by device."""
     samples = task.epoch_samples or len(task.data.train_y)
     each = samples * (16 + 3 * (task.augmentation is not None))
+    data, cluster = _data_bytes(task), config.cluster
+    if cluster.is_remote and not cluster.processes:  # they are on other machines
+        return {CPU: [Part("the data", data, ())]}
     places = {
         CPU: [
-            Part("the data", _data_bytes(task), ("task.batch_size", "hosts")),
+            Part("the data", data, ("task.batch_size", "hosts")),
+            Part("workers", cluster.processes * (PROCESS + data), ("cluster.workers",)),
             Part("hosts", hosts * (OBJECTS + FLOAT * size.parameters), ("hosts", _size_key(config))),
             Part("the order of samples", hosts * each, ("hosts", "task.epoch_samples")),
         ]

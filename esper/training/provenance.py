@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -16,11 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from esper.checkpoint import DiskError, write_whole
 from esper.config import ConfigError
-from esper.env.devices import find_device
 from esper.training.interrupt import Stopped
 
 FILE = "run.json"
@@ -74,16 +71,6 @@ def peak_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, or of the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
-
-
 class Provenance:
     """The record of one process that works on a run, in a file that keeps the records of all of them."""
 
@@ -91,7 +78,7 @@ class Provenance:
         self,
         folder: Path,
         update: int,
-        devices: Iterable[str],
+        machines: Mapping[str, str],
         *,
         cell: str | None = None,
         plan: str | None = None,
@@ -102,7 +89,7 @@ class Provenance:
         Args:
             folder: folder of the run.
             update: number of completed updates when the process starts.
-            devices: devices of the hosts, by their names in the config.
+            machines: what computes the hosts, by the names of devices in the config.
             cell: folder of the run relative to that of its sweep; None for a single run.
             plan: digest of the experiment of which the run is a cell, if any.
             tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.
@@ -122,7 +109,7 @@ class Provenance:
             "machine": platform.node(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "devices": {name: device_name(find_device(name)) for name in devices},
+            "devices": dict(machines),
             "tuned": tuned or {},
             "data": data,
             "python": platform.python_version(),

@@ -112,7 +112,7 @@ class Trainer:
                 Provenance(
                     self.folder,
                     self.update,
-                    config.devices,
+                    self.env.machines(),
                     cell=name or None,
                     plan=self._plan,
                     tuned=self._tuned.seconds,

@@ -20,6 +20,7 @@ from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.devices import DeviceConfig, find_precision
 from esper.env.growth_env import GrowthEnv
+from esper.env.shard_pool import ShardPool
 from esper.notices import notice
 from esper.task.instances import Split
 from esper.training.environment import build_env
@@ -55,6 +56,8 @@ def tuned(config: Config) -> Tuned:
         ConfigError: the environment trains no hosts.
         ValueError: a device is not on this machine.
     """
+    if config.cluster.is_remote:  # the workers find what their devices offer
+        return Tuned(config, {})
     seconds, devices = dict[str, Mapping[int, float]](), dict[str, DeviceConfig]()
     for rank, (name, device) in enumerate(config.devices.items()):
         found = devices[name] = replace(device, precision=find_precision(name, device.precision), tune=False)
@@ -85,13 +88,14 @@ def _timed(config: Config, name: str, device: DeviceConfig, hosts: int) -> dict[
 
 def _round(env: GrowthEnv, name: str, size: int) -> float:
     """Return the time of a round with shards of this size [s]."""
+    assert isinstance(env.pool, ShardPool)
     env.pool.deal({name: DeviceConfig(members_per_shard=size)})
     env.reset(options={"episode": 0})
     env.act(env.permitted(_germinate_every_second(env))[0])
-    order, taken = env.order().first(BATCHES * env.task.batch_size), list[float]()
+    taken = list[float]()
     for _ in range(1 + ROUNDS):
         begun = time.perf_counter()
-        env.pool.train(order)
+        env.pool.train(env.time, BATCHES * env.task.batch_size)
         taken.append(time.perf_counter() - begun)
     return min(taken[1:])
 

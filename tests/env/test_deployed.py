@@ -13,6 +13,7 @@ from esper.env.actions import Op
 from esper.env.base import EnvParts
 from esper.env.devices import DeviceConfig
 from esper.env.growth_env import GrowthConfig, GrowthEnv
+from esper.env.host_pool import PoolParts
 from esper.env.pretrained import Pretrained
 from esper.env.shard_pool import ShardPool
 from esper.fusion.precision import Precision
@@ -252,13 +253,13 @@ def test_a_pretrained_host_equals_one_that_trained_alone(deployed):
         name = task.origin(5, Split.TRAINING, 0, index)
         assert name.episode == POOL
         assert task.instance(5, Split.TRAINING, 0, index) == task.instance(5, Split.TRAINING, POOL, name.index)
-        pool = ShardPool(task, (), {"cpu": DeviceConfig()}, 1, optimiser=SGDConfig())
-        alone = replace(env.sampler, num_hosts=name.index + 1, episode=POOL)
-        rows = slice(name.index, name.index + 1)
-        pool.start(alone.hosts()[rows], alone.views()[rows])
+        devices = {"cpu": DeviceConfig()}
+        pool = ShardPool(PoolParts(task=task, blueprints=(), devices=devices, num_hosts=1, optimiser=SGDConfig()))
+        alone = replace(env.sampler, first=name.index, num_hosts=1, episode=POOL)
+        pool.start(alone, alone.views())
         born = pool.host_states()[0]
         for time in range(2):
-            pool.train(alone.order(time, alone.views()).of(rows))
+            pool.train(time)
         (trained,) = pool.host_states()
         pool.close()
         off, moved = (max(float((state[key] - other[key]).abs().max()) for key in state) for other in (trained, born))

@@ -9,6 +9,7 @@ from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.lifecycle.slots import EveryBlockConfig
 from esper.task.augment import Augmentation
 from esper.task.instances import Split
+from tests.env_fixtures import order_of
 
 
 @pytest.fixture
@@ -54,8 +55,11 @@ def test_without_twins_hosts_are_the_first_of_each_group(make_env):
     for env in (many, few):
         env.reset(seed=1)
     assert many.sampler.instances()[::3] == few.sampler.instances()
-    assert np.array_equal(many.order().samples_NI[::3], few.order().samples_NI)
-    assert np.array_equal(many.order().samples_NI, np.repeat(few.order().samples_NI, 3, axis=0))
+    assert np.array_equal(order_of(many).samples_NI[::3], order_of(few).samples_NI)
+    assert np.array_equal(
+        order_of(many).samples_NI,
+        np.repeat(order_of(few).samples_NI, 3, axis=0),
+    )
 
 
 def test_twins_share_augmentation_draws(small_task, monkeypatch):

@@ -25,6 +25,7 @@ from esper.task.data import IGNORED, Data
 from esper.task.digits import DigitsConfig
 from esper.task.instances import Instance, Split
 from esper.task.text import TextConfig
+from tests.env_fixtures import order_of
 
 CPU = torch.device("cpu")
 HOSTS = 6
@@ -221,7 +222,7 @@ def test_each_host_trains_on_its_own_view(make_env, plan_actions, monkeypatch):
     monkeypatch.setattr(task.config, "data_share", [0.25])
     monkeypatch.setattr(task.config, "label_noise", [0.5])
     env.reset(options={"episode": 0})
-    orders = env.order().samples_NI
+    orders = order_of(env).samples_NI
     assert orders.shape == (5, 96)
     for host, row in enumerate(orders):
         data_view = task.view(0, Split.TRAINING, 0, host)
@@ -263,7 +264,7 @@ def test_partial_epochs_continue_the_walk(make_env, plan_actions, monkeypatch):
     env.reset(options={"episode": 0})
     seen = []
     for _ in range(3):
-        seen.append(env.order().samples_NI)
+        seen.append(order_of(env).samples_NI)
         env.step(plan_actions((0, 0, 0), (0, 0, 0)))
     assert env.sampler.samples_per_epoch == 32
     for host in range(2):
@@ -323,9 +324,9 @@ def test_augmentation_is_independent_of_the_number_of_hosts(make_env, monkeypatc
     monkeypatch.setattr(few.task, "augmentation", Augmentation(padding=4, flip=True))
     for env in (few, many):
         env.reset(options={"episode": 3})
-    draws = many.order().draws_NI3
+    draws = order_of(many).draws_NI3
     assert draws.shape == (4, few.sampler.samples_per_epoch, 3)
-    assert (few.order().draws_NI3 == draws[:2]).all()
+    assert (order_of(few).draws_NI3 == draws[:2]).all()
     assert not (draws[0] == draws[1]).all()
     many.time = 1
-    assert not (many.order().draws_NI3 == draws).all()
+    assert not (order_of(many).draws_NI3 == draws).all()

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from esper.env.actions import PARAMETER_HEADS, PINNED, RELEVANT, Head, Op, legal_values, parameters_legal
 from esper.env.devices import DeviceConfig, find_device
-from esper.env.host_sampler import EpochOrder
+from esper.env.host_pool import PoolParts
+from esper.env.host_sampler import EpochOrder, HostSampler
 from esper.env.shard import Shard
 from esper.env.shard_pool import ShardPool, deal, fitting_members, return_memory
 from esper.fusion.layout import side_by_side
@@ -195,10 +196,16 @@ def test_reports_hold_norms_of_learning_seeds_only(small_task, orders, incubatio
     assert report.seed_norm_MS[1, 2] > 0
 
 
+def pool_of(task, devices, num_hosts, **changes):
+    parts = PoolParts(task=task, blueprints=BLUEPRINTS, devices=devices, num_hosts=num_hosts, optimiser=SGDConfig(), **changes)
+    sampler, pool = HostSampler(task=task, split=Split.TRAINING, num_hosts=num_hosts), ShardPool(parts)
+    pool.start(sampler, sampler.views())
+    return pool
+
+
 def test_incubation_and_seeds_reach_the_right_shard(small_task):
     devices = {"cpu": DeviceConfig(members_per_shard=1)}
-    shard_pool = ShardPool(small_task, BLUEPRINTS, devices, 2, optimiser=SGDConfig(), incubation=Incubation.closed_loop)
-    shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(2)])
+    shard_pool = pool_of(small_task, devices, 2, incubation=Incubation.closed_loop)
     assert [shard.network.incubation for shard in shard_pool.shards] == [Incubation.closed_loop] * 2
     shard_pool.plant(1, 0, 1, (0, "seed_init"), Blend.GATE)
     assert [list(shard.network.banks) for shard in shard_pool.shards] == [[], [(0, 1, True)]]
@@ -253,8 +260,7 @@ def test_hosts_are_dealt_evenly_to_devices(monkeypatch):
 
 
 def test_seeds_reach_their_host_in_any_shard(small_task):
-    shard_pool = ShardPool(small_task, BLUEPRINTS, {"cpu": DeviceConfig(members_per_shard=2)}, 5, optimiser=SGDConfig())
-    shard_pool.start([small_task.host(0, Split.TRAINING, 0, index) for index in range(5)])
+    shard_pool = pool_of(small_task, {"cpu": DeviceConfig(members_per_shard=2)}, 5)
     shard_pool.plant(3, 1, 1, (0, "seed_init", "x", 3))
     held = [[bank.fleet.flat.any(dim=1).tolist() for bank in shard.network.banks.values()] for shard in shard_pool.shards]
     assert held == [[], [[False, True]], []]

@@ -39,6 +39,6 @@ def test_an_epoch_reads_nothing_before_its_end(make_env, plan_actions, monkeypat
     monkeypatch.setattr(shards, "CHECK_EVERY", 10**9)  # a check that only a CPU makes
     (shard,) = env.pool.shards
     with Reads() as reads:
-        shard.train_epoch(env.order(), probe=True)
+        shard.train_epoch(env.sampler.order(env.time, env.views), probe=True)
         shard.validate(np.zeros((2, 3, env.layout.num_slots), np.float32))
     assert not reads.lines

@@ -40,8 +40,8 @@ def test_sizes_are_halved_until_two_are_slower(monkeypatch, times, tried, best):
 def test_a_round_trains_hosts_of_which_every_second_has_a_seed(monkeypatch):
     seen = []
 
-    def train(pool, order):
-        seen.append((order.samples_NI.shape, pool._roles.learns.any(axis=1), len(pool.shards)))
+    def train(pool, time, samples):
+        seen.append(((len(pool._views), samples), pool._roles.learns.any(axis=1), len(pool.shards)))
 
     monkeypatch.setattr("esper.env.shard_pool.ShardPool.train", train)
     tuned(small_run.config(*TUNE, "task.batch_size=16"))

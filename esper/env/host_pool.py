@@ -1,0 +1,170 @@
+"""The interface of a pool of hosts: N hosts that train and are measured together, wherever they are."""
+
+# N hosts, S slots, V variants, K blueprints
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from esper.env.devices import DeviceConfig
+from esper.env.host_sampler import HostSampler
+from esper.env.shard import TrainReport
+from esper.growth.grown import GrownNetwork, KeptSeed
+from esper.lifecycle import operations
+from esper.lifecycle.roles import Blend, Incubation, Roles
+from esper.lifecycle.slots import SlotsConfig
+from esper.lifecycle.stages import empty
+from esper.measure.costs import Meter, Price
+from esper.measure.counterfactuals import Measurement
+from esper.optimisers.base import OptimiserConfig
+from esper.phases import PhaseTimes
+from esper.seeds.blueprints.base import BlueprintConfig
+from esper.task.base import Task
+from esper.task.instances import DataView
+
+Report = TypeVar("Report", TrainReport, Measurement)
+
+
+class Epoch(NamedTuple):
+    """The results of one epoch of all hosts."""
+
+    report: TrainReport
+    measured: Measurement
+    potential_NSK: npt.NDArray[np.float32]
+    """Growth potential of each slot and blueprint [nats per unit of learning rate]; see `measure.potential`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolParts:
+    """What a pool is built from; plain data that another process can receive."""
+
+    task: Task
+    blueprints: tuple[BlueprintConfig, ...]
+    devices: Mapping[str, DeviceConfig]
+    num_hosts: int
+    optimiser: OptimiserConfig
+    incubation: Incubation = Incubation.straight_through
+    frozen: bool = False
+    """If true, only seeds learn."""
+
+
+class HostPool:
+    """N hosts of an environment. Every call takes and returns arrays over all hosts, in order.
+
+    `start` comes first. Times are host epochs of the episode, which with the sampler name the samples of each host.
+    """
+
+    def __init__(self, parts: PoolParts, meter: Meter | None = None) -> None:
+        """
+        Args:
+            meter: counts the FLOPs of training and measuring, if given.
+        """
+        self.parts, self.meter, self.times = parts, meter, PhaseTimes()
+
+    def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
+        """Replace all hosts by the N hosts of a sampler.
+
+        Args:
+            views: their instances' views of the data, as the sampler returns them.
+            hosts: their networks; None for the newborn networks of the sampler.
+        """
+        if self.meter:
+            self.meter.start(sampler.num_hosts)
+        self._roles: Roles | None = None
+
+    # ---- training and measuring
+
+    def epoch(
+        self,
+        time: int,
+        alpha_VNS: npt.NDArray[np.float32],
+        *,
+        probe: bool = True,
+        retired_N: npt.NDArray[np.bool_] | None = None,
+    ) -> Epoch:
+        """Train every host for an epoch and validate it; see `Shard.train_epoch` and `Shard.validate`.
+
+        Args:
+            probe: measure growth potential on the last batch of training; without it the potential is NaN.
+            retired_N: hosts that stay at their snapshot.
+        """
+        raise NotImplementedError
+
+    def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
+        """Train every host on the first `samples` of an epoch, without validation, and return which are finite `[N]`."""
+        raise NotImplementedError
+
+    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
+        """See `Shard.validate`."""
+        raise NotImplementedError
+
+    def potential(self, time: int) -> npt.NDArray[np.float32]:
+        """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
+        raise NotImplementedError
+
+    def capture(self, time: int) -> None:
+        """Capture slot gradients of every host, for informed seeds; see `Shard.capture`."""
+        raise NotImplementedError
+
+    def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:
+        """Measure latency on the first device; see `measure_latency`."""
+        raise NotImplementedError
+
+    # ---- seeds and snapshots
+
+    def arrange(self, roles: Roles) -> None:
+        """Set the roles of all seeds; see `Shard.arrange`."""
+        raise NotImplementedError
+
+    def plant(self, host: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
+        """Plant a newborn seed; see `Shard.plant`."""
+        raise NotImplementedError
+
+    def clear(self, host: int, slot: int, blueprint: int) -> None:
+        """Remove a seed."""
+        raise NotImplementedError
+
+    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+        """Save snapshots of the marked hosts."""
+        raise NotImplementedError
+
+    def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
+        """Restore the marked hosts from their snapshots."""
+        raise NotImplementedError
+
+    def grown(self, host: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
+        """Return a copy of a host with these seeds; see `Shard.grown`."""
+        raise NotImplementedError
+
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """Return the parameters and buffers of every host by name, on the CPU."""
+        raise NotImplementedError
+
+    def machines(self) -> dict[str, str]:
+        """Return what computes the hosts, by the names of devices in the config."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the pool holds."""
+        raise NotImplementedError
+
+    # ---- for pools that derive from this class
+
+    def _count(self, alpha_VNS: npt.NDArray[np.float32], *, trained: int = 0) -> None:
+        """Count training on this many samples per host, and one measurement."""
+        if self.meter is None:
+            return
+        task, roles = self.parts.task, self._roles or operations.roles(empty(*alpha_VNS.shape[1:]), SlotsConfig())
+        batch = min(task.batch_size, max(trained, 1))
+        self.meter.train(roles, trained // batch * batch, batch)
+        self.meter.measure(roles, alpha_VNS, len(task.data.valid_y))
+
+
+def joined(parts: Sequence[Report], axis: int) -> Report:
+    """Join the reports of several parts of the hosts along the axis of their members."""
+    names = [entry.name for entry in fields(parts[0])]
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts], axis) for name in names})

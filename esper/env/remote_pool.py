@@ -1,0 +1,270 @@
+"""All hosts of an environment, dealt to workers in other processes; a lost worker is replaced, and its hosts are repeated.
+
+There is one message per worker and step: calls without a result wait for the next call with one. The log of an episode's calls
+restores a lost worker, since a worker's state is determined by its calls.
+"""
+
+# N hosts, S slots, V variants
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from esper.checkpoint import Notice
+from esper.env.cluster import ClusterError
+from esper.env.host_pool import Epoch, HostPool, PoolParts, joined
+from esper.env.host_sampler import HostSampler
+from esper.env.worker import Call, Message, Reply, named
+from esper.growth.grown import GrownNetwork, KeptSeed
+from esper.lifecycle.roles import Blend, Roles
+from esper.measure.costs import Meter, Price
+from esper.measure.counterfactuals import Measurement
+from esper.task.instances import DataView
+
+TRAINING = ("epoch", "train")
+"""Methods that train the hosts for an epoch."""
+READING = ("validate", "latency", "grown", "host_states", "machines")
+"""Methods that change nothing, and need not be repeated."""
+
+
+class WorkerLost(Exception):
+    """A worker, or the machine that it was on, is gone."""
+
+
+class Crew(Protocol):
+    """The workers of this process, which all of its pools share."""
+
+    size: int
+
+    def encode(self, call: Call) -> Message:
+        """Return a call as a message, which later changes of its arguments do not affect."""
+        ...
+
+    def born(self, worker: int) -> int:
+        """Return how many times this worker has been replaced."""
+        ...
+
+    def open(self, worker: int, key: int, parts: PoolParts, num_hosts: int) -> None:
+        """Send `Worker.open` to a worker, which carries out what it is sent in order."""
+        ...
+
+    def send(self, worker: int, key: int, messages: Sequence[Message]) -> object:
+        """Send `Worker.run` to a worker, and return a ticket for its reply."""
+        ...
+
+    def receive(self, ticket: object) -> Reply:
+        """Wait for a reply.
+
+        Raises:
+            WorkerLost: there will be none.
+            Exception: what a call has raised.
+        """
+        ...
+
+    def replace(self, worker: int) -> None:
+        """Start another worker in the place of this one."""
+        ...
+
+    def close(self, key: int) -> None:
+        """Release the hosts of a pool in every worker; after the last pool, end all workers."""
+        ...
+
+
+class RemotePool(HostPool):
+    """N hosts, of which every worker has consecutive ones."""
+
+    def __init__(self, parts: PoolParts, meter: Meter | None, crew: Crew, *, key: int, replacements: int) -> None:
+        """
+        Args:
+            crew: the workers.
+            key: number of this pool, which no other pool of the crew has.
+            replacements: how many times workers are replaced within one episode.
+        """
+        HostPool.__init__(self, parts, meter)
+        self._crew, self._key, self._replacements, self._left = crew, key, replacements, replacements
+        hosts, size = parts.num_hosts, crew.size
+        self.places = [slice(hosts * rank // size, hosts * (rank + 1) // size) for rank in range(size)]
+        self._log, self._waiting = ([list[Message]() for _ in range(size)] for _ in range(2))
+        self._born = [-1] * size
+
+    # ---- messages
+
+    def _ask(self, of: Callable[[slice], Call]) -> list[Any]:
+        """Send every worker the call for its rows of the hosts, and return the results."""
+        with self.times.waiting():
+            tickets = [self._send(worker, self._crew.encode(of(rows))) for worker, rows in enumerate(self.places)]
+            return [self._receive(worker, ticket) for worker, ticket in enumerate(tickets)]
+
+    def _ask_one(self, worker: int, method: str, *args: Any) -> Any:
+        """Send one worker a call, and return the result."""
+        with self.times.waiting():
+            return self._receive(worker, self._send(worker, self._crew.encode(Call(method, args))))
+
+    def _tell(self, of: Callable[[slice], Call]) -> None:
+        """Send every worker, with its next message, a call without a result."""
+        for worker, rows in enumerate(self.places):
+            self._waiting[worker].append(self._crew.encode(of(rows)))
+
+    def _send(self, worker: int, last: Message) -> object:
+        """Send a worker what waits for it and one more; send a new worker, before that, all since the start of the episode.
+
+        Returns:
+            A ticket for the reply, or `WorkerLost`.
+        """
+        messages = [*self._waiting[worker], last]
+        self._log[worker] += messages
+        self._waiting[worker].clear()
+        try:
+            if self._born[worker] != (born := self._crew.born(worker)):
+                messages, rows, self._born[worker] = self._log[worker], self.places[worker], born
+                self._crew.open(worker, self._key, self.parts, rows.stop - rows.start)
+            return self._crew.send(worker, self._key, [*messages])
+        except WorkerLost as lost:
+            return lost
+
+    def _receive(self, worker: int, ticket: object) -> Any:
+        """Return the result of the last message; if the worker is lost, replace it and repeat its hosts first.
+
+        Raises:
+            ClusterError: the worker is lost, and is not replaced any more.
+        """
+        log = self._log[worker]
+        while True:
+            try:
+                if isinstance(ticket, WorkerLost):
+                    raise ticket
+                reply = self._crew.receive(ticket)
+                break
+            except WorkerLost as lost:
+                self._replace(worker, lost)
+                ticket = self._send(worker, log.pop())
+        if log[-1].method in READING:
+            log.pop()
+        for phase, seconds in reply.seconds.items():
+            self.times.add(phase, seconds)
+        return reply.result
+
+    def _replace(self, worker: int, lost: WorkerLost) -> None:
+        """Replace a lost worker, and say so."""
+        rows = self.places[worker]
+        which = f"worker {worker} of {self._crew.size} was lost ({' '.join(str(lost).split())})"
+        if self._left == 0:
+            raise ClusterError(
+                f"{which}, and {self._replacements} in this episode were replaced before (cluster.replacements): find out why; "
+                "what was saved before is intact"
+            )
+        self._left -= 1
+        epochs = sum(message.method in TRAINING for message in self._log[worker])
+        again = f"hosts {rows.start} to {rows.stop - 1} repeat {epochs} epochs of this episode"
+        number = self._replacements - self._left  # tells one warning from the next
+        warnings.warn(f"{which}: {again}, no other host is affected (replacement {number})", Notice, stacklevel=2)
+        self._crew.replace(worker)
+
+    def _of(self, host: int) -> tuple[int, int]:
+        """Return the worker of a host, and its index there."""
+        for worker, rows in enumerate(self.places):
+            if rows.start <= host < rows.stop:
+                return worker, host - rows.start
+        raise IndexError(f"there is no host {host}")
+
+    # ---- the interface of HostPool
+
+    def start(self, sampler: HostSampler, views: Sequence[DataView], hosts: Sequence[nn.Module] | None = None) -> None:
+        """See `HostPool.start`. The workers make the newborn networks and all views themselves, from their names."""
+        HostPool.start(self, sampler, views, hosts)
+        self._samples, self._left = sampler.samples_per_epoch, self._replacements
+        for messages in (*self._log, *self._waiting):
+            messages.clear()
+        self._tell(lambda rows: Call("start", (named(sampler.of(rows)), None if hosts is None else hosts[rows])))
+
+    def epoch(
+        self,
+        time: int,
+        alpha_VNS: npt.NDArray[np.float32],
+        *,
+        probe: bool = True,
+        retired_N: npt.NDArray[np.bool_] | None = None,
+    ) -> Epoch:
+        """See `HostPool.epoch`."""
+        retired_N = np.zeros(alpha_VNS.shape[1], np.bool_) if retired_N is None else retired_N
+        parts: list[Epoch] = self._ask(
+            lambda rows: Call("epoch", (time, alpha_VNS[:, rows]), {"probe": probe, "retired_N": retired_N[rows]})
+        )
+        self._count(alpha_VNS, trained=self._samples)
+        return Epoch(
+            joined([part.report for part in parts], 0),
+            joined([part.measured for part in parts], -1),
+            np.concatenate([part.potential_NSK for part in parts]),
+        )
+
+    def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
+        """See `HostPool.train`."""
+        return np.concatenate(self._ask(lambda _: Call("train", (time, samples))))
+
+    def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
+        """See `HostPool.validate`."""
+        if not test:
+            self._count(alpha_VNS)
+        return joined(self._ask(lambda rows: Call("validate", (alpha_VNS[:, rows],), {"test": test})), -1)
+
+    def potential(self, time: int) -> npt.NDArray[np.float32]:
+        """See `HostPool.potential`."""
+        return np.concatenate(self._ask(lambda _: Call("potential", (time,))))
+
+    def capture(self, time: int) -> None:
+        """See `HostPool.capture`."""
+        self._tell(lambda _: Call("capture", (time,)))
+
+    def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:
+        """See `HostPool.latency`; the first worker measures."""
+        return self._ask_one(0, "latency", host, used_S, samples)
+
+    def arrange(self, roles: Roles) -> None:
+        """See `HostPool.arrange`."""
+        self._roles = roles
+        self._tell(lambda rows: Call("arrange", (roles.of(rows),)))
+
+    def plant(self, host: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
+        """See `HostPool.plant`."""
+        worker, member = self._of(host)
+        self._waiting[worker].append(self._crew.encode(Call("plant", (member, slot, blueprint, stream, blend))))
+
+    def clear(self, host: int, slot: int, blueprint: int) -> None:
+        """See `HostPool.clear`."""
+        worker, member = self._of(host)
+        self._waiting[worker].append(self._crew.encode(Call("clear", (member, slot, blueprint))))
+
+    def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
+        """See `HostPool.remember`."""
+        self._tell(lambda rows: Call("remember", (healthy_N[rows],)))
+
+    def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
+        """See `HostPool.restore`."""
+        self._tell(lambda rows: Call("restore", (failed_N[rows],)))
+
+    def grown(self, host: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
+        """See `HostPool.grown`."""
+        worker, member = self._of(host)
+        return self._ask_one(worker, "grown", member, seeds)
+
+    def host_states(self) -> list[dict[str, Tensor]]:
+        """See `HostPool.host_states`."""
+        return [state for states in self._ask(lambda _: Call("host_states")) for state in states]
+
+    def machines(self) -> dict[str, str]:
+        """See `HostPool.machines`."""
+        found: dict[str, list[str]] = {}
+        for one in self._ask(lambda _: Call("machines")):
+            for name, text in one.items():
+                found.setdefault(name, []).append(text)
+        return {
+            name: ", ".join(f"{texts.count(text)} x {text}" for text in dict.fromkeys(texts)) for name, texts in found.items()
+        }
+
+    def close(self) -> None:
+        """See `HostPool.close`."""
+        self._crew.close(self._key)
