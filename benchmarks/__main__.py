@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import paired_timing
 from roofs import copy_bandwidth, matmul_rate
 
-from esper.training.provenance import LIBRARIES, code_version, device_name, installed
+from esper.env.devices import device_name
+from esper.training.provenance import LIBRARIES, code_version, installed
 
 HERE = Path(__file__).parent
 RUNS = (
@@ -38,6 +39,7 @@ RUNS = (
     ("policy_speed", ("--hosts-apart",)),
     ("deployed_hosts", ()),
     ("precision", ()),
+    ("workers", ()),
     ("gpu", ()),
 )
 """Script and arguments of every benchmark. That of a GPU writes a record of its own, with --out, and is left out without one."""

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from esper.env.worker import Call, Message, Reply, Worker
 from esper.measure.costs import Meter
 from esper.ranges import check_ranges
 
-PATIENCE = 15.0
+PATIENCE = 30.0
 """Time after which the user is told for what a start waits [s]."""
 
 
@@ -62,14 +63,24 @@ class RayClusterConfig(ClusterConfig):
 
     def build(self, parts: PoolParts, meter: Meter | None = None) -> HostPool:
         self.ready()
-        name = repr(self)
-        crew = _crews.get(name) or RayCrew(self)
-        _crews[name] = crew
+        crew = _crews.get(self.crew_key()) or RayCrew(self)
+        _crews[self.crew_key()] = crew
         return RemotePool(parts, meter, crew, key=crew.join(), replacements=self.replacements)
 
+    def crew_key(self) -> tuple[object, ...]:
+        """Return what configs whose pools share workers have in common."""
+        return self.workers, self.cpus, self.gpus, self.address
 
-_crews: dict[str, "RayCrew"] = {}
-"""The workers of this process, by their config."""
+
+_crews: dict[tuple[object, ...], "RayCrew"] = {}
+"""The workers of this process, by `crew_key`."""
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nothing listens at an address like 10.0.0.1:6379; Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class RayCrew:
@@ -93,9 +104,16 @@ class RayCrew:
             # A cluster of this machine counts as many cores as the workers ask for: two workers may share a core.
             room = {"num_cpus": max(config.workers * config.cpus, os.cpu_count() or 1)} if config.address is None else {}
             try:
+                _knock(config.address)
                 ray.init(config.address, include_dashboard=False, logging_level=logging.WARNING, **room)
             except Exception as error:  # ConnectionError, ValueError and others
-                raise ClusterError(f"cluster.address={config.address}: {' '.join(str(error).split())}") from error
+                told = " ".join(str(error).split())
+                if config.address is None:
+                    raise ClusterError(f"cluster=ray cannot start Ray on this machine: {told}") from error
+                raise ClusterError(
+                    f"no cluster answers at cluster.address={config.address} ({told}): start one with ray start --head, or leave "
+                    "out cluster.address for one on this machine"
+                ) from error
         there = ray.cluster_resources().get("GPU", 0.0)
         if config.address is None and self._owns and config.workers * config.gpus > there:
             self._end()
@@ -130,8 +148,8 @@ class RayCrew:
         if not done:
             config = self.config
             warnings.warn(
-                f"worker {worker} of {self.size} waits for its place, {config.cpus} CPUs and {config.gpus:g} GPUs (cluster.cpus, "
-                "cluster.gpus): ray status shows what the cluster has",
+                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: ray status shows "
+                f"whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs (cluster.cpus, cluster.gpus)",
                 Notice,
                 stacklevel=2,
             )
@@ -172,6 +190,6 @@ class RayCrew:
 
     def _end(self) -> None:
         """Forget the workers, and stop Ray if this crew started it."""
-        _crews.pop(repr(self.config), None)
+        _crews.pop(self.config.crew_key(), None)
         if self._owns:
             self._ray.shutdown()

@@ -32,7 +32,8 @@ def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> Non
         if path.parent.name in OTHER_WORLDS:
             continue
         cells = read_outcomes(path, outcome).dropna(axis=1)
-        arms = [arm for arm in cells if arm not in (*BASELINES, *standalone_agents(), "best_of_random")]
+        rivals = (*BASELINES, *standalone_agents(), "best_of_random", "same_seed")
+        arms = [arm for arm in cells if arm not in rivals and not arm.startswith("search_")]
         if len(arms) > 1:
             spreads.append(np.sqrt(np.mean([(cells[a] - cells[b]).var() for a, b in combinations(arms, 2)])))
     assert len(spreads) >= 4

@@ -89,12 +89,12 @@ def test_two_commands_cannot_share_a_folder(tmp_path: Path, holder: subprocess.P
 
 
 def test_provenance_keeps_every_process(tmp_path: Path) -> None:
-    first = Provenance(tmp_path, 0, ["cpu"])
+    first = Provenance(tmp_path, 0, {"cpu": "a processor"})
     with first:
         first.save(2)
         assert read(tmp_path / provenance.FILE)[0]["status"] == "running"
     first.__exit__(RuntimeError)
-    with Provenance(tmp_path, 2, ["cpu"]) as second:
+    with Provenance(tmp_path, 2, {"cpu": "a processor"}) as second:
         second.save(5)
     records = json.loads((tmp_path / provenance.FILE).read_text())
     assert [(r["first_update"], r["updates"], r["status"]) for r in records] == [(0, 2, "failed"), (2, 5, "finished")]
@@ -103,7 +103,7 @@ def test_provenance_keeps_every_process(tmp_path: Path) -> None:
     for content in ("[{]", "[null]", '[{"plan": 1}]', '[{"esper": "1.0"}]', "[" * 100_000):
         (tmp_path / provenance.FILE).write_text(content)
         with pytest.raises(ConfigError, match=r"run.json is damaged"):
-            Provenance(tmp_path, 5, ["cpu"])
+            Provenance(tmp_path, 5, {"cpu": "a processor"})
 
 
 def test_the_code_version_names_the_commit_of_this_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
