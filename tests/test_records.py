@@ -1,6 +1,7 @@
 """Numbers in the README: recomputed from the records that are committed."""
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,31 @@ def test_the_gates_of_the_page_are_those_of_the_records():
         if world == "digits_drift":
             assert all(f"{name} {mean}" in preset for name, mean in zip(("schedule", "bandit", "rule"), means, strict=False))
             assert f"the oracle leads by {lead}" in preset
+
+
+def test_the_study_of_one_training_tells_its_numbers():
+    """Every row of the record, the sentences of the README, and the break-even."""
+    folder = ROOT / "experiments" / "2026-11-24_one_training"
+    study = runpy.run_path(str(folder / "break_even.py"))
+    text, table = (folder / "README.md").read_text(), study["means"]()
+    differences = pd.read_csv(folder / "differences.csv").set_index(["outcome", "second"])
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (.+?) \| (\w+) \| (\S+) \| (.+?) \|$", text, flags=re.MULTILINE)
+    assert {name for name, *_ in rows} == set(table.index) - {"ppo"}
+
+    def shown(outcome, rival):
+        mean, low, high = differences.loc[(outcome, rival), ["mean", "low", "high"]]
+        return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+    for rival, flops, value, difference, verdict, accuracy, apart in rows:
+        assert float(flops) == pytest.approx(table.loc[rival, "training_flops"], rel=0.05)
+        assert (value, accuracy) == (f"{table.loc[rival, 'return']:.1f}", f"{table.loc[rival, 'accuracy']:.1f}")
+        assert (difference, apart) == (shown("return", rival), shown("accuracy", rival))
+        assert verdict == differences.loc[("return", rival), "verdict"]
+    assert shown("return", "search_random_4") == "3.3 (2.4 to 4.2)"
+    assert "3.3 points more than a random search that trains every new host four times (2.4 to 4.2)" in README
+    assert shown("return", "search_random_8") == "-0.3 (-1.0 to 0.3)"
+    assert "trainings (-0.3, -1.0 to 0.3)" in README
+    paid = {k: sorted(study["break_even"](name) for name in table.index if name.endswith(f"_{k}")) for k in (4, 8)}
+    for k, hosts in paid.items():
+        assert f"{hosts[0]:.0f} to {hosts[-1]:.0f}" in text, k
+    assert f"{study['training']():.1e}".replace("+", "") in text
