@@ -24,7 +24,7 @@ from esper.telemetry.writers import WRITERS, WriterConfig
 
 ENTRY_POINTS = "esper.parts"
 """Entry point group of plugins."""
-CLOSED = ("devices", "telemetry")
+CLOSED = ("devices", "cluster", "telemetry")
 """Groups that accept no external parts."""
 _files: set[str] = set()
 """Files of the plugins that were named and imported."""

@@ -2,9 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from filelock import FileLock
 
 from esper.telemetry.base import Hparam, Rows, RunInfo
 from esper.telemetry.tracker import Tracker, TrackerConfig, markdown
@@ -34,6 +37,11 @@ class AimConfig(TrackerConfig):
         return AimTracker(run, place, self.name, experiment=self.experiment or run.sweep or "esper", tags=self.tags)
 
 
+def _alone(repo: str) -> AbstractContextManager[object]:
+    """Return a lock on a repository on disk: a run that opens fails while another one, at its end, writes the index."""
+    return nullcontext() if repo.startswith(REMOTE) else FileLock(Path(repo) / ".aim.lock")
+
+
 class AimTracker(Tracker):
     """Writes through a run that records neither the console nor the machine."""
 
@@ -50,14 +58,15 @@ class AimTracker(Tracker):
 
         logging.getLogger("aim").setLevel(logging.ERROR)  # it reports every lock and thread
         repo = self.place["repo"] = self.place["repo"] or str(Path.cwd())
-        self._run = aim.Run(
-            id,
-            repo=repo if repo.startswith(REMOTE) else aim.Repo.from_path(repo, init=True),
-            system_tracking_interval=None,
-            capture_terminal_logs=False,
-            log_system_params=False,
-            force_resume=id is not None,  # a killed run leaves its lock; ours already says that nobody else writes
-        )
+        with _alone(repo):
+            self._run = aim.Run(
+                id,
+                repo=repo if repo.startswith(REMOTE) else aim.Repo.from_path(repo, init=True),
+                system_tracking_interval=None,
+                capture_terminal_logs=False,
+                log_system_params=False,
+                force_resume=id is not None,  # a killed run leaves its lock; ours already says that nobody else writes
+            )
         uri = self.place["artifacts_uri"]
         if not uri and not repo.startswith(REMOTE):
             uri = self.place["artifacts_uri"] = (Path(repo) / ".aim_artifacts").as_uri()
@@ -85,4 +94,5 @@ class AimTracker(Tracker):
             self._run.log_artifact(str(path), name, block=True)
 
     def end(self, *, finished: bool) -> None:
-        self._run.close()
+        with _alone(self.place["repo"]):
+            self._run.close()
