@@ -94,10 +94,10 @@ def train(cfg: DictConfig) -> None:
 
 def _after(folder: Path, config: Config, *, lead: str) -> None:
     """Write the page of a run, hand it to the writers that keep files, and score the run if it belongs to a tuning."""
-    if shown_hosts := min(config.telemetry.page_hosts, max(2, config.hosts)):
+    if config.telemetry.page_hosts:
         from esper.page.page import page_at_the_end
 
-        page_at_the_end(folder, shown_hosts, lead=lead)
+        page_at_the_end(folder, lead=lead)
     config.telemetry.attach(folder, files_after(folder))
     if str((sweeper := HydraConfig.get().sweeper).get("_target_")) == TUNE_SWEEPER:
         from esper.lab.tuning import score_tuned  # late: it imports the statistics

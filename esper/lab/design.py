@@ -308,7 +308,8 @@ def _has_control(arms: Mapping[str, Sequence[str]]) -> bool:
 def command_of(found: Design, folder: Path | None, *, blocks: int | None = None, more: Sequence[str] = ()) -> str:
     """Return the command of an experiment, rebuilt from its design, to be copied into a shell.
 
-    Overrides of Hydra itself, such as a launcher, are not part of a design. Looks are those of the folder, or at the last block.
+    A launcher is not part of a design: it is that of the last time the experiment in `folder` was started. Looks are those of the
+    folder, or at the last block.
 
     Args:
         found: the design.
@@ -331,8 +332,18 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     parts += [shlex.quote(f"baselines=[{','.join(plan.baselines)}]")] if plan.baselines else []
     keys = {override.partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
-    parts += [*more, *([typed_as("hydra.sweep.dir", folder)] if folder is not None else [])]
-    return f"python -m esper.train -m {' '.join(parts)}"
+    if folder is not None:
+        more = [*more, *map(shlex.quote, _launcher(folder)), typed_as("hydra.sweep.dir", folder)]
+    return f"python -m esper.train -m {' '.join([*parts, *more])}"
+
+
+def _launcher(folder: Path) -> list[str]:
+    """Return the overrides of Hydra's launcher with which the experiment in a folder was last started, as Hydra recorded them."""
+    try:
+        typed = yaml.safe_load((folder / "multirun.yaml").read_text())["hydra"]["overrides"]["hydra"]
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):  # no record: runs then follow one another
+        return []
+    return [override for override in typed if override.startswith(("hydra/launcher=", "hydra.launcher."))]
 
 
 def _in_shell(text: str) -> str:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from esper.lab.design import Design
+from esper.telemetry.jsonl import read_records
 from esper.telemetry.text import duration
-from esper.training.provenance import FILE, read
 
 GROWN = 2
 """How often a policy grows its held-out hosts: with sampled and with its most probable actions."""
@@ -35,7 +36,10 @@ def before(found: Design, settings: Mapping[str, Any]) -> str:
 
 def after(found: Design, settings: Mapping[str, Any], folder: Path) -> str:
     """Return the line about scoring that is printed after the last run."""
-    records = [record for cell in found.cells for record in read(folder / cell.folder / FILE)]
-    trained = sum(float(record.get("wall_seconds", 0.0)) for record in records)
-    time = f"about {duration(scoring_share(found, settings) * trained)}" if trained else "a while"
+    # The median, as the first update of a process is slower.
+    paths = [path for cell in found.cells if (path := folder / cell.folder / "times.jsonl").exists()]
+    speeds = [[record["time/host_epochs_per_second"] for record in read_records(path)] for path in paths]
+    host_epochs = GROWN * found.plan.score_hosts * int(settings["steps"])
+    grown = sum(host_epochs / median(of_run) for of_run in speeds if of_run)
+    time = f"about {duration(grown)}" if grown else "a while"
     return f"it first scores the policies, once, which takes {time}; workers=N scores N at a time"

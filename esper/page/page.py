@@ -7,16 +7,17 @@ from pathlib import Path
 import jinja2
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
-from esper.config import CHECKPOINTS, ConfigError
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
 from esper.page.packing import embedded
+from esper.page.status import saved_config
 from esper.telemetry.seed_table import HEAD, TITLE
 from esper.training.run_folder import PAGE, writing_reports
 
 HOSTS = 24
-"""Held-out hosts that the page shows by default."""
+"""Held-out hosts that the page of a run shows if its config asks for no page."""
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -26,12 +27,17 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] = print) -> Path:
+def shown_hosts(config: Config) -> int:
+    """Return how many held-out hosts the page of a run shows by default."""
+    return min(config.telemetry.page_hosts or HOSTS, max(2, config.hosts))
+
+
+def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], None] = print) -> Path:
     """Grow held-out hosts with the newest policy of a run, unless that was done before, and write `run.html`.
 
     Args:
         folder: folder of the run, which may still be training.
-        hosts: held-out hosts; 0 for none.
+        hosts: held-out hosts; 0 for none, None for those of the page at the end of the run.
         log: receives lines about the progress.
 
     Raises:
@@ -41,6 +47,7 @@ def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] =
     """
     if Checkpoints(folder / CHECKPOINTS).latest() is None:
         raise ConfigError(f"{folder} holds no run: name the folder that esper.train printed")
+    hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):
         if hosts:
             trace_held_out(folder, hosts, log)
@@ -57,17 +64,16 @@ def write_page(folder: Path, *, hosts: int = HOSTS, log: Callable[[str], None] =
     return folder / PAGE
 
 
-def page_at_the_end(folder: Path, hosts: int, *, lead: str = "") -> None:
+def page_at_the_end(folder: Path, *, lead: str = "") -> None:
     """Write the page of a run that has just ended, and print its place; a page that cannot be written is a warning, since the run
     itself is complete.
 
     Args:
         folder: folder of the run.
-        hosts: held-out hosts, at least 2.
         lead: begins each line, to tell runs apart that share a terminal.
     """
     try:
-        page = write_page(folder, hosts=hosts, log=notice)
+        page = write_page(folder, log=notice)
         notice()
         print(f"{lead}page: {page}", flush=True)
     except (ConfigError, FileError, DiskError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra.types import RunMode
 
 from esper.cli.command import spelled_out
@@ -119,6 +120,14 @@ def test_a_command_rebuilt_from_a_design_gives_the_same_design(overrides: list[s
     again = replace(planned(*given, folder=tmp_path), common=[one for one in typed[4:-1] if one in common])
     assert again.digest == first.digest
     assert again.blocks == first.blocks
+
+
+def test_a_rebuilt_command_has_the_launcher_of_the_last_start(tmp_path: Path) -> None:
+    design = planned("arms=reward: shaped,sparse", folder=tmp_path)
+    assert "launcher" not in command_of(design, tmp_path)
+    typed = ["hydra.sweeper.blocks=3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=x"]
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": {"hydra": typed, "task": ["sweep=ab"]}}}))
+    assert f" hydra/launcher=joblib hydra.launcher.n_jobs=2 hydra.sweep.dir={tmp_path}" in command_of(design, tmp_path)
 
 
 def test_a_lost_command_is_printed(tmp_path: Path) -> None:

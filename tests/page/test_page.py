@@ -64,7 +64,7 @@ def test_the_page_is_one_file_without_addresses_and_holds_the_numbers(folder: Pa
 
 
 def test_the_command_writes_pages_and_refuses_what_is_no_run(folder: Path, tmp_path: Path, capsys) -> None:
-    main([str(folder), "hosts=0"])
+    main([str(folder)])  # grows the hosts of the run, which were grown already
     place = f"page: {folder / 'run.html'}\n"
     assert capsys.readouterr().out == f"2 updates, finished; evaluated: the policy after update 2\n{place}"
     for arguments, message in (
@@ -87,11 +87,13 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     assert "No held-out hosts were grown yet" in write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
 
 
-def test_training_ends_with_a_page(tmp_path: Path) -> None:
+def test_training_ends_with_a_page_whose_hosts_report_shows_again(tmp_path: Path, capsys) -> None:
     overrides = [*OVERRIDES, "telemetry.page_hosts=3", f"hydra.run.dir={tmp_path}", "updates=1"]
     done = subprocess.run([sys.executable, "-m", "esper.train", *overrides], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"page: {tmp_path / 'run.html'}"
     assert "on 3 held-out hosts" in (tmp_path / "run.html").read_text()
+    main([str(tmp_path)])
+    assert "training" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
