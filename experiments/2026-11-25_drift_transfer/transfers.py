@@ -1,0 +1,56 @@
+"""Policies on worlds that they have not seen, against rivals fitted there, by the rule of README.md.
+
+    python experiments/2026-11-25_drift_transfer/transfers.py
+
+Reads WORLD.csv beside it, the comparison.csv of each world that was measured. Needs the extra compare.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from esper.stats.intervals import Interval
+from esper.stats.paired import sign_flip
+
+HERE = Path(__file__).parent
+WORLDS = ("kinds", "timetable", "data", "size")
+RIVALS = ("react_bandit", "fixed")
+"""Arms fitted in the world itself."""
+MARGIN = 1.0
+"""Points of return by which a policy may be worse than its best rival and still count as transferred."""
+
+
+def returns(world: str) -> pd.DataFrame:
+    """Return the return of every run in a world, blocks by arms."""
+    return pd.read_csv(HERE / f"{world}.csv").pivot(index="block", columns="arm", values="return")
+
+
+def difference(table: pd.DataFrame, first: str, second: str) -> Interval:
+    """Return the mean paired difference in return of two arms, with its 95 % interval."""
+    values = table[first].to_numpy() - table[second].to_numpy()
+    return sign_flip(values, np.random.default_rng(0)).interval
+
+
+def best_rival(table: pd.DataFrame) -> str:
+    """Return the rival with the highest mean return."""
+    return str(table[list(RIVALS)].mean().idxmax())
+
+
+def main() -> None:
+    for world in WORLDS:
+        if not (HERE / f"{world}.csv").exists():
+            continue
+        table = returns(world)
+        rival = best_rival(table)
+        print(f"{world}: {', '.join(f'{arm} {mean:.1f}' for arm, mean in table.mean().items())}; {len(table)} blocks")
+        for policy in ("ppo", "forest"):
+            found = difference(table, policy, rival)
+            verdict = "transfers" if found.low > -MARGIN else "not shown"
+            print(f"  {policy} - {rival}: {found.mean:.1f} ({found.low:.1f} to {found.high:.1f}): {verdict}")
+        found = difference(table, "ppo", "forest")
+        print(f"  ppo - forest: {found.mean:.1f} ({found.low:.1f} to {found.high:.1f})")
+
+
+if __name__ == "__main__":
+    main()
