@@ -32,11 +32,11 @@ from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
-from esper.page.findings import rival_sentence
+from esper.page.findings import oracle_sentence, rival_sentence
 from esper.page.page import write_page
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
-from esper.training.resume import find_checkpoint, run_of
+from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
 from esper.training.run_folder import writing_reports
 
 
@@ -109,10 +109,10 @@ def title(evaluation: Evaluation) -> str:
 
 
 def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | None) -> int:
-    """Return how often the evaluation will grow its hosts, about: the schedules of an oracle depend on what is found."""
+    """Return how often the evaluation will grow its hosts, at least: an oracle has as many schedules as are found."""
     count = len(evaluation.names(asked.controllers))
     count += search.planned(names(asked.search_per_host, asked.trainings)) if search else 0
-    return count + (2 * evaluation.num_schedules + 3 if asked.schedules else 0)
+    return count + (2 * evaluation.num_schedules + 2 if asked.schedules else 0)
 
 
 def main(arguments: list[str]) -> None:
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
     with in_one_sentence():
         arguments = load_parts(arguments)
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
-        if Path(asked.checkpoint).exists():
+        if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         overrides = [argument for argument in arguments if is_run_override(argument)]
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> None:
         stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
         with writing_reports(folder):
             out = write_new(folder, stem, report)
-            drawn = figure(report["rows"], score=score)
+            drawn = figure(report["rows"], asked.hosts, score=score)
             if drawn:
                 write_whole(out.with_suffix(".svg"), drawn + "\n")
         print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
@@ -187,7 +187,7 @@ def _display(report: dict[str, Any], asked: EvaluateConfig, score: str) -> None:
     """Print the verdict and the tables of an evaluation."""
     console, rows = Console(), report["rows"]
     console.print(escape(verdict(rows, score=score)), style="bold", highlight=False)
-    if found := rival_sentence(report):
+    for found in filter(None, (rival_sentence(report), oracle_sentence(report))):
         console.print(escape(found), highlight=False)
     show(rows, report["title"], console, score=score)
     if asked.details or asked.online:

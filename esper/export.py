@@ -24,7 +24,7 @@ from esper.lab.regrow import regrow
 from esper.notices import StatusLine, heard_by, notice
 from esper.ranges import check_ranges
 from esper.training.config_io import from_plain
-from esper.training.resume import find_checkpoint, run_of
+from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
 from esper.training.run_folder import EXPORT, files_of, writing_reports
 
 POLICY = "policy"
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
     warn_plainly()
     with in_one_sentence():
         asked = read_overrides(ExportConfig, load_parts(arguments))
-        if Path(asked.checkpoint).exists():
+        if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         with heard_by(StatusLine(sys.stderr)):

@@ -113,6 +113,10 @@ class _Placeholder:
 class _Result(_Placeholder):
     """The result of a call, such as `torch.cuda.is_available()`; what depends on it is left to the command."""
 
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]  (isinstance asks for it)
+        raise TypeError("a placeholder has no type")
+
     def __bool__(self) -> bool:
         raise TypeError("a placeholder is neither true nor false")
 

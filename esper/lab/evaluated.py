@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.checkpoint import write_whole
-from esper.lab.evaluation import ONLINE, POLICIES
+from esper.lab.evaluation import ONLINE, ORACLE, POLICIES
 from esper.lab.forest import Row, forest
 from esper.lab.per_host import PREFIX
 from esper.stats.intervals import Interval
 from esper.telemetry.tags import in_terms_of
+from esper.telemetry.text import counted
 
 Rows = Sequence[Mapping[str, Any]]
 """Rows of `summarise`."""
@@ -43,7 +44,7 @@ def verdict(rows: Rows, against: str = "wait", score: str = "accuracy") -> str:
             amount = f"{abs(mean.mean):.1f}" if word else f"{mean.mean:+.1f}"
             amount = "0.0" if amount in ("+0.0", "-0.0") else amount
             shown[word].append(f"{amount} ± {mean.half_width:.1f} {unit}")
-    name, other = str(row["controller"]), SPOKEN.get(against, against)
+    name, other = SPOKEN.get(str(row["controller"]), str(row["controller"])), SPOKEN.get(against, against)
     claims = [f"{word} {other} by {' and by '.join(amounts)}" for word, amounts in shown.items() if word and amounts]
     open_ = f"no clear difference ({' and '.join(shown[''])})" if shown[""] else ""
     if not claims:
@@ -118,7 +119,7 @@ def _table(heading: str) -> Table:
 def _name(row: Mapping[str, Any]) -> str:
     """Return the name of a controller as tables show it, without what it chose."""
     name = str(row["controller"]).removeprefix(PREFIX).partition(" (")[0]
-    return SPOKEN["wait"] if name == "wait" else name
+    return {"wait": SPOKEN["wait"], ORACLE: "oracle"}.get(name, name)
 
 
 def _chosen(rows: Rows) -> list[str]:
@@ -145,7 +146,7 @@ def short(value: float) -> str:
     return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
-def figure(rows: Rows, against: str = "wait", score: str = "accuracy") -> str | None:
+def figure(rows: Rows, hosts: int, against: str = "wait", score: str = "accuracy") -> str | None:
     """Return the differences of all controllers to `against` as SVG: in test accuracy, or in return where there is none."""
     for key, axis in (
         ("accuracy", "test accuracy minus that of never growing [pp]"),
@@ -154,7 +155,8 @@ def figure(rows: Rows, against: str = "wait", score: str = "accuracy") -> str | 
         means = [(_name(row), Interval(**row[f"{key}_over_{against}"])) for row in rows if row["controller"] != against]
         found = [Row(name, mean.mean, mean.low, mean.high) for name, mean in means if math.isfinite(mean.mean)]
         if found:
-            return forest(sorted(found, key=lambda row: -row.mean), in_terms_of(score, axis))
+            note = f"means over {counted(hosts, 'held-out host')}, with 95 % intervals"
+            return forest(sorted(found, key=lambda row: -row.mean), in_terms_of(score, axis), note=note)
     return None
 
 

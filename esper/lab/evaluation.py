@@ -37,6 +37,8 @@ from esper.training.estimate import check_memory
 from esper.training.play import play
 from esper.training.resume import find_checkpoint
 
+ORACLE = "oracle schedule by kind"
+"""Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
 POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""
 REPLAY = "replay"
@@ -259,7 +261,7 @@ class Evaluation:
         chosen on other hosts."""
         choice, static = self.choose(), self.choose(static=True)
         best, oracle = self.grow_schedules(choice)
-        found = {f"best schedule ({choice.best})": best, "oracle schedule by kind": oracle}
+        found = {f"best schedule ({choice.best})": best, ORACLE: oracle}
         return found | {f"best static net ({static.best})": self.grow_static(static)}
 
     @property
@@ -291,10 +293,10 @@ class Evaluation:
 
     def grow_schedules(self, choice: Choice) -> tuple[HostOutcomes, HostOutcomes]:
         """Return the outcomes of the best fixed schedule and of the oracle, which uses the former for an unknown kind of host."""
-        grown = {
-            name: self.grow(self._schedule(name), name=f"schedule {name}")
-            for name in dict.fromkeys([choice.best, *choice.for_kind.values()])
-        }
+        names = dict.fromkeys([choice.best, *choice.for_kind.values()])
+        if self.progress:
+            self.progress.total += len(names) - 1  # so many were not known before the choice
+        grown = {name: self.grow(self._schedule(name), name=f"schedule {name}") for name in names}
         best = grown[choice.best]
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}

@@ -32,13 +32,14 @@ class Row:
     """Text at the end of the row, such as the verdict."""
 
 
-def forest(rows: Sequence[Row], axis: str, margin: float | None = None) -> str:
+def forest(rows: Sequence[Row], axis: str, margin: float | None = None, note: str = "") -> str:
     """Return the differences with their intervals, a line at 0 and, if there is one, a band between the margins.
 
     Args:
         rows: differences with finite means, at least one.
         axis: what the axis shows, with its unit.
         margin: smallest difference that matters, > 0.
+        note: line below the axis.
     """
     texts = [f"{row.mean:+.2f}{_ends(row)}{f', {row.note}' if row.note else ''}" for row in rows]
     longest = max(len(row.label) + len(text) + 3 for row, text in zip(rows, texts, strict=True))
@@ -65,11 +66,10 @@ def forest(rows: Sequence[Row], axis: str, margin: float | None = None) -> str:
     parts.append(_line(SIDE, bottom, width - SIDE, bottom, "var(--faint)"))
     parts += [_text(x(tick), bottom + 17, f"{tick:g}", anchor="middle", faint=True) for tick in ticks]
     parts.append(_text(width / 2, bottom + 36, axis, anchor="middle"))
-    bottom += 0 if margin is None else 18
-    if margin is not None:
-        parts.append(
-            _text(width / 2, bottom + 36, f"grey: within the margin of {margin:g}; dashed: 0", anchor="middle", faint=True)
-        )
+    notes = [*([note] if note else []), *([] if margin is None else [f"grey: within the margin of {margin:g}; dashed: 0"])]
+    for line in notes:
+        bottom += 18
+        parts.append(_text(width / 2, bottom + 36, line, anchor="middle", faint=True))
     height = bottom + 46
     box = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
     about = escape("; ".join(f"{row.label}: {text}" for row, text in zip(rows, texts, strict=True)))

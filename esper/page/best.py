@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from esper.telemetry.text import counted
+
 LAST = 5
 """Updates at the end of a run whose mean return is compared."""
 BESIDE = 2
@@ -22,8 +24,8 @@ def best_update(best: Mapping[str, Any] | None) -> str:
     if not best:
         return ""
     return (
-        f"Update {best['update'] + 1} has the highest return in training, {best['return']:.1f} points. "
-        f"{_where(best['update'])} is the policy that played it."
+        f"The policy after {counted(best['update'], 'update')}, {_where(best['update'])}, has the highest return in training: "
+        f"{best['return']:.1f} points, in update {best['update'] + 1}."
     )
 
 
@@ -37,13 +39,15 @@ def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | No
     last = [record[RETURN] for record in played[-LAST:]]
     if min(len(beside), len(last)) < 2 or np.ptp(beside) + np.ptp(last) == 0:
         return ""
-    low = stats.ttest_ind(beside, last, equal_var=False).confidence_interval().low
+    low, high = stats.ttest_ind(beside, last, equal_var=False).confidence_interval()
     if not low > 0:
         return ""
+    first, end = max(1, best["update"] + 1 - BESIDE), best["update"] + 1 + BESIDE
+    fall = f"{np.mean(beside) - np.mean(last):.1f} less ({low:.1f} to {high:.1f})"
     return (
-        f"Training has become worse since its best: the last {LAST} updates return {np.mean(last):.1f} points on average, "
-        f"against {np.mean(beside):.1f} next to update {best['update'] + 1}. "
-        f"{_where(best['update'])} evaluates the policy of that time."
+        f"Returns in training have fallen since the best one: the last {LAST} updates return {np.mean(last):.1f} points on "
+        f"average, {fall} than updates {first} to {end} without the best, update {best['update'] + 1}. "
+        f"{_where(best['update'])} is the policy of that time: evaluate it to see whether it does better on held-out hosts, too."
     )
 
 

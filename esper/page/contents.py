@@ -11,9 +11,10 @@ from esper.checkpoint import Checkpoints, load_run
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
 from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.lab.evaluation import ORACLE
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
-from esper.page.evaluations import Evaluated, controllers, head, newest_evaluation
+from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
 from esper.page.lead import Grown
 from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
@@ -67,7 +68,11 @@ class Contents:
     part: str
     """Name of a part of a host, such as "block"."""
     comparison: ControllerTable | None
-    """The newest evaluation."""
+    """The evaluation of the newest policy with most controllers."""
+    oracle: bool
+    """Whether it has an oracle."""
+    evaluations: list[str]
+    """Files of the other evaluations, of any of the run's policies."""
     curves: dict[str, list[Chart]]
     seeds: tuple[str, str, list[list[str]]]
     """Table of seeds by blueprint, slot and kind: whose hosts, legend, rows; no rows without hosts that train."""
@@ -106,8 +111,9 @@ def gather(folder: Path) -> Contents:
     status = status_of(folder, config, state["update"], history)
     if status.state == "killed":
         history[-1]["status"] = "killed"
-    evaluated, shown = newest_evaluation(folder), _grown(tables.get)
-    worth, after = _most_hosts(shown, update, evaluated)
+    found, shown = evaluations(folder), _grown(tables.get)
+    evaluated = richest(found)
+    worth, after = _most_hosts(shown, update, largest(found))
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
     part, kinds = config.host.part.partition(" ")[0], findings.kinds(shown.policy, shown.never) if shown else []
     return Contents(
@@ -123,6 +129,7 @@ def gather(folder: Path) -> Contents:
             part=part,
             host=prices.get("host", {}),
             baseline=baseline,
+            oracle=findings.oracle_sentence(evaluated.report) if evaluated and evaluated.update == after else "",
             training=lead.rollbacks(records),
         ),
         decline=best.decline(records, state.get("best")),
@@ -132,6 +139,8 @@ def gather(folder: Path) -> Contents:
         kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
         part=part,
         comparison=_comparison(evaluated, score),
+        oracle=evaluated is not None and ORACLE in evaluated.report["hosts"],
+        evaluations=[one.file for one in found if one is not evaluated],
         curves=_curves(records, score),
         seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
@@ -139,7 +148,12 @@ def gather(folder: Path) -> Contents:
         events=any("events" in one["columns"] for one in traces),
         anomalies=_anomalies(folder),
         costs=costs.rows(
-            folder, records, history, hosts=config.hosts, grown_N=findings.results(worth.policy, "flops_kept") if worth else None
+            folder,
+            records,
+            history,
+            hosts=config.hosts,
+            grown_N=findings.results(worth.policy, "flops_kept") if worth else None,
+            evaluated={row["controller"]: row for row in evaluated.report.get("rows", ())} if evaluated else None,
         ),
         changed=_changed(config),
         config=[(key, as_typed(value)) for key, value in sorted(flat(to_plain(config)).items())],
@@ -166,7 +180,7 @@ def _most_hosts(shown: Grown | None, update: int, evaluated: Evaluated | None) -
     Args:
         shown: results of the hosts that the page shows.
         update: the update of their policy.
-        evaluated: the newest evaluation.
+        evaluated: the evaluation of the newest policy on most hosts.
     """
     other = _grown(evaluated.table) if evaluated else None
     if evaluated and other and (shown is None or (evaluated.update, other.hosts) > (update, shown.hosts)):

@@ -58,6 +58,7 @@ def rows(
     *,
     hosts: int,
     grown_N: npt.NDArray[np.float64] | None = None,
+    evaluated: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Rows:
     """Return name and value of what the run cost.
 
@@ -67,6 +68,7 @@ def rows(
         history: records of `run.json`.
         hosts: hosts in an update.
         grown_N: FLOPs per sample of held-out hosts after growing; None if unknown.
+        evaluated: rows of an evaluation by controller; None without one.
     """
     wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
     found = [
@@ -77,7 +79,7 @@ def rows(
         found.append(
             ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
         )
-    found += _training(records, hosts)
+    found += _training(records, hosts) + _using(evaluated or {})
     if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
         found.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
     if host := costs_of(folder).get("host", {}):
@@ -92,6 +94,15 @@ def rows(
         devices = ", ".join(f"{text} (devices={name})" for name, text in history[-1].get("devices", {}).items())
         found.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
     return found
+
+
+def _using(evaluated: Mapping[str, Mapping[str, float]]) -> Rows:
+    """Return the row of what the policy costs in use: FLOPs of one more host."""
+    if not {"policy", "wait"} <= evaluated.keys():
+        return []
+    policy, never = evaluated["policy"], evaluated["wait"]
+    text = f"{policy['training_flops']:.3g} FLOPs of training, {never['training_flops']:.3g} if it never grows"
+    return [("one new host", f"{text}; the policy's decisions take {policy['policy_flops']:.3g}")]
 
 
 def _training(records: Sequence[Mapping[str, float]], hosts: int) -> Rows:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from esper.config import GROUPS
+from esper.lab.evaluation import ORACLE
 from esper.page.findings import signed
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
@@ -26,6 +27,7 @@ MEANINGS = {
     "policy_greedy": "the policy with its most probable actions",
     "replay": "the topologies that the policy kept, grown from the start",
     "wait": "never growing",
+    ORACLE: "knows the kind of each host: the best schedule of one seed for it, chosen on other hosts; no upper bound",
 }
 """Controllers whose classes do not say what they are on this page."""
 HEAD = (
@@ -67,20 +69,35 @@ class Evaluated:
         }
 
 
-def newest_evaluation(folder: Path) -> Evaluated | None:
-    """Return the evaluation of the newest policy that was written last; None if there is none. Transfers to other
-    tasks do not count."""
-    found: list[tuple[int, float, str, Mapping[str, Any]]] = []
+def evaluations(folder: Path) -> list[Evaluated]:
+    """Return the evaluations in the folder of a run, the newest policy last, and of one policy that which was written last.
+    Transfers to other tasks do not count."""
+    found: list[tuple[int, float, Evaluated]] = []
     for path in folder.glob("evaluation_*.json"):
         with suppress(OSError, ValueError):
             report = json.loads(path.read_text())
             if (match := _NAME.fullmatch(path.stem)) and report.get("hosts") and not report.get("transfer"):
-                found.append((int(match[1]), path.stat().st_mtime, path.name, report))
-    if not found:
-        return None
-    update, _, name, report = max(found, key=lambda one: one[:3])
-    figure = Path(name).with_suffix(".svg").name
-    return Evaluated(update=update, report=report, file=name, figure=figure if (folder / figure).exists() else "")
+                figure = path.with_suffix(".svg")
+                one = Evaluated(
+                    update=int(match[1]), report=report, file=path.name, figure=figure.name if figure.exists() else ""
+                )
+                found.append((one.update, path.stat().st_mtime, one))
+    return [one for *_, one in sorted(found, key=lambda one: (*one[:2], one[2].file))]
+
+
+def richest(found: Sequence[Evaluated]) -> Evaluated | None:
+    """Return the evaluation of the newest policy with most controllers, of equal ones the last; None if there is none."""
+    return max(_newest(found), key=lambda one: len(one.report["hosts"]), default=None)
+
+
+def largest(found: Sequence[Evaluated]) -> Evaluated | None:
+    """Return the evaluation of the newest policy on most hosts, of equal ones the last; None if there is none."""
+    return max(_newest(found), key=lambda one: one.hosts, default=None)
+
+
+def _newest(found: Sequence[Evaluated]) -> list[Evaluated]:
+    """Return the evaluations of the newest policy, the last first, as `max` returns the first of equal ones."""
+    return [one for one in reversed(found) if one.update == found[-1].update]
 
 
 def head(score: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esper.lab.evaluation import ORACLE
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.pictures import slots_of
 from esper.telemetry.text import counted
@@ -124,15 +125,15 @@ def habits(table: Table, part: str = "part") -> list[str]:
     sentences = [
         f"It plants in {len(per_host)} of {hosts} hosts, {len(planted) / hosts:.1f} seeds per host, most often {choices}.",
         *slot_words(most[0][0][1], part),
-        f"{by_then} of {counted(len(planted), 'seed')} {'is' if by_then == 1 else 'are'} planted by epoch {half} "
-        f"of {round(max(table['epoch']))}.",
+        f"{by_then} of {counted(len(planted), 'seed')} {'is' if by_then == 1 else 'are'} planted "
+        f"{'in the first' if half == 1 else f'by epoch {half}'} of {counted(round(max(table['epoch'])), 'epoch')}.",
     ]
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
         by_kind.setdefault(one["kind"], Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
     if 1 < len(by_kind) <= MOST_KINDS:
         alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
-        choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts, see the table"
+        choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts (see the table)"
         sentences.append(f"Its most frequent choice {choice}.")
     return sentences
 
@@ -214,10 +215,11 @@ def _mean(values: npt.NDArray[np.float64]) -> str:
 
 
 def rivals(report: Mapping[str, Any]) -> tuple[str, Interval, int] | None:
-    """Return the best controller of an evaluation beside the policy: its name, the policy's return minus its own, and how many
-    hosts it grew; None if there is none."""
+    """Return the best controller of an evaluation beside the policy and the oracle: its name, the policy's return minus its own,
+    and how many hosts it grew; None if there is none."""
     hosts: Mapping[str, Any] = report.get("hosts", {})
-    others = {name: one["return"] for name, one in hosts.items() if not name.startswith(("policy", "search", "replay"))}
+    out = ("policy", "search", "replay", ORACLE)
+    others = {name: one["return"] for name, one in hosts.items() if not name.startswith(out)}
     own: Sequence[float] | None = hosts.get("policy", {}).get("return")
     if own is None or not others:
         return None
@@ -231,10 +233,24 @@ def rival_sentence(report: Mapping[str, Any]) -> str:
     if found is None or found[0] == "wait":
         return ""
     name, difference, hosts = found
-    name = name.partition(" (")[0]
+    return f"its best rival is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
+
+
+def oracle_sentence(report: Mapping[str, Any]) -> str:
+    """Return the sentence that compares the policy of an evaluation with the oracle; empty without one."""
+    hosts: Mapping[str, Any] = report.get("hosts", {})
+    own: Sequence[float] | None = hosts.get("policy", {}).get("return")
+    if own is None or ORACLE not in hosts:
+        return ""
+    difference = mean_interval(np.array(own) - np.array(hosts[ORACLE]["return"]))
+    return f"against an oracle, the best schedule of one seed for each kind of host: {_paired(difference, len(own))}"
+
+
+def _paired(difference: Interval, hosts: int) -> str:
+    """Return the difference in return between the policy and another controller in words."""
     where = f"on the same {counted(hosts, 'host')}"
     if difference.low <= 0 <= difference.high:
-        return f"its best rival is {name}: no clear difference in return ({signed(difference)} points, paired {where})"
+        return f"no clear difference in return ({signed(difference)} points, paired {where})"
     word = "more" if difference.mean > 0 else "less"
     amount = f"{abs(difference.mean):.1f} ± {difference.half_width:.1f}"
-    return f"its best rival is {name}: the policy returns {amount} points {word}, paired {where}"
+    return f"the policy returns {amount} points {word}, paired {where}"

@@ -45,6 +45,7 @@ def sentences(
     part: str,
     host: Mapping[str, float],
     baseline: tuple[str, Interval, int] | None,
+    oracle: str,
     training: str,
 ) -> list[str]:
     """Return the lines at the top of a page, the most important first.
@@ -57,6 +58,7 @@ def sentences(
         part: name of a part of the host, such as "block".
         host: parameters and FLOPs of the host, empty if unknown.
         baseline: best baseline of the newest evaluation, the policy's return minus its own, and hosts.
+        oracle: comparison with an oracle in words, see `findings.oracle_sentence`; empty without one.
         training: rollbacks in training in words, see `rollbacks`.
     """
     if worth is None:
@@ -69,6 +71,7 @@ def sentences(
             f"Its best baseline in esper.evaluate is {other}: the policy has {claim(difference, 'return', 'points')} "
             f"on the same {counted(hosts, 'host')}."
         )
+    lines += [f"{oracle[0].upper()}{oracle[1:]}."] if oracle else []
     if shown:
         text = " ".join(habits(shown.policy, part))
         if shown.hosts != worth.hosts:
@@ -142,7 +145,7 @@ def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:
     for host in hosts:
         others = [] if greedy_N is None else [(greedy_N[host], "with the most probable actions")]
         others.append((never_N[host], "if it never grows"))
-        beside = ", ".join(f"{value:.1f} % {'' if named else text}".strip() for value, text in others)
+        beside = ", ".join(f"{value:.1f} % {text}" for value, text in others)
         named.append(f"host {host} with {end_N[host]:.1f} % ({beside})")
     return [f"Lowest test {score}: {'; '.join(named)}."]
 
@@ -151,7 +154,7 @@ def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
     """Return a sentence on pruned seeds: in which hosts, whether these have the lowest test accuracy, and what the most probable
     actions prune; none without pruned seeds."""
     found = pruned(grown.policy)
-    hosts = sorted(set(found))
+    hosts = sorted({host for host, _ in found})
     if not found:
         return []
     seeds = f"{counted(len(found), 'seed')} {'was' if len(found) == 1 else 'were'} pruned"
@@ -166,20 +169,31 @@ def _pruned(grown: Grown, lowest: Sequence[int], score: str) -> list[str]:
             text += f"; {_listed(among)} {'is' if len(among) == 1 else 'are'} among the {least} of lowest test {score}"
     if grown.greedy is not None:
         other = len(pruned(grown.greedy))
-        text += f"; the most probable actions prune {other or 'none'}"
+        text += f"{_drawn(found)}; the most probable actions prune {other or 'none'}"
     return [f"{text}."]
 
 
-def pruned(table: Table) -> list[int]:
-    """Return the host of every seed that a controller pruned."""
-    refused = table.get("refused", [0] * len(table["op"]))
-    ops = zip(table["host"], table["op"], refused, strict=True)
-    return [round(host) for host, op, no in ops if op == "prune" and not no]
+def pruned(table: Table) -> list[tuple[int, float | None]]:
+    """Return the host of every seed that a controller pruned, and the probability of that action if the trace has it."""
+    refused, probability = (table.get(name, [None] * len(table["op"])) for name in ("refused", "probability"))
+    ops = zip(table["host"], table["op"], refused, probability, strict=True)
+    return [(round(host), chance) for host, op, no, chance in ops if op == "prune" and not no]
+
+
+def _drawn(found: Sequence[tuple[int, float | None]]) -> str:
+    """Return the probabilities with which prunings were sampled, as part of a sentence; empty if one is unknown."""
+    known = sorted(chance for _, chance in found if chance is not None)
+    if not known or len(known) < len(found):
+        return ""
+    low, high = (f"{100 * chance:.2g}" for chance in (known[0], known[-1]))
+    if len(known) == 1:
+        return f", which had a probability of {low} %"
+    return f", each of which had a probability of {low}{f' to {high}' if low != high else ''} %"
 
 
 def rollbacks(records: Sequence[Mapping[str, float]]) -> str:
-    """Return the rollbacks in training as the end of a sentence, such as "; 2 in training, the last in update 42 (divergence 2)";
-    empty if they were not recorded."""
+    """Return the rollbacks in training as the end of a sentence, such as "; 2 in training, the last in update 42 (divergence 2)",
+    and what that means; empty if they were not recorded."""
     causes: Counter[str] = Counter()
     newest, known = 0, False
     for record in records:
@@ -193,7 +207,9 @@ def rollbacks(records: Sequence[Mapping[str, float]]) -> str:
     if not newest:
         return f", and none {where}"
     named = ", ".join(f"{cause} {count}" for cause, count in causes.items() if count)
-    return f"; {causes.total()} {where}, the last in update {newest} ({named})"
+    return (
+        f"; {causes.total()} {where}, the last in update {newest} ({named}): the governor restored a healthy state of a sick host"
+    )
 
 
 def _listed(hosts: Sequence[int]) -> str:

@@ -41,6 +41,12 @@ def find_checkpoint(path: str, key: str) -> Path:
     return newest
 
 
+def may_hold_checkpoint(path: str) -> bool:
+    """Return whether there is anything that `find_checkpoint` could open, without opening it."""
+    place = Path(path)
+    return (place.parent if place.name == BEST else place).exists()
+
+
 def run_of(checkpoint: Path) -> Path:
     """Return the folder of the run, or of the saved policy, that a checkpoint belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent

@@ -69,6 +69,13 @@ def test_the_title_appears_before_torch_is_imported(bare: Path) -> None:
     assert {path.suffix for path in bare.iterdir()} <= {".py", ""}  # nothing is written
 
 
+def test_a_checkpoint_is_read_by_the_command_itself(bare: Path) -> None:
+    done = python("-m", "esper.evaluate", "checkpoint=./best", path=bare)
+    assert "torch was imported" in done.stderr
+    done = python("-c", "from esper.cli.rehearsal import stand_in\nstand_in()\nimport torch\nisinstance(torch.load('x'), dict)")
+    assert "TypeError: a placeholder has no type" in done.stderr
+
+
 def test_a_rehearsal_gives_the_answers_of_the_command() -> None:
     done = python("-c", REHEARSED, given=json.dumps(SAMPLE))
     assert json.loads(done.stdout) == [str(refusal(overrides)) for overrides in SAMPLE]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check, typed_as
-from esper.page.evaluations import newest_evaluation
+from esper.lab.evaluation import ORACLE
+from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
 from esper.page.page import write_page
 from esper.page.status import read_status
@@ -93,7 +94,7 @@ def test_training_ends_with_a_page_whose_hosts_report_shows_again(tmp_path: Path
     assert done.stdout.splitlines()[-1] == f"page: {tmp_path / 'run.html'}"
     assert "on 3 held-out hosts" in (tmp_path / "run.html").read_text()
     main([str(tmp_path)])
-    assert "training" not in capsys.readouterr().out
+    assert "held-out hosts" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
@@ -203,6 +204,29 @@ def test_the_newest_evaluation_leads_if_it_has_more_hosts(folder: Path, tmp_path
     assert "On the 4 held-out hosts shown below, it" in many
     assert '<a href="evaluation_000002_9_hosts_episode0.svg">figure</a>' in many
     page("evaluation_000003_5_hosts_other", report(5, policy=50, wait=30) | {"transfer": {"slug": "other"}})
-    found = newest_evaluation(copy)
-    assert found is not None
-    assert found.file == "evaluation_000002_9_hosts_episode0.json", "transfers are another question"
+    found = evaluations(copy)
+    assert {one.file for one in found[-2:]} == {f"evaluation_000002_{hosts}_hosts_episode0.json" for hosts in (3, 9)}
+    assert richest(found) == largest(found), "transfers are another question"
+
+
+def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    rows = [
+        {"controller": name, "training_flops": flops, "policy_flops": 3e6} for name, flops in (("policy", 2e9), ("wait", 1e9))
+    ]
+    rich = report(5, policy=50, heuristic=40, wait=30) | {"rows": rows}
+    rich["hosts"][ORACLE] = report(5, oracle=52)["hosts"]["oracle"]
+    poor = report(9, policy=50, wait=30)
+    page = ""
+    for hosts, found in ((5, rich), (9, poor)):
+        (copy / f"evaluation_000002_{hosts}_hosts_episode0.json").write_text(json.dumps(found))
+        page = write_page(copy, hosts=0, log=lambda line: None).read_text()
+    assert "on 9 held-out hosts (mean" in page, "the headline is from most hosts"
+    assert "Its best baseline in esper.evaluate is heuristic: the policy has 10.0" in page, "an oracle is no baseline"
+    assert "the best schedule of one seed for each kind of host: the policy returns 2.0 ± 0.0 points less" in page
+    assert 'Other evaluations of this run: <a href="evaluation_000002_9_hosts_episode0.json">' in page
+    assert "2e+09 FLOPs of training, 1e+09 if it never grows; the policy&#39;s decisions take 3e+06" in page
+    assert "How much more was possible?" not in page
+    (copy / "evaluation_000002_5_hosts_episode0.json").unlink()
+    assert "How much more was possible?" in write_page(copy, hosts=0, log=lambda line: None).read_text()

@@ -40,7 +40,8 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
     )
     assert failures(grown(table([10, 20, 30], "prune"), never)) == (
         "None of 3 hosts returns less than if it never grew. Lowest test accuracy: "
-        "host 0 with 10.0 % (10.0 % if it never grows); host 1 with 20.0 % (20.0 %); host 2 with 30.0 % (30.0 %). "
+        "host 0 with 10.0 % (10.0 % if it never grows); host 1 with 20.0 % (20.0 % if it never grows); "
+        "host 2 with 30.0 % (30.0 % if it never grows). "
         "3 seeds were pruned, in hosts 0, 1 and 2. "
         "No rollbacks on these hosts."
     )
@@ -53,6 +54,12 @@ def test_pruned_seeds_are_named_with_the_hosts_that_they_cost() -> None:
     assert "host 1 with 20.0 % (75.0 % with the most probable actions, 10.0 % if it never grows); host 0 with" in text
     assert "1 seed was pruned, in host 1, the host of lowest test accuracy; the most probable actions prune none." in text
     assert text.endswith("No rollbacks on these hosts; 2 in training.")
+    chances = own | {"probability": [0.0114] * len(own["op"])}
+    text = failures(grown(chances, never, table([50, 75, 60, 70, 80])))
+    assert "accuracy, which had a probability of 1.1 %; the most probable actions prune none." in text
+    chances["op"] = ["prune", "wait", *own["op"][2:]]
+    chances["probability"] = [0.3, *chances["probability"][1:]]
+    assert ", each of which had a probability of 1.1 to 30 %;" in failures(grown(chances, never, table([50, 75, 60, 70, 80])))
     own["op"][6], own["op"][2] = "prune", "wait"
     assert "in host 3. No" in failures(grown(own, never)), "a host that does well is not called one of the worst"
     own["op"][4] = "prune"
@@ -61,7 +68,9 @@ def test_pruned_seeds_are_named_with_the_hosts_that_they_cost() -> None:
 
 def test_rollbacks_in_training_are_told() -> None:
     records = [{"update": 1.0, "governor/rollbacks_decline": 0.0}, {"update": 2.0, "governor/rollbacks_decline": 2.0}]
-    assert rollbacks(records) == "; 2 in training, the last in update 2 (decline 2)"
+    assert rollbacks(records) == (
+        "; 2 in training, the last in update 2 (decline 2): the governor restored a healthy state of a sick host"
+    )
     assert rollbacks(records[:1]) == ", and none in training"
     assert rollbacks(records[1:]).startswith("; 2 in the written updates of training")
     assert rollbacks([{"update": 1.0}]) == ""
@@ -80,16 +89,18 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
         part="block",
         host={"params": 200, "flops": 100},
         baseline=None,
+        oracle="against an oracle: nothing",
         training="",
     )
+    assert lines[3] == "Against an oracle: nothing."
     assert "With the most probable ones, test accuracy is 30.3 instead of 20.0 % (+10.3 ± 1.4 pp) and return is 30.3" in lines[1]
     assert lines[1].endswith("Those keep no seed.")
     assert (
         lines[2]
         == "It keeps 50 parameters per host, 25 % of the host's 200, and raises the FLOPs per sample from 100 to 300 (3 times)."
     )
-    assert lines[3].startswith("It plants in 3 of 3 hosts")
-    assert sentences(None, None, name="", score="", part="", host={}, baseline=None, training="") == []
+    assert lines[4].startswith("It plants in 3 of 3 hosts")
+    assert sentences(None, None, name="", score="", part="", host={}, baseline=None, oracle="", training="") == []
     shown = cards(found.policy, found.never, score="accuracy", host={"params": 200, "flops": 100}, greedy=found.greedy)
     assert [card.value for card in shown[2:]] == ["20.0 %", "50", "3 x"]
     assert "30.3 % with the most probable actions" in shown[2].label
@@ -134,7 +145,7 @@ def test_plantings_are_counted_with_their_last_contribution() -> None:
     assert habits(table([1, 2])) == ["It plants nothing."]
     later = table([1, 2], "germinate")
     later["op"][2:], later["slot"][3], later["blueprint"][3] = ["wait", "germinate"], "s0", "conv"
-    assert "1 of 2 seeds is planted by epoch 1 of 2." in habits(later), "an epoch is a whole number"
+    assert "1 of 2 seeds is planted in the first of 2 epochs." in habits(later), "an epoch is a whole number"
 
 
 def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() -> None:
@@ -143,14 +154,17 @@ def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() 
 
     best = {"update": 3, "return": 80.0}
     worse = decline(records([50, 69, 70, 80, 71, 69, 60, 60, 61, 59, 60, 60]), best)
-    assert "the last 5 updates return 60.0 points on average, against 69.8 next to update 4" in worse
-    assert "checkpoint=FOLDER/best (checkpoint_000003.pt)" in worse
+    assert (
+        "the last 5 updates return 60.0 points on average, 9.8 less (8.3 to 11.2) than updates 2 to 6 without the best, update 4."
+        in worse
+    )
+    assert "checkpoint=FOLDER/best (checkpoint_000003.pt) is the policy of that time" in worse
     assert decline(records([50, 69, 70, 80, 71, 69, 70, 70, 71, 69, 70, 70]), best) == ""
     assert decline(records([50, 69, 70, 80, 60, 60]), best) == "", "too early to tell"
     assert decline(records([50, 60]), None) == ""
     assert best_update(best) == (
-        "Update 4 has the highest return in training, 80.0 points. checkpoint=FOLDER/best (checkpoint_000003.pt) is "
-        "the policy that played it."
+        "The policy after 3 updates, checkpoint=FOLDER/best (checkpoint_000003.pt), has the highest return in training: "
+        "80.0 points, in update 4."
     )
     assert best_update(None) == ""
 
