@@ -56,6 +56,8 @@ class Contents:
     score: str
     sentences: list[str]
     """What the policy did and was worth on held-out hosts; empty without their traces."""
+    failures: list[str]
+    """Where it fails on the hosts that the page shows; empty without their traces."""
     decline: str
     """Sentence on a policy that has become worse; empty without one."""
     best: str
@@ -130,8 +132,8 @@ def gather(folder: Path) -> Contents:
             host=prices.get("host", {}),
             baseline=baseline,
             oracle=findings.oracle_sentence(evaluated.report) if evaluated and evaluated.update == after else "",
-            training=lead.rollbacks(records),
         ),
+        failures=lead.failures(shown, score=score, training=lead.rollbacks(records)) if shown else [],
         decline=best.decline(records, state.get("best")),
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],

@@ -46,7 +46,6 @@ def sentences(
     host: Mapping[str, float],
     baseline: tuple[str, Interval, int] | None,
     oracle: str,
-    training: str,
 ) -> list[str]:
     """Return the lines at the top of a page, the most important first.
 
@@ -59,7 +58,6 @@ def sentences(
         host: parameters and FLOPs of the host, empty if unknown.
         baseline: best baseline of the newest evaluation, the policy's return minus its own, and hosts.
         oracle: comparison with an oracle in words, see `findings.oracle_sentence`; empty without one.
-        training: rollbacks in training in words, see `rollbacks`.
     """
     if worth is None:
         return []
@@ -76,7 +74,7 @@ def sentences(
         text = " ".join(habits(shown.policy, part))
         if shown.hosts != worth.hosts:
             text = f"On the {shown.hosts} held-out hosts shown below, {text[0].lower()}{text[1:]}"
-        lines += [text, failures(shown, score=score, training=training)]
+        lines.append(text)
     return lines
 
 
@@ -110,14 +108,14 @@ def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:
     return [f"{text}."]
 
 
-def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> str:
+def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> list[str]:
     """Return sentences about hosts that end with a lower return than if they never grew, or with the lowest test accuracy,
     about seeds that were pruned, and about rollbacks.
 
     Args:
         grown: traces of the hosts.
         score: name of the hosts' score.
-        training: rollbacks in training in words.
+        training: rollbacks in training in words, see `rollbacks`.
     """
     worse_N = results(grown.policy, "return") - results(grown.never, "return")
     hosts = np.flatnonzero(worse_N < 0)
@@ -131,8 +129,7 @@ def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> st
     lowest = np.argsort(end_N, kind="stable").tolist() if np.isfinite(end_N).all() else []
     parts += _lowest(grown, lowest[:FEW], score) + _pruned(grown, lowest, score)
     rolled = sum(cause is not None for cause in grown.policy["rolled_back"])
-    parts.append(f"{counted(rolled, 'rollback') if rolled else 'No rollbacks'} on these hosts{training}.")
-    return " ".join(parts)
+    return [*parts, f"{counted(rolled, 'rollback') if rolled else 'No rollbacks'} on these hosts{training}."]
 
 
 def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:
@@ -187,8 +184,8 @@ def _drawn(found: Sequence[tuple[int, float | None]]) -> str:
         return ""
     low, high = (f"{100 * chance:.2g}" for chance in (known[0], known[-1]))
     if len(known) == 1:
-        return f", which had a probability of {low} %"
-    return f", each of which had a probability of {low}{f' to {high}' if low != high else ''} %"
+        return f"; that action had a probability of {low} %"
+    return f"; these actions had probabilities of {low}{f' to {high}' if low != high else ''} %"
 
 
 def rollbacks(records: Sequence[Mapping[str, float]]) -> str:
