@@ -125,7 +125,7 @@ def round_trips(sizes: Sequence[int], repetitions: int) -> float:
         claim(f"message to {size} workers and back [ms]", [1e3 * one for one in taken])
         print(f"an empty message to {size} workers and back: {1e3 * seconds[-1]:.2f} ms")
         env.close()
-    return max(0.0, float(np.polyfit(sizes, seconds, 1)[0]))
+    return max(0.0, float(np.polyfit(sizes, seconds, 1)[0])) if len(sizes) > 1 else seconds[0] / sizes[0]
 
 
 def of_a_host(num_hosts: int, repetitions: int) -> float:
@@ -164,7 +164,7 @@ def main() -> None:
     given = parser.parse_args()
     repetitions = 100
     if given.quick:
-        given.hosts, given.epochs, given.sizes, repetitions = 2, 2, [1, 2], 3
+        given.hosts, given.epochs, given.workers, given.sizes, repetitions = 2, 2, 1, [1], 3
     torch.set_num_threads(1)
     begun = time.perf_counter()
     compare(given.hosts, given.epochs, given.workers)
