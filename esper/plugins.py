@@ -62,7 +62,9 @@ def register(group: str, name: str, config: Any) -> None:
         raise ConfigError(f"{option} must derive from {_address(base)}, and {_address(config)} does not")
     if lost := [key for key in getattr(config, "pays", ()) if key not in config.__dataclass_fields__]:
         kind = config.__name__
-        raise ConfigError(f"{kind}.pays names the weight {lost[0]}, but {kind} has no such field: add {lost[0]}: float = 1.0")
+        near = did_you_mean(lost[0], list(config.__dataclass_fields__)).removeprefix("; ")
+        remedy = near or f"add {lost[0]}: float = 1.0"
+        raise ConfigError(f"{kind}.pays names the weight {lost[0]}, but {kind} has no such field: {remedy}")
     table[name] = config
     if group in GROUPS:
         store_option(group, name, config)
@@ -123,7 +125,8 @@ def _import(name: str) -> None:
         if error.name != module.split(".")[0] and error.name != module:
             raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error
         raise ConfigError(
-            f"plugins=[{name}] is not found: run from its folder, put that on PYTHONPATH, or give the path of its file"
+            f"plugins=[{name}] is not found: run from its folder, put that on PYTHONPATH, or give the path of its file; "
+            "if a run recorded it and it has moved since, append plugins=[NEW PATH]"
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins=[{name}] cannot be imported: {_why(error)}") from error

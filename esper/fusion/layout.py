@@ -99,3 +99,12 @@ def by_member(logits: Tensor, members: int) -> Tensor:
     if members_first(logits):
         return logits.view(members, -1, logits.shape[-1])
     return logits.view(logits.shape[0], members, -1).transpose(0, 1)
+
+
+PERMUTE = "if channels come last, return x.permute(0, 3, 1, 2)"
+"""Remedy for images whose channels come last."""
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Return whether a shape `[n, C, H, W]` looks as if its channels came last."""
+    return len(shape) == 4 and 1 < shape[1] == shape[2] and shape[3] in (1, 3, 4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
-from esper.fusion.layout import Layout
+from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.growth.probe import Flaw, check_features, flaws, probe_host, probe_seed
 from esper.hosts.base import SlotSpec, slot_specs
 from esper.hosts.cnn import CNNHost
@@ -40,7 +40,8 @@ def check_host(host: nn.Module, same: nn.Module, x: Tensor, wanted: tuple[int, .
     """
     segments, slots = list(cast(nn.ModuleList, host.eval().segments)), slot_specs(host)
     features, samples = list[Tensor](), x
-    remedy = TOO_SMALL if isinstance(host, CNNHost) else "correct its code"
+    too_small = PERMUTE if channels_last(x.shape) else TOO_SMALL
+    remedy = too_small if isinstance(host, CNNHost) else "correct its code"
     for index, segment in enumerate(segments):
         with flaws(name, f"segment {index} of the host", x.shape, remedy), torch.no_grad():
             before, y = x.clone(), segment(x)

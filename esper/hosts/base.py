@@ -87,7 +87,8 @@ def slot_specs(host: nn.Module) -> tuple[SlotSpec, ...]:
     specs, segments = getattr(host, "slots", None), getattr(host, "segments", None)
     if not isinstance(specs, tuple) or not isinstance(segments, nn.ModuleList):
         raise ValueError(
-            f"{type(host).__name__} is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec"
+            f"{type(host).__name__} is not a host: give it `segments`, a ModuleList, and `slots`, a tuple of SlotSpec, as "
+            "docs/extending.md shows"
         )
     slots = cast(tuple[SlotSpec, ...], specs)
     if len(segments) != len(slots) + 1:

@@ -17,6 +17,8 @@ ALIKE = 0.5
 """Share of blocks with equal greedy accuracies above which arms are said to act alike."""
 LONGER = 4
 """Factor on the number of updates that is proposed then."""
+LEAST = 50
+"""Least number of updates that is proposed then, after which policies of the default task have learned."""
 
 
 def unfinished(runs: Sequence[Run], design: Design | None, folders: Sequence[Path]) -> str:
@@ -45,7 +47,7 @@ def next_experiment(results: Sequence[PairResult], design: Design | None, folder
     blocks = design.blocks if longer else max(result.needed or 0 for result in open_)
     more = [f"root={design.root + 1}", f"updates={longer}" if longer else typed_as("pilot", folder)]
     why = "train longer in a new experiment" if longer else f"start a new experiment of {blocks} blocks, which add none to these"
-    return [f"to decide, {why}: {command_of(design, None, blocks=blocks, more=more)}"]
+    return [f"{'next' if longer else 'to decide'}, {why}: {command_of(design, None, blocks=blocks, more=more)}"]
 
 
 def measured_spread(spread: Spread | None, design: Design | None, spec: OutcomeSpec) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
-from esper.lab.advise import LONGER, acting_alike, continuing, measured_spread, next_experiment, unfinished
+from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, unfinished
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design, command_of
 from esper.lab.evaluation import ONLINE
@@ -80,7 +80,7 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Return the verdicts and their limitations, most important first."""
         results = self.results[self.config.outcome]
-        lines = [str(result) for result in results]
+        lines = [self._said(result) for result in results]
         if not results:
             lines = [f"no verdict: {self.arms[0]} is the only arm beside its A/A control: add arms, or baselines=[wait]"]
         if self.deviations:
@@ -108,6 +108,13 @@ class Comparison:
         lines += [f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else []
         return [in_terms_of(self.score, line) for line in lines]
 
+    def _said(self, result: PairResult) -> str:
+        """Return the sentence on a pair: where arms act alike, no number of blocks is named that would tell them apart."""
+        if self._alike and result.verdict is Conclusion.undecided:
+            pair = result.difference
+            return f"undecided between {pair.first} and {pair.second}: their policies have not learned to differ yet"
+        return str(result)
+
     def _advice(self, results: Sequence[PairResult]) -> list[str]:
         """Say whether more hosts or more blocks would help, unless everything is decided."""
         if all(result.decided for result in results):
@@ -117,7 +124,7 @@ class Comparison:
         lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
-        lines += advice(spread, test) if spread else []
+        lines += advice(spread, test) if spread and not self._alike else []
         if self.folders and not self.deviations:
             lines += next_experiment(results, self.design, self.folders[0], self._longer)
         return lines
@@ -133,7 +140,7 @@ class Comparison:
     def _longer(self) -> int | None:
         """Number of updates to try if arms act alike, where all runs have as many; None if they do not."""
         updates = {run.updates for run in self.runs if run.finished}
-        return LONGER * updates.pop() if self._alike and len(updates) == 1 else None
+        return max(LEAST, LONGER * updates.pop()) if self._alike and len(updates) == 1 else None
 
     def _about_control(self) -> list[str]:
         """Return sentences on the first arm and its A/A control: their difference, and what was left out of it."""

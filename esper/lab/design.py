@@ -364,6 +364,8 @@ def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
     if isinstance(arms, str):
         if close := re.fullmatch(r"\s*([\w./@]+):(\S.*)", arms):
             raise ConfigError(f"arms={arms!r} lacks a space after the colon: write arms='{close[1]}: {close[2]}'")
+        if sign := re.fullmatch(r"\s*([\w./@]+)=(\S.*)", arms):
+            raise ConfigError(f"arms={arms!r} has = in place of a colon: write arms='{sign[1]}: {sign[2]}'")
         arms = _read_arms(arms, usage)
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")

@@ -158,10 +158,9 @@ def show(found: Comparison, console: Console) -> None:
         console.print(escape(sentence), highlight=False, soft_wrap="python -m" in sentence)
     decisive, pairs = found.outcome, differences(found)
     chosen = pairs[pairs["outcome"] == decisive.name]
-    caption = (
-        f"Differences in {decisive.label}{in_brackets(decisive.difference)}, mean with 95 % interval; p: that there is none, "
-    )
-    caption += "p within: that it reaches the margin"
+    where = f"{decisive.label}{in_brackets(decisive.difference)}"
+    caption = f"Differences in {where}, mean with 95 % interval; p: of a test of no difference; "
+    caption += "p within: of a test that it is as large as the margin"
     head = ["first - second", "blocks", "difference", "p", "p within", "verdict"]
     listed: list[Any] = list(chosen.itertuples())
     cells = [_cells(row) for row in listed]

@@ -90,7 +90,7 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
             parts.append(f"{what} is {own:.1f} instead of {other:.1f} {unit} ({over})")
     if not parts:
         return []
-    none = " Those keep no seed." if results(grown.greedy, "parameters_kept").max() == 0 else ""
+    none = " With those it keeps no seeds." if results(grown.greedy, "parameters_kept").max() == 0 else ""
     return [f"These are sampled actions, as in training. With the most probable ones, {' and '.join(parts)}.{none}"]
 
 

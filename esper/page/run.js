@@ -328,7 +328,7 @@ function drawCounterfactuals() {
   bars.push(["as it is, with all seeds", full, null, false]);
   if (at("committed_accuracy", end) !== null) bars.push(["with what was kept only", at("committed_accuracy", end), null, false]);
   const low = Math.min(0, ...bars.map((bar) => bar[1])), high = Math.max(100, ...bars.map((bar) => bar[1])), X = (value) => 190 + 150 * (value - low) / (high - low);
-  const svg = make("svg", { viewBox: `0 0 400 ${22 * bars.length + 6}`, width: "100%", role: "img", "aria-label": bars.map(([name, value]) => `${name} ${format(value)}`).join("; ") });
+  const svg = make("svg", { viewBox: `0 0 440 ${22 * bars.length + 6}`, width: "100%", role: "img", "aria-label": bars.map(([name, value]) => `${name} ${format(value)}`).join("; ") });
   bars.forEach(([name, value, error, grey], i) => {
     const y = 4 + 22 * i;
     svg.append(make("text", { x: 0, y: y + 12 }, name), make("rect", { x: X(Math.min(0, value)), y, width: Math.abs(X(value) - X(0)), height: 15, class: grey ? "bar grey" : "bar" }));

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.checkpoint import Notice
-from esper.fusion.layout import Layout
+from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
 
 PARTS = ("train", "valid", "test")
@@ -15,6 +15,8 @@ INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: INTEGER
 """Types of the inputs of each layout."""
 AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
+FAR_MEAN, FAR_STD = 3.0, 10.0
+"""Mean, by its amount, and standard deviation of inputs above which they were hardly scaled."""
 
 
 def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: bool = False) -> None:
@@ -59,13 +61,18 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
 def _warn_of_mistakes(data: Data, *, numbers: bool) -> None:
     """Warn of what can be learned from, but is hardly meant: channels in the last place, and classes that never occur."""
     shape = tuple(data.train_x.shape)
-    if 1 < shape[1] == shape[2] and shape[3] in (1, 3, 4):
-        warnings.warn(
-            f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: if channels come last, return "
-            "x.permute(0, 3, 1, 2)",
-            Notice,
-            stacklevel=2,
-        )
+    if channels_last(shape):
+        warnings.warn(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}", Notice, stacklevel=2)
+    first = data.train_x[:ROWS]
+    if first.is_floating_point() and data.mean is None and shape[2:] != (1, 1):
+        mean, std = float(first.mean()), float(first.std())
+        if abs(mean) > FAR_MEAN or std > FAR_STD:
+            warnings.warn(
+                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}: hosts learn best from values with mean 0 and "
+                "deviation 1, so subtract and divide",
+                Notice,
+                stacklevel=2,
+            )
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
         warnings.warn(
             f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others",
@@ -86,7 +93,7 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
         _check_range(f"{name}, as a token,", *ends(x), data.num_classes)
     elif x.dtype is torch.uint8 and (data.mean is None or data.std is None):
         raise DataError(
-            f"{name} holds bytes, and the data has no mean and std: return normalised(data), or make it torch.float32"
+            f"{name} holds bytes, and the data has no mean and std: set them, channel by channel, or make it torch.float32"
         )
     elif x.is_floating_point() and (wrong := sum(int((~part.isfinite()).sum()) for part in x.split(ROWS))):
         raise DataError(f"{name} has {wrong} values that are NaN or infinite: remove or replace them")

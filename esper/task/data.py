@@ -94,6 +94,8 @@ class Data:
     """The data after each drift that may happen; None if none can."""
     mapped: bool = False
     """If true, the samples lie in memory-mapped files, and are read from there batch by batch."""
+    target: str = ""
+    """Name of what is predicted, for people."""
 
     def to(self, device: torch.device) -> "Data":
         """Copy the data to a device."""
@@ -142,6 +144,7 @@ class Data:
             flat = shape[1:] == (1, 1)
             inputs = f"{shape[0]:,} features" if flat else f"{'x'.join(map(str, shape))} values each"
             outputs = "a number to predict" if numbers else f"{self.num_classes:,} classes"
+            outputs += f" ({self.target})" if self.target else ""
         return f"{counts[0]} training, {counts[1]} validation and {counts[2]} test samples; {inputs}, {outputs}"
 
     @property

@@ -48,7 +48,9 @@ class RegressionConfig(TaskConfig):
         return Numbers(self.objective, self.delta)
 
 
-def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shuffle: np.random.Generator, name: str) -> Data:
+def divided(
+    rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shuffle: np.random.Generator, name: str, target: str = ""
+) -> Data:
     """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
 
     Rows become images `[n, C, 1, 1]`, which every host reads that reads images.
@@ -58,6 +60,7 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
         targets: target of each sample.
         shuffle: stream of the order.
         name: name of the table in errors.
+        target: name of what is predicted.
 
     Raises:
         TaskError: there are too few rows, or the targets of a set are all equal.
@@ -72,7 +75,7 @@ def divided(rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shu
         values = scaled(whole, parts["train"])
         values = values[:, :, None, None] if axis == "x" else values
         tensors |= {f"{part}_{axis}": torch.from_numpy(values[chosen]) for part, chosen in parts.items()}
-    return Data(**tensors, num_classes=1)
+    return Data(**tensors, num_classes=1, target=target)
 
 
 def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt.NDArray[np.int64]]:

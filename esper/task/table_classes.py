@@ -61,4 +61,4 @@ class TableClassesConfig(ImagesConfig):
         x, y = scaled(table.rows, parts["train"])[:, :, None, None], torch.from_numpy(number_n.astype(np.int64))
         tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(x[chosen]) for part, chosen in parts.items()}
         tensors |= {f"{part}_y": y[chosen] for part, chosen in parts.items()}
-        return Data(**tensors, num_classes=len(names))
+        return Data(**tensors, num_classes=len(names), target=table.name)

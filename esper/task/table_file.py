@@ -39,7 +39,7 @@ class TableFileConfig(RegressionConfig):
                 Notice,
                 stacklevel=2,
             )
-        return divided(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}")
+        return divided(table.rows, values, stream(self.split_seed, "table_split"), f"task.file={self.file}", table.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
     for row, (number, line) in zip(rows, lines, strict=True):
         where = f"line {number} of {file}"
         if len(line) != len(names):
-            raise TaskError(f"{where} has not {len(names)} values, as the first line has names, but {len(line)}: correct it")
+            raise TaskError(f"{where} has {len(line)} values, and the first line names {len(names)} columns: correct it")
         for place, cell in enumerate(line):
             if not cell:
                 raise TaskError(f"{where} has no value in column {names[place]!r}: fill it in, or remove the line")
@@ -105,7 +105,19 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"two columns of {path} have the name {twice[0]!r}: rename one of them")
+    if sum(map(_is_number, names)) > len(names) / 2:
+        raise TaskError(f"the first line of {path} holds numbers: add a line above it that names the columns")
+    if len(found) == 1:
+        raise TaskError(f"{path} has no rows below the names of its columns: add some")
     return names, found[1:]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(cell: str, where: str, name: str, target: str) -> float:
@@ -114,6 +126,10 @@ def _number(cell: str, where: str, name: str, target: str) -> float:
     except ValueError:
         value = np.nan
     if not np.isfinite(value):
-        hint = "correct it" if name == target else f"encode the column as numbers; the column to predict is {target!r}"
+        hint = (
+            "correct it, or use task=table_classes if it names a class"
+            if name == target
+            else f"encode the column as numbers; the column to predict is {target!r}"
+        )
         raise TaskError(f"{where} has {cell!r} in column {name!r}, which is not a finite number: {hint}")
     return value

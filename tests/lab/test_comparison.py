@@ -235,8 +235,10 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         told = [line for line in lines if "the arms act alike" in line]
         assert len(told) == warned
         assert not warned or f"in {12 - differing} of 12 blocks" in told[0]
-        (command,) = [line for line in lines if line.startswith("to decide, ")]
-        assert ("updates=4" in command) == warned
+        (command,) = [line for line in lines if line.startswith("next, " if warned else "to decide, ")]
+        assert ("updates=50" in command) == warned
+        assert lines[0].endswith("have not learned to differ yet") == warned
+        assert any("2x blocks" in line for line in lines) != warned
         assert ("pilot=here" in command) != warned
 
 

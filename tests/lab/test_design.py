@@ -90,6 +90,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         (None, {}, "there are no arms to compare"),
         ("reward", {}, "there are no arms to compare"),
         ("reward: [", {}, "cannot read arms="),
+        ("reward=shaped,sparse", {}, "has = in place of a colon: write arms='reward: shaped,sparse'"),
         ("reward:shaped,sparse", {}, "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         ("reward: shaped,shaped", {}, "two arms called"),
         ("{a: hosts=1, a: hosts=2}", {}, "two arms called"),

@@ -94,7 +94,7 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
     )
     assert lines[3] == "Against an oracle: nothing."
     assert "With the most probable ones, test accuracy is 30.3 instead of 20.0 % (+10.3 ± 1.4 pp) and return is 30.3" in lines[1]
-    assert lines[1].endswith("Those keep no seed.")
+    assert lines[1].endswith("With those it keeps no seeds.")
     assert (
         lines[2]
         == "It keeps 50 parameters per host, 25 % of the host's 200, and raises the FLOPs per sample from 100 to 300 (3 times)."

@@ -149,6 +149,7 @@ def moved_channels(data: Data) -> Data:
     ("change", "sentence"),
     [
         (moved_channels, r"train_x has the shape \[12, 8, 8, 1\], .*: if channels come last, return x.permute\(0, 3, 1, 2\)"),
+        (with_entry("train_x", lambda x: 40 * x + 128), "train_x has mean 1.* and standard deviation .*: hosts learn best from"),
         (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
     ],
 )
