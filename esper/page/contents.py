@@ -110,11 +110,9 @@ def gather(folder: Path) -> Contents:
     update, held_out = traced_evaluation(folder)
     tables = {name: costs.with_flops(read_trace(path), prices) for name, path in held_out.items() if name in NAMES}
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
-    status = status_of(folder, config, state["update"], history)
-    if status.state == "killed":
+    if (status := status_of(folder, config, state["update"], history)).state == "killed":
         history[-1]["status"] = "killed"
-    found, shown = evaluations(folder), _grown(tables.get)
-    evaluated = richest(found)
+    evaluated, shown = richest(found := evaluations(folder)), _grown(tables.get)
     worth, after = _most_hosts(shown, update, largest(found))
     baseline, traces = _baseline(evaluated, after), _traces(folder, tables, update)
     part, kinds = config.host.part.partition(" ")[0], findings.kinds(shown.policy, shown.never) if shown else []
@@ -149,14 +147,7 @@ def gather(folder: Path) -> Contents:
         traces=traces,
         events=any("events" in one["columns"] for one in traces),
         anomalies=_anomalies(folder),
-        costs=costs.rows(
-            folder,
-            records,
-            history,
-            hosts=config.hosts,
-            grown_N=findings.results(worth.policy, "flops_kept") if worth else None,
-            evaluated={row["controller"]: row for row in evaluated.report.get("rows", ())} if evaluated else None,
-        ),
+        costs=_costs(folder, records, history, config, worth, evaluated),
         changed=_changed(config),
         config=[(key, as_typed(value)) for key, value in sorted(flat(to_plain(config)).items())],
         history=history,
@@ -168,6 +159,20 @@ def _curves(records: Sequence[Mapping[str, float]], score: str) -> dict[str, lis
     """Return the groups of curves that have a curve."""
     found = {group: curves(records, tags, score, healthy=group == HEALTH) for group, tags in SHOWN.items()}
     return {group: charts for group, charts in found.items() if charts}
+
+
+def _costs(
+    folder: Path,
+    records: Sequence[Mapping[str, float]],
+    history: Sequence[Mapping[str, Any]],
+    config: Config,
+    worth: Grown | None,
+    evaluated: Evaluated | None,
+) -> costs.Rows:
+    """Return what the run and its networks cost; see `costs.rows`."""
+    grown_N = findings.results(worth.policy, "flops_kept") if worth else None
+    rows = {row["controller"]: row for row in evaluated.report.get("rows", ())} if evaluated else None
+    return costs.rows(folder, records, history, hosts=config.hosts, grown_N=grown_N, evaluated=rows)
 
 
 def _grown(table: Callable[[str], Table | None]) -> Grown | None:

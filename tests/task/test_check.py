@@ -100,7 +100,10 @@ IMAGES: dict[str, tuple[Change, str]] = {
     ),
     "other_shape": (with_entry("test_x", lambda x: x[..., 1:]), "test_x has the shape [6, 1, 8, 7]: make it [n, C, H, W], with"),
     "doubles": (with_entry("train_x", torch.Tensor.double), "train_x is torch.float64: make it torch.float32 or torch.uint8"),
-    "bytes": (with_entry("train_x", torch.Tensor.byte), "train_x holds bytes, and the data has no mean and std: return normal"),
+    "bytes": (
+        with_entry("train_x", torch.Tensor.byte),
+        "train_x holds bytes, and the data has no mean and std: set them, channel by channel",
+    ),
     "std": (as_bytes(0.0), "mean or std is not finite, or std is 0: leave out constant channels"),
     "one_class": (lambda data: replace(data, num_classes=1), "num_classes must be at least 2, got 1"),
     "few": (
