@@ -170,6 +170,8 @@ def show(found: Comparison, console: Console) -> None:
         [pair, blocks, mean.replace(NO_INTERVAL, "no interval"), p, within, verdict]
         for blocks, (pair, _, mean, _, _, p, within, verdict) in zip(counts, cells, strict=True)
     ]
+    if found.deviations:  # no pair has a verdict, as the sentences say
+        head, short = head[:-1], [row[:-1] for row in short]
     _print(console, in_terms_of(found.score, caption), head, short)
     every: dict[str, Any] = {name: found.values(name).mean() for name in dict.fromkeys([decisive.name, *COMPACT])}
     measured = {name: mean for name, mean in every.items() if mean.notna().any()}
@@ -183,7 +185,7 @@ def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[S
     """Print a table without borders. Names and verdicts are folded where they are wider than the console, and numbers are not."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(head):
-        numbers = 1 < index < len(head) - 1 or (index > 0 and len(head) - 1 == index and heading != "verdict")
+        numbers = index > 0 and heading not in ("blocks", "verdict")
         table.add_column(escape(heading), justify="right" if index else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
         table.add_row(*map(escape, row))
