@@ -164,3 +164,28 @@ def test_the_study_of_one_training_tells_its_numbers():
     for k, hosts in paid.items():
         assert f"{hosts[0]:.0f} to {hosts[-1]:.0f}" in text, k
     assert f"{study['training']():.1e}".replace("+", "") in text
+
+
+def test_the_study_of_transfer_tells_its_numbers():
+    """Every row of the record, and the sentences of docs and log."""
+    folder = ROOT / "experiments" / "2026-11-25_drift_transfer"
+    study, text = runpy.run_path(str(folder / "transfers.py")), (folder / "README.md").read_text()
+    log, worlds = (ROOT / "experiments" / "LOG.md").read_text(), (ROOT / "docs" / "worlds.md").read_text()
+    for world in study["WORLDS"]:
+        table = study["returns"](world)
+        rival, means = study["best_rival"](table), table.mean()
+        found = [study["difference"](table, *pair) for pair in (("ppo", rival), ("forest", rival), ("ppo", "forest"))]
+        differences = [f"{one.mean:.1f} ({one.low:.1f} to {one.high:.1f})" for one in found]
+        columns = ("react_bandit", "fixed", "ppo", "forest", "wait")
+        assert f"| {' | '.join([world, *(f'{means[arm]:.1f}' for arm in columns), *differences])} |" in text
+        assert len(table) == 12
+        kept = (means["ppo"] - means["wait"]) / (means[rival] - means["wait"])
+        behind = f"{-found[0].mean:.1f}"
+        if world in ("kinds", "timetable"):
+            assert found[0].high < -study["MARGIN"]
+            assert f"{100 * kept:.0f} " in text
+            assert behind in worlds
+            assert behind in log
+        else:
+            assert found[0].low > -study["MARGIN"]
+            assert f"({found[0].mean:.1f}, {found[0].low:.1f} to {found[0].high:.1f})" in log.replace(" points, ", ", ")
