@@ -103,7 +103,8 @@ def compare(num_hosts: int, epochs: int, workers: int) -> None:
     apart = np.abs(envs["one process"].loss_N - envs["workers"].loss_N).max()
     for env in envs.values():
         env.close()
-    print(f"{num_hosts} hosts, {workers} cores or workers; the largest difference in loss is {apart:.1g}")
+    of_each = "1 core or worker" if workers == 1 else f"{workers} cores or workers"
+    print(f"{num_hosts} hosts, {of_each}; the largest difference in loss is {apart:.1g}")
     few = {name: some[: min(8, epochs)] for name, some in timings.items()}
     print_comparison(few, "workers")
     each = np.array([[one.wall for one in timings[name]] for name in ("one process", "workers")])

@@ -109,7 +109,7 @@ def title(evaluation: Evaluation) -> str:
 
 
 def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | None) -> int:
-    """Return how often the evaluation will grow its hosts, at least: an oracle has as many schedules as are found."""
+    """Return how often the evaluation will grow its hosts, without the further schedules of an oracle, which are chosen later."""
     count = len(evaluation.names(asked.controllers))
     count += search.planned(names(asked.search_per_host, asked.trainings)) if search else 0
     return count + (2 * evaluation.num_schedules + 2 if asked.schedules else 0)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from esper.cli.overrides import check
 from esper.config import ConfigError
-from esper.evaluate import main, parse
+from esper.evaluate import EvaluateConfig, growths, main, parse
 from esper.lab.evaluated import show, show_details, verdict, write_new
 from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
 from esper.lab.progress import Progress
@@ -48,7 +48,10 @@ def test_the_policy_has_the_trained_weights(folder):
 
 def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder):
     evaluation = Evaluation.load(str(folder), hosts=2)
+    asked = EvaluateConfig(checkpoint=str(folder), controllers=["wait"], schedules=True)
+    evaluation.progress = Progress(growths(evaluation, asked, None), StringIO())
     outcomes = evaluation.run(["wait"]) | evaluation.search()
+    assert evaluation.progress.done == evaluation.progress.total
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind", "best static net"]
 
 

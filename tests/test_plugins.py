@@ -36,6 +36,14 @@ class LostConfig(RewardConfig):
     pays = {"terminal": TERMINAL}  # noqa: RUF012
 
 
+@dataclass(kw_only=True, slots=True)
+class TypoConfig(RewardConfig):
+    """Names its weight wrongly."""
+
+    pays = {"trminal": TERMINAL}  # noqa: RUF012
+    terminal: float = 1.0
+
+
 class Bare(MinimalConfig):
     """Inherits its fields, and would declare none of its own."""
 
@@ -58,6 +66,7 @@ register("reward", "mine", MineConfig)
     [
         ("rewrd", "mine", MineConfig, "there is no group rewrd to register mine in: choose one of .*; did you mean reward?"),
         ("telemetry", "mine", MineConfig, "there is no group telemetry"),
+        ("reward", "typo", TypoConfig, "TypoConfig.pays names the weight trminal, .*: did you mean terminal"),
         ("reward", "lost", LostConfig, "LostConfig.pays names the weight terminal, .* add terminal: float = 1.0"),
         (
             "reward",

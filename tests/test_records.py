@@ -181,11 +181,14 @@ def test_the_study_of_transfer_tells_its_numbers():
         assert len(table) == 12
         kept = (means["ppo"] - means["wait"]) / (means[rival] - means["wait"])
         behind = f"{-found[0].mean:.1f}"
+        if world != "data":
+            assert f"{abs(found[2].mean):.1f}" in worlds
         if world in ("kinds", "timetable"):
             assert found[0].high < -study["MARGIN"]
             assert f"{100 * kept:.0f} " in text
             assert behind in worlds
             assert behind in log
+            assert 3 <= -found[0].mean <= 4, "the README says 3 to 4 points"
         else:
             assert found[0].low > -study["MARGIN"]
             assert f"({found[0].mean:.1f}, {found[0].low:.1f} to {found[0].high:.1f})" in log.replace(" points, ", ", ")

@@ -2,6 +2,7 @@
 
 # N hosts, S slots, V variants, K blueprints
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
@@ -52,7 +53,7 @@ class PoolParts:
     """If true, only seeds learn."""
 
 
-class HostPool:
+class HostPool(ABC):
     """N hosts of an environment. Every call takes and returns arrays over all hosts, in order.
 
     `start` comes first. Times are host epochs of the episode, which with the sampler name the samples of each host.
@@ -78,6 +79,7 @@ class HostPool:
 
     # ---- training and measuring
 
+    @abstractmethod
     def epoch(
         self,
         time: int,
@@ -92,65 +94,64 @@ class HostPool:
             probe: measure growth potential on the last batch of training; without it the potential is NaN.
             retired_N: hosts that stay at their snapshot.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def train(self, time: int, samples: int | None = None) -> npt.NDArray[np.bool_]:
         """Train every host on the first `samples` of an epoch, without validation, and return which are finite `[N]`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def validate(self, alpha_VNS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """See `Shard.validate`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def potential(self, time: int) -> npt.NDArray[np.float32]:
         """Return growth potential `[N, S, K]` on the first batches of an epoch [nats per unit of learning rate]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def capture(self, time: int) -> None:
         """Capture slot gradients of every host, for informed seeds; see `Shard.capture`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def latency(self, host: nn.Module, used_S: npt.NDArray[np.bool_], samples: Tensor) -> Price:
         """Measure latency on the first device; see `measure_latency`."""
-        raise NotImplementedError
 
     # ---- seeds and snapshots
 
+    @abstractmethod
     def arrange(self, roles: Roles) -> None:
         """Set the roles of all seeds; see `Shard.arrange`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plant(self, host: int, slot: int, blueprint: int, stream: tuple[int | str, ...], blend: Blend = Blend.ADD) -> None:
         """Plant a newborn seed; see `Shard.plant`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear(self, host: int, slot: int, blueprint: int) -> None:
         """Remove a seed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remember(self, healthy_N: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked hosts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, failed_N: npt.NDArray[np.bool_]) -> None:
         """Restore the marked hosts from their snapshots."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grown(self, host: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
         """Return a copy of a host with these seeds; see `Shard.grown`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def host_states(self) -> list[dict[str, Tensor]]:
         """Return the parameters and buffers of every host by name, on the CPU."""
-        raise NotImplementedError
 
+    @abstractmethod
     def machines(self) -> dict[str, str]:
         """Return what computes the hosts, by the names of devices in the config."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Release what the pool holds."""
-        raise NotImplementedError
 
     # ---- for pools that derive from this class
 

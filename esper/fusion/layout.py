@@ -17,6 +17,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+PERMUTE = "if channels come last, return x.permute(0, 3, 1, 2)"
+"""Remedy for images whose channels come last."""
+
 
 class Layout(StrEnum):
     """Kind of features; see the module docstring."""
@@ -99,10 +102,6 @@ def by_member(logits: Tensor, members: int) -> Tensor:
     if members_first(logits):
         return logits.view(members, -1, logits.shape[-1])
     return logits.view(logits.shape[0], members, -1).transpose(0, 1)
-
-
-PERMUTE = "if channels come last, return x.permute(0, 3, 1, 2)"
-"""Remedy for images whose channels come last."""
 
 
 def channels_last(shape: Sequence[int]) -> bool:

@@ -65,7 +65,6 @@ def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
     """Return the verdict and the table of an evaluation."""
     rows = evaluation["rows"]
     sentence = verdict(rows, score=score)
-    sentence = f"The {sentence}" if sentence.startswith("policy") else f"{sentence[0].upper()}{sentence[1:]}"
     table = [f"| controller | return | test {score} [%] |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         values = [Interval(**row[key]) for key in ("return", "accuracy")]
@@ -73,4 +72,4 @@ def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
         table.append(f"| {SPOKEN.get(row['controller'], row['controller'])} | {cells} |")
     hosts = evaluation["settings"]["hosts"]
     about = f"On {hosts} held-out hosts, with 95 % intervals over hosts (of one training run: other runs differ more):"
-    return [f"{sentence}.", "", about, "", *table]
+    return [f"{sentence[0].upper()}{sentence[1:]}.", "", about, "", *table]

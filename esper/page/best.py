@@ -42,7 +42,7 @@ def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | No
     low, high = stats.ttest_ind(beside, last, equal_var=False).confidence_interval()
     if not low > 0:
         return ""
-    first, end = max(1, best["update"] + 1 - BESIDE), best["update"] + 1 + BESIDE
+    first, end = (round(played[i]["update"]) for i in (max(0, place - BESIDE), place + BESIDE))
     fall = f"{np.mean(beside) - np.mean(last):.1f} less ({low:.1f} to {high:.1f})"
     return (
         f"Returns in training have fallen since the best one: the last {LAST} updates return {np.mean(last):.1f} points on "

@@ -73,7 +73,8 @@ def read_table(file: str, target: str, *, numbers: bool) -> Table:
     for row, (number, line) in zip(rows, lines, strict=True):
         where = f"line {number} of {file}"
         if len(line) != len(names):
-            raise TaskError(f"{where} has {len(line)} values, and the first line names {len(names)} columns: correct it")
+            values = "1 value" if len(line) == 1 else f"{len(line)} values"
+            raise TaskError(f"{where} has {values}, and the first line names {len(names)} columns: correct it")
         for place, cell in enumerate(line):
             if not cell:
                 raise TaskError(f"{where} has no value in column {names[place]!r}: fill it in, or remove the line")
@@ -105,8 +106,15 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"two columns of {path} have the name {twice[0]!r}: rename one of them")
-    if sum(map(_is_number, names)) > len(names) / 2:
-        raise TaskError(f"the first line of {path} holds numbers: add a line above it that names the columns")
+    numbers = [name for name in names if _is_number(name)]
+    if len(numbers) > len(names) / 2:
+        if not all(name.isdecimal() for name in numbers):
+            raise TaskError(f"the first line of {path} holds numbers: add a line above it that names the columns")
+        warnings.warn(  # it may name years
+            f"the first line of {path} holds numbers, which are taken as names of columns: if they are values, add names above",
+            Notice,
+            stacklevel=2,
+        )
     if len(found) == 1:
         raise TaskError(f"{path} has no rows below the names of its columns: add some")
     return names, found[1:]

@@ -160,6 +160,8 @@ def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() 
     )
     assert "checkpoint=FOLDER/best (checkpoint_000003.pt) is the policy of that time" in worse
     assert decline(records([50, 69, 70, 80, 71, 69, 70, 70, 71, 69, 70, 70]), best) == ""
+    seldom = [one | {"update": 3 * one["update"]} for one in records([50, 69, 70, 80, 71, 69, 60, 60, 61, 59, 60, 60])]
+    assert "than updates 6 to 18 without the best, update 12." in decline(seldom, {"update": 11, "return": 80.0})
     assert decline(records([50, 69, 70, 80, 60, 60]), best) == "", "too early to tell"
     assert decline(records([50, 60]), None) == ""
     assert best_update(best) == (

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from esper.checkpoint import Notice
 from esper.growth.objective import Numbers, RegressionLoss
 from esper.hosts.mlp import MLPConfig
 from esper.task.data import TaskError
@@ -42,7 +43,7 @@ def test_tables_are_divided_and_scaled_by_the_training_set(tmp_path):
         (None, {}, "which does not exist: set task.file to a CSV file"),
         ("a;b\n1;2\n", {}, "does not name two columns: separate its values by commas, not by semicolons"),
         ("a,b,a\n1,2,3\n", {}, "two columns of .* have the name 'a': rename one of them"),
-        ("a,b\n1,2\n3\n", {}, "line 3 of .* has 1 values, and the first line names 2 columns"),
+        ("a,b\n1,2\n3\n", {}, "line 3 of .* has 1 value, and the first line names 2 columns"),
         ("a,b\n1,x\n", {}, "line 2 of .* has 'x' in column 'b', which is not a finite number: correct it"),
         ("a,b\n1,inf\n", {}, "line 2 of .* has 'inf' in column 'b', which is not a finite number"),
         ("a,b\nx,1\n", {}, "has 'x' in column 'a', .*: encode the column as numbers; the column to predict is 'b'"),
@@ -70,6 +71,13 @@ def test_a_table_that_cannot_be_learnt_is_named_in_one_sentence(tmp_path, conten
     with pytest.raises(TaskError, match=message) as found:
         load_task(config, MLPConfig())
     assert "\n" not in str(found.value)
+
+
+def test_years_may_name_columns_with_a_warning(tmp_path):
+    rows = "".join(f"{row},{row % 3},{row * row}\n" for row in range(40))
+    with pytest.warns(Notice, match="holds numbers, which are taken as names of columns: if they are values, add names above"):
+        data = table(tmp_path, "2019,2020,price\n" + rows, target="price").load(0)
+    assert data.describe() == "24 training, 8 validation and 8 test samples; 2 features, a number to predict (price)"
 
 
 def test_folders_and_other_encodings_are_not_called_damaged(tmp_path):
