@@ -166,6 +166,7 @@ def test_the_command_prints_a_table_and_writes_json(folder, capsys):
     assert "grown 2 of 2: wait" in progress
     assert numbers == f"numbers: {folder}/evaluation_000001_2_hosts_episode0.json"
     assert (folder / figure.removeprefix("figure: ")).read_text().startswith("<svg")
+    assert "means over 2 held-out hosts, with 95 % intervals" in (folder / figure.removeprefix("figure: ")).read_text()
     main([f"checkpoint={folder}", "hosts=3", "controllers=[policy]"])
     for hosts in (2, 3):
         kept = json.loads((folder / f"evaluation_000001_{hosts}_hosts_episode0.json").read_text())

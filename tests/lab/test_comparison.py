@@ -12,6 +12,7 @@ from esper.config import ConfigError
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL, Claims, Design
+from esper.lab.power import Spread
 from esper.lab.report import differences
 from esper.lab.runs import OUTCOMES, CompareConfig, Run
 from esper.stats import paired
@@ -231,7 +232,10 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         }
         compared(monkeypatch, {"a": noise[0], "b": noise[1]})
         monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
+        monkeypatch.setattr(S, "spread_of", lambda *_: Spread(3.0))
+        monkeypatch.setattr(S, "advice", lambda *_: ["2x blocks raise the power"])
         lines = S.compare([Path("here")], CompareConfig()).sentences()
+        assert ("2x blocks raise the power" in lines) != warned
         told = [line for line in lines if "the arms act alike" in line]
         assert len(told) == warned
         assert not warned or f"in {12 - differing} of 12 blocks" in told[0]

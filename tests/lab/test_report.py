@@ -91,6 +91,14 @@ def test_the_decisive_outcome_comes_first(found: S.Comparison) -> None:
         assert [row[-1] for row in table["rows"]] == 3 * ["exploratory"] + ["control"]
 
 
+def test_a_comparison_without_verdicts_has_no_column_of_them(found: S.Comparison) -> None:
+    for deviations, shown in ([], True), (["another number of hosts"], False):
+        page = io.StringIO()
+        show(replace(found, deviations=deviations), Console(file=page, width=80))
+        head = next(line for line in page.getvalue().splitlines() if line.startswith("first - second"))
+        assert head.rstrip().endswith("verdict") == shown
+
+
 @pytest.mark.usefixtures("found")
 def test_tables_count_every_block_that_they_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Claims(baselines=["wait"], looks=[10])
