@@ -232,7 +232,7 @@ def test_arms_that_act_alike_are_told_to_train_longer(monkeypatch: pytest.Monkey
         }
         compared(monkeypatch, {"a": noise[0], "b": noise[1]})
         monkeypatch.setattr(J, "score", lambda run, *_, scores=scores, **__: scores[run.arm, run.block])
-        monkeypatch.setattr(S, "spread_of", lambda *_: Spread(3.0))
+        monkeypatch.setattr(S, "spread_of", lambda *_: Spread(value=3.0))
         monkeypatch.setattr(S, "advice", lambda *_: ["2x blocks raise the power"])
         lines = S.compare([Path("here")], CompareConfig()).sentences()
         assert ("2x blocks raise the power" in lines) != warned
