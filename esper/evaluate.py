@@ -8,6 +8,7 @@ steps=40. A chosen group starts from its defaults, everything else stays as in t
 transfer.
 """
 
+import shlex
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,20 +23,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from esper.agent.best_of_random import Times
-from esper.checkpoint import write_whole
+from esper.checkpoint import digest_of, write_whole
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
+from esper.lab.journal import Journal
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
 from esper.page.findings import oracle_sentence, rival_sentence
 from esper.page.page import write_page
+from esper.plugins import named_plugins
 from esper.ranges import check_ranges
 from esper.telemetry.text import counted
+from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
 from esper.training.run_folder import writing_reports
 
@@ -122,7 +126,7 @@ def main(arguments: list[str]) -> None:
         return
     warn_plainly()
     with in_one_sentence():
-        arguments = load_parts(arguments)
+        typed, arguments = arguments, load_parts(arguments)
         asked = parse([argument for argument in arguments if not is_run_override(argument)])
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
@@ -134,24 +138,33 @@ def main(arguments: list[str]) -> None:
                 str(path), hosts=asked.hosts, episode=asked.episode, online=asked.online, overrides=overrides
             )
             notice()
+        folder = run_of(path)
+        evaluation.journal = _journal(folder, path, evaluation, asked)
         try:
             report = _evaluate(evaluation, asked)
         except KeyboardInterrupt:
-            print("esper: interrupted; an evaluation is written as a whole, so repeat the command", file=sys.stderr)
+            kept = counted(evaluation.journal.kept, "outcome")
+            command = f"python -m esper.evaluate {shlex.join(typed)}"
+            print(f"esper: interrupted; {kept} of controllers are kept, go on with: {command}", file=sys.stderr)
             sys.exit(130)
         score = evaluation.config.task.build_objective().score
         _display(report, asked, score)
-        folder = run_of(path)
-        parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
-        stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
-        with writing_reports(folder):
-            out = write_new(folder, stem, report)
-            drawn = figure(report["rows"], asked.hosts, score=score)
-            if drawn:
-                write_whole(out.with_suffix(".svg"), drawn + "\n")
-        print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
+        _write(report, folder, evaluation, asked)
+        evaluation.journal.remove()
         if (folder / CHECKPOINTS).is_dir():
             print(f"page: {write_page(folder, hosts=0)}")
+
+
+def _write(report: dict[str, Any], folder: Path, evaluation: Evaluation, asked: EvaluateConfig) -> None:
+    """Write the numbers and the figure of an evaluation, and print their paths."""
+    parts = ["evaluation", f"{evaluation.updates:06d}", f"{asked.hosts}_hosts", f"episode{asked.episode}"]
+    stem = "_".join(filter(None, [*parts, evaluation.transfer.slug]))
+    with writing_reports(folder):
+        out = write_new(folder, stem, report)
+        drawn = figure(report["rows"], asked.hosts, score=evaluation.config.task.build_objective().score)
+        if drawn:
+            write_whole(out.with_suffix(".svg"), drawn + "\n")
+    print(f"numbers: {out}", *([f"figure: {out.with_suffix('.svg')}"] if drawn else []), sep="\n")
 
 
 def _refuse_bare_folder(arguments: list[str]) -> None:
@@ -159,6 +172,17 @@ def _refuse_bare_folder(arguments: list[str]) -> None:
     for argument in arguments:
         if "=" not in argument and Path(argument).exists():
             raise ConfigError(f"{argument} is given without a key: did you mean checkpoint={argument}?")
+
+
+def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: EvaluateConfig) -> Journal:
+    """Return the journal of this evaluation, with what an earlier process kept, after a line about it."""
+    settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
+    parts = [Path(name).read_text() for name in named_plugins() if Path(name).is_file()]
+    facts = {"checkpoint": digest_of(checkpoint), "code": code_version()["source"], "parts": parts, "settings": settings}
+    journal = Journal(folder, facts | {"transfer": asdict(evaluation.transfer)})
+    if journal.recalled:
+        print(f"goes on after {counted(journal.recalled, 'outcome')} of controllers that an interrupted evaluation kept")
+    return journal
 
 
 def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:

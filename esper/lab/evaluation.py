@@ -24,6 +24,7 @@ from esper.config import GROUPS, Config, ConfigError, standalone_agents
 from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
+from esper.lab.journal import Journal
 from esper.lab.metered import Metered
 from esper.lab.progress import Progress
 from esper.lifecycle.gates import GatesConfig
@@ -154,6 +155,8 @@ class Evaluation:
         self.online = online
         self.progress: Progress | None = None
         """Shows which controller grows the hosts, if set."""
+        self.journal: Journal | None = None
+        """Keeps the outcomes of every controller until the evaluation is written, if set."""
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
@@ -238,7 +241,12 @@ class Evaluation:
         Args:
             name: name of the controller for the display of progress.
         """
-        env, progress = env or self.env, self.progress
+        env, progress, journal = env or self.env, self.progress, self.journal if watch is None else None
+        place = f"{env.split}: {name}"
+        if kept := journal and journal.recall(place):
+            if progress:
+                progress.total -= 1
+            return HostOutcomes(**kept)
         if progress:
             progress.begin(name)
         env.reset(options={"episode": self.episode})
@@ -247,6 +255,8 @@ class Evaluation:
             play(env, metered, greedy=greedy, watch=watch, progress=progress and progress.step), env.layout
         )
         outcomes.values["policy_flops"] = np.full(env.num_envs, metered.flops / env.num_envs)
+        if journal:
+            journal.keep(place, outcomes)
         return outcomes
 
     def static_env(self) -> Environment:

@@ -252,7 +252,13 @@ class HostSearch:
         return stream(self.env.root, purpose, self.env.split, self.evaluation.episode, host, *keys)
 
     def train(self, schedules: Schedules, env: Environment | None = None) -> Training:
-        """Train every host with its schedule, in the environment of the evaluation by default."""
+        """Train every host with its schedule, in the environment of the evaluation by default; a journal may hold the result."""
+        self._trained += 1
+        name, journal = f"training {self._trained} of each host", self.evaluation.journal
+        if kept := journal and journal.recall(name):
+            if self.evaluation.progress:
+                self.evaluation.progress.total -= 1
+            return Training(**kept | {"outcomes": HostOutcomes(**kept["outcomes"])})
         curves: dict[str, list[npt.NDArray[Any]]] = {"score": [], "accuracy": [], "training": [], "measuring": []}
 
         def watch(episode: EpisodeRecord) -> None:
@@ -265,10 +271,11 @@ class HostSearch:
             curves["training"].append(episode.training_flops_N)
             curves["measuring"].append(episode.measuring_flops_N)
 
-        self._trained += 1
-        name = f"training {self._trained} of each host"
         outcomes = self.evaluation.grow(ActionLists(schedules, self.env.layout), env, name=name, watch=watch)
-        return Training(outcomes=outcomes, **{f"{name}_TN": np.array(curve, np.float64) for name, curve in curves.items()})
+        training = Training(outcomes=outcomes, **{f"{key}_TN": np.array(curve, np.float64) for key, curve in curves.items()})
+        if journal:
+            journal.keep(name, training)
+        return training
 
 
 METHODS: dict[str, Callable[[HostSearch, int], tuple[Sequence[Training], IntArray]]] = {

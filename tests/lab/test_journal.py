@@ -1,0 +1,104 @@
+"""An interrupted evaluation goes on where it ended, with the same numbers."""
+
+import json
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from esper import evaluate
+from esper.cli.overrides import check
+from esper.lab import evaluation
+from esper.lab.journal import Journal
+from esper.training.trainer import Trainer
+
+ASKED = ("hosts=2", "controllers=[policy,wait]", "schedules=true", "search_per_host=[tpe,static_nets]", "trainings=[5]")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    overrides = ["hosts=2", "steps=2", "updates=1", "telemetry=quiet", "agent.minibatches=1", "agent.twins=1", "agent.hidden=8"]
+    small = ["blueprint=norm", "slots=one", "agent.baseline=critic", "agent.standardize=false"]
+    Trainer(check(overrides + small), folder).run()
+    return folder
+
+
+def evaluated(folder):
+    evaluate.main([f"checkpoint={folder}", *ASKED])
+    (path,) = folder.glob("evaluation_*_2_hosts_*.json")
+    return path.read_text()
+
+
+def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder, tmp_path, monkeypatch, capsys):
+    whole, parts = (shutil.copytree(folder, tmp_path / name) for name in ("whole", "parts"))
+    grown, play = [], evaluation.play
+
+    def interrupted(*arguments, **more):
+        if len(grown) % 3 == 2:  # the third of each process
+            grown.append(None)
+            raise KeyboardInterrupt
+        grown.append(play(*arguments, **more))
+        return grown[-1]
+
+    expected = evaluated(whole)
+    capsys.readouterr()
+    monkeypatch.setattr(evaluation, "play", interrupted)
+    ended = 0
+    while not list(parts.glob("evaluation_*_2_hosts_*.json")):
+        try:
+            assert evaluated(parts) == expected
+        except SystemExit as error:
+            ended += 1
+            assert error.code == 130
+            said = capsys.readouterr()
+            assert (f"goes on after {2 * (ended - 1)} outcomes" in said.out) == (ended > 1)
+            assert f"interrupted; {2 * ended} outcomes of controllers are kept" in said.err
+            assert f"python -m esper.evaluate checkpoint={parts} hosts=2 'controllers=[policy,wait]'" in said.err
+    assert ended >= 5
+    assert not list(parts.glob("evaluation_unfinished*"))
+
+
+@dataclass
+class Outcome:
+    values: dict[str, np.ndarray]
+    kept: list[list[dict[str, str]]]
+
+
+def test_a_journal_holds_arrays_bit_by_bit_and_loses_only_what_a_kill_cut_short(tmp_path):
+    values = {"a": np.array([0.1, np.nan], np.float32), "b": np.arange(3), "c": np.array([[np.inf, 1e-300]])}
+    journal = Journal(tmp_path, {"hosts": 2})
+    for name in ("first", "second"):
+        journal.keep(name, Outcome(values, [[{"slot": "r0c1"}], []]))
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole[:-20])
+    again = Journal(tmp_path, {"hosts": 2})
+    assert (again.recalled, again.recall("second")) == (1, None)
+    found = again.recall("first")
+    assert found is not None
+    assert found["kept"] == [[{"slot": "r0c1"}], []]
+    for name, array in values.items():
+        assert found["values"][name].dtype == array.dtype
+        assert found["values"][name].tobytes() == array.tobytes()
+    again.keep("second", Outcome(values, []))
+    assert Journal(tmp_path, {"hosts": 2}).recalled == 2
+    assert Journal(tmp_path, {"hosts": 3}).recalled == 0
+
+
+def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, folder, monkeypatch):
+    paths = set()
+
+    class Kept(Journal):
+        def __init__(self, folder, facts):
+            super().__init__(folder, facts)
+            json.dumps(facts)
+            paths.add(self.path.name)
+
+    monkeypatch.setattr(evaluate, "Journal", Kept)
+    run = shutil.copytree(folder, tmp_path / "run")
+    ordinary = [f"checkpoint={run}", "hosts=2", "controllers=[wait]"]
+    first = f"checkpoint={run}/checkpoints/checkpoint_000000.pt"
+    for arguments in (ordinary, [*ordinary, "details=true"], [*ordinary, "steps=1"], [*ordinary, "seed=7"], [first, *ordinary[1:]]):
+        evaluate.main(arguments)
+    assert len(paths) == 4
