@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from esper.cli.command import in_one_sentence, run, warn_plainly
-from esper.cli.failures import Failure, end, tolerate
+from esper.cli.failures import Failure, end, go_on, tolerate
 from esper.cli.overrides import typed_as
 from esper.cli.place import place_of
 from esper.cli.readiness import ready
@@ -54,7 +54,7 @@ def train(cfg: DictConfig) -> None:
         context = run_context(HydraConfig.get())
         remedy = f"resume with: python -m esper.train {typed_as('resume', folder)}"
         if context.name:
-            remedy = f"repeat the command of the sweep with {typed_as('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
+            remedy = go_on(HydraConfig.get().sweep.dir)
         limit_cores(context.cores)
         take_turn(context.number)
         end_with_parent()

@@ -73,9 +73,16 @@ def end_if_failed(results: Any, folder: Path) -> None:
     if not (failed := sum(map(len, runs_of.values()))):
         return
     named = "; ".join(f"{', '.join(runs)} ({reason})" for reason, runs in runs_of.items())
+    end(1, f"{failed} of {counted(len(found), 'run')} failed: {named}; {go_on(folder)}")
+
+
+def go_on(folder: Path | str) -> str:
+    """Return how to resume the sweep in a folder: its whole command, which a worker of a launcher does not know."""
+    place = typed_as("hydra.sweep.dir", folder)
+    if not arguments:
+        return f"repeat the command of the sweep with {place}"
     words = shlex.join(word for word in arguments if not word.startswith("hydra.sweep.dir="))
-    again = f"python -m esper.train {words} {typed_as('hydra.sweep.dir', folder)}"
-    end(1, f"{failed} of {counted(len(found), 'run')} failed: {named}; resume with: {again}")
+    return f"resume with: python -m esper.train {words} {place}"
 
 
 def _flat(results: Any) -> Iterator[JobReturn]:

@@ -27,6 +27,25 @@ def unfinished(runs: Sequence[Run], design: Design | None, folders: Sequence[Pat
     return f"{finished} of {len(runs)} runs finished: no verdict yet; continue with {continuing(design, folders)}"
 
 
+def states(runs: Sequence[Run]) -> list[str]:
+    """Return what became of runs, a line for those of an arm that share it, as in "sparse, blocks 1, 4 to 11: never started"."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        alike.setdefault((run.arm, run.status), []).append(run.block)
+    return [f"{arm}, block{'s' * (len(blocks) > 1)} {_listed(blocks)}: {status}" for (arm, status), blocks in alike.items()]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return numbers as text; three or more consecutive ones by the first and the last."""
+    ordered, parts = sorted(numbers), list[list[int]]()
+    for number in ordered:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+
+
 def continuing(design: Design | None, folders: Sequence[Path]) -> str:
     """Return the command that continues an experiment, or words for it where there is no design."""
     return command_of(design, folders[0]) if design and folders else "the command that started them"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from esper.config import ConfigError
-from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, unfinished
+from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, Design, command_of
 from esper.lab.evaluation import ONLINE
@@ -103,7 +103,7 @@ class Comparison:
                 f"{len(missing)} of {len(self.runs)} planned runs are not finished: set final=true if they never will be, or "
                 f"continue with {command}"
             )
-        lines += [f"{run.arm}, block {run.block}: {run.status}" for run in missing]
+        lines += states(missing)
         lines += self._without_outcome()
         lines += [f"all policies were evaluated with {' '.join(self.overrides)}"] if self.overrides else []
         return [in_terms_of(self.score, line) for line in lines]

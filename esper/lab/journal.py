@@ -19,7 +19,7 @@ ARRAY = "dtype"
 
 
 class Journal:
-    """Outcomes by name, in a file with one JSON object per line. The file is removed when the evaluation is written as a whole."""
+    """Outcomes by name, in a file with one JSON object per line, which is removed once the whole evaluation is written."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Read what an earlier process kept.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_sigterm_in_a_sweep_advises_the_command_of_the_sweep(tmp_path: Path) -> 
     process = Forked("esper.train", "-m", *ENDLESS, "seed=1,2", "telemetry=quiet", "hydra.sweep.dir=mine", cwd=tmp_path)
     wait_for_checkpoints(tmp_path)
     process.send_signal(signal.SIGTERM)
-    assert sentence(process.communicate()[1]).endswith("; repeat the command of the sweep with hydra.sweep.dir=mine")
+    command = shlex.join(["-m", *ENDLESS, "seed=1,2", "telemetry=quiet", "hydra.sweep.dir=mine"])
+    assert sentence(process.communicate()[1]).endswith(f"; resume with: python -m esper.train {command}")
     assert process.returncode == 130
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from esper import compare as C
 from esper.config import ConfigError
+from esper.lab.advise import states
 from esper.lab.design import FILE, Claims, design
 from esper.lab.integrity import check_runs
-from esper.lab.runs import find_runs, records_of
+from esper.lab.runs import Run, find_runs, records_of
 from tests.lab.small_runs import TINY
 
 
@@ -106,6 +107,16 @@ def test_what_is_gone_or_was_added_is_named(experiment: Path, tmp_path: Path, ca
     assert "sparse, block 1: never started" in found
     (copy / "looks.jsonl").unlink()
     assert [line for line in sentences() if line in named] == [named[0], named[2]]
+
+
+def test_runs_that_share_a_state_share_a_line() -> None:
+    begun = [Run(arm="ppo", block=block, folder=Path(), updates=4, update=2) for block in (5, 0)]
+    waiting = [Run(arm="ppo", block=block, folder=Path()) for block in (9, 1, 2, 3, 8)]
+    assert states([*begun, *waiting, Run(arm="fixed", block=7, folder=Path())]) == [
+        "ppo, blocks 0, 5: stopped after 2 of 4 updates",
+        "ppo, blocks 1 to 3, 8, 9: never started",
+        "fixed, block 7: never started",
+    ]
 
 
 def test_mixed_code_versions_are_a_warning(experiment: Path, tmp_path: Path) -> None:

@@ -26,7 +26,11 @@ def folder(tmp_path_factory):
 
 
 def evaluated(folder):
-    evaluate.main([f"checkpoint={folder}", *ASKED])
+    """Return what an evaluation writes, or its exit code if it was interrupted."""
+    try:
+        evaluate.main([f"checkpoint={folder}", *ASKED])
+    except SystemExit as error:
+        return error.code
     (path,) = folder.glob("evaluation_*_2_hosts_*.json")
     return path.read_text()
 
@@ -46,16 +50,13 @@ def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder,
     capsys.readouterr()
     monkeypatch.setattr(evaluation, "play", interrupted)
     ended = 0
-    while not list(parts.glob("evaluation_*_2_hosts_*.json")):
-        try:
-            assert evaluated(parts) == expected
-        except SystemExit as error:
-            ended += 1
-            assert error.code == 130
-            said = capsys.readouterr()
-            assert (f"goes on after {2 * (ended - 1)} outcomes" in said.out) == (ended > 1)
-            assert f"interrupted; {2 * ended} outcomes of controllers are kept" in said.err
-            assert f"python -m esper.evaluate checkpoint={parts} hosts=2 'controllers=[policy,wait]'" in said.err
+    while (found := evaluated(parts)) == 130:
+        ended += 1
+        said = capsys.readouterr()
+        assert (f"goes on after {2 * (ended - 1)} outcomes" in said.out) == (ended > 1)
+        assert f"interrupted; {2 * ended} outcomes of controllers are kept" in said.err
+        assert f"python -m esper.evaluate checkpoint={parts} hosts=2 'controllers=[policy,wait]'" in said.err
+    assert found == expected
     assert ended >= 5
     assert not list(parts.glob("evaluation_unfinished*"))
 
@@ -99,6 +100,12 @@ def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, fold
     run = shutil.copytree(folder, tmp_path / "run")
     ordinary = [f"checkpoint={run}", "hosts=2", "controllers=[wait]"]
     first = f"checkpoint={run}/checkpoints/checkpoint_000000.pt"
-    for arguments in (ordinary, [*ordinary, "details=true"], [*ordinary, "steps=1"], [*ordinary, "seed=7"], [first, *ordinary[1:]]):
+    for arguments in (
+        ordinary,
+        [*ordinary, "details=true"],
+        [*ordinary, "steps=1"],
+        [*ordinary, "seed=7"],
+        [first, *ordinary[1:]],
+    ):
         evaluate.main(arguments)
     assert len(paths) == 4
