@@ -11,6 +11,23 @@ from esper.telemetry.tags import in_terms_of
 from esper.telemetry.text import counted
 from esper.training.provenance import FILE, code_version, read
 
+WORDS = {
+    "arm": "One of the configs that are compared.",
+    "block": "One run of every arm from the same seed, with the same hosts and data. Differences are taken within blocks.",
+    "mean, 95 % interval": "Mean of the differences over blocks, with an interval from the sign-flip permutation test.",
+    "IQM": "Interquartile mean: the mean of the middle half of the differences, which single extreme runs do not move.",
+    "P(first > second)": "Probability that a run of the first arm exceeds a run of the second one, of whatever block.",
+    "p": "Probability of differences at least as large if the arms did not differ, corrected for the looks and the pairs.",
+    "p within": "The same for the claim of equivalence: probability of differences as small if the true one were the margin.",
+    "margin": "The smallest difference that matters, chosen beforehand.",
+    "verdict": "Better, equivalent (within the margin) or undecided; withheld where it would mislead, for the reason given.",
+    "look": "A number of blocks at which the plan allows a verdict.",
+    "A/A control": "The first arm once more, with other policy seeds: it shows how much the same config differs from itself.",
+    "collapsed": "Said of a run that is far below the others of its arm and of its block.",
+    "kind": "What a host lacks, block of layers by block: o for intact, x for a built-in defect. The controller is not told.",
+}
+"""Words of a report and their meanings."""
+
 
 def arms_table(found: Comparison) -> dict[str, Any]:
     """Return a row of text per arm: what defines it. Baselines are named as controllers."""

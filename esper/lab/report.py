@@ -15,7 +15,7 @@ from rich.table import Table
 
 from esper.checkpoint import write_whole
 from esper.cli.transfer import slug
-from esper.lab.about import arms_table, config_table, facts, plan_text
+from esper.lab.about import WORDS, arms_table, config_table, facts, plan_text
 from esper.lab.comparison import Comparison
 from esper.lab.costs import PARTS
 from esper.lab.design import AA_CONTROL, command_of
@@ -267,6 +267,7 @@ def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
         facts=facts(found),
         arms=arms_table(found),
         config=config_table(found),
+        words=WORDS.items(),
         tables=tables(found),
         figures=[{"image": one.inline(), "caption": one.caption} for one in drawings],
         command=command,

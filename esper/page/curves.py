@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.tags import in_terms_of, metric
 
-WIDTH, HEIGHT = 250, 96
-LEFT, RIGHT, TOP, BOTTOM = 6, 6, 8, 8
+WIDTH, HEIGHT = 250, 110
+LEFT, RIGHT, TOP, BOTTOM = 44, 8, 9, 20
 
 HEALTH = "Learning health"
 SHOWN = {
@@ -49,9 +49,8 @@ class Chart:
     """Its values in a healthy run; empty if they are not shown."""
     first: str
     last: str
-    low: str
-    high: str
     svg: str
+    """The curve between its axes, which have the first and last update and the lowest and highest value."""
 
 
 def curves(records: Sequence[Mapping[str, float]], tags: Sequence[str], score: str, *, healthy: bool = False) -> list[Chart]:
@@ -80,22 +79,7 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy
     points = [(record["update"], record[tag]) for record in records if tag in record and math.isfinite(record[tag])]
     if not points:
         return None
-    updates, values = zip(*points, strict=True)
-    low, high = min(values), max(values)
-    (begin, end), span = (updates[0], updates[-1]), (high - low) or 1.0
-    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    places = [
-        (
-            LEFT + (width * (update - begin) / (end - begin) if end > begin else width / 2),
-            TOP + height * (1 - (value - low) / span if high > low else 0.5),
-        )
-        for update, value in points
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    mark = f'<circle cx="{places[-1][0]:.1f}" cy="{places[-1][1]:.1f}" r="3"/>'
-    title = f"from {short(values[0])} to {short(values[-1])}, between {short(low)} and {short(high)}"
-    head = f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
-    svg = f'{head}<polyline points="{line}"/>{mark}</svg>'
+    svg = _svg(points)
     row = metric(tag)
     unit = "" if row.unit in ("1", "count") else f" [{'points' if row.unit == 'reward' else row.unit}]"
     name = in_terms_of(score, tag.partition("/")[2].replace("_", " "))
@@ -104,12 +88,35 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy
         name=name + unit,
         meaning=in_terms_of(score, CAPTIONS.get(tag, row.meaning)),
         healthy=HEALTHY.get(tag, "").replace("`", "") if healthy else "",
-        first=short(values[0]),
-        last=short(values[-1]),
-        low=short(low),
-        high=short(high),
+        first=short(points[0][1]),
+        last=short(points[-1][1]),
         svg=svg,
     )
+
+
+def _svg(points: Sequence[tuple[float, float]]) -> str:
+    """Return a curve of updates and values as SVG."""
+    updates, values = zip(*points, strict=True)
+    (low, high), (begin, end) = (min(values), max(values)), (updates[0], updates[-1])
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def x(update: float) -> float:
+        return LEFT + (right - LEFT) * ((update - begin) / (end - begin) if end > begin else 0.5)
+
+    def y(value: float) -> float:
+        return TOP + (bottom - TOP) * (1 - (value - low) / (high - low) if high > low else 0.5)
+
+    parts = [f'<path class="axes" d="M{LEFT},{TOP}V{bottom}H{right}"/>']
+    if low < 0 < high:
+        parts.append(f'<path class="axes zero" d="M{LEFT},{y(0):.1f}H{right}"/>')
+    for value in dict.fromkeys((high, low)):
+        parts.append(f'<text class="faint" x="{LEFT - 4}" y="{y(value) + 3.5:.1f}" text-anchor="end">{short(value)}</text>')
+    for update, anchor in {begin: "start", end: "end"}.items() if end > begin else [(begin, "middle")]:
+        parts.append(f'<text class="faint" x="{x(update):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{update:,.0f}</text>')
+    parts.append(f'<polyline points="{" ".join(f"{x(update):.1f},{y(value):.1f}" for update, value in points)}"/>')
+    parts.append(f'<circle cx="{x(end):.1f}" cy="{y(values[-1]):.1f}" r="3"/>')
+    title = f"from {short(values[0])} to {short(values[-1])}, between {short(low)} and {short(high)}"
+    return f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
 
 
 def short(value: float) -> str:

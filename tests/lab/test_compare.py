@@ -1,6 +1,7 @@
 """The compare command: from the runs of an experiment to its report, and arguments that are refused."""
 
 import csv
+import html
 import json
 import shutil
 from dataclasses import asdict
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from esper import compare as C
+from esper.lab.about import WORDS
 from esper.lab.evaluation import Evaluation
+from esper.lab.report import HEAD
 from esper.lab.runs import OUTCOMES, find_runs
 from esper.lab.scoring import score, scored_file
 
@@ -33,6 +36,9 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     assert "<pre>Which &lt;reward&gt;?" in page
     assert numbers["plan"]["sha256"] in page
     assert "<td>shaped - aa_control</td>" in page
+    assert all(f"<td>{html.escape(word)}</td><td>{html.escape(meaning)}</td>" in page for word, meaning in WORDS.items())
+    explained = {head.removesuffix(", 95 % interval").removesuffix(", unpaired") for head in HEAD}
+    assert explained - {"first - second"} <= {word.removesuffix(", 95 % interval").replace("block", "blocks") for word in WORDS}
     look = json.loads((experiment / "looks.jsonl").read_text().splitlines()[-1])  # other tests of the session look, too
     assert look["finished_runs"] == 5
     assert look["sentences"] == numbers["sentences"]
