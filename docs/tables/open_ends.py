@@ -31,6 +31,7 @@ NAMES = {
     "torchrl_ppo": "TorchRL PPO",
     "single_file_ppo": "PPO in one file",
     "rllib_ppo": "RLlib PPO",
+    "dacbench_ppo": "DACBench",
     "plain_loop": "PyTorch",
     "lightning_module": "Lightning",
     "pytorch": "PyTorch source",

@@ -258,7 +258,7 @@ class HostSearch:
         if kept := journal and journal.recall(name):
             if self.evaluation.progress:
                 self.evaluation.progress.total -= 1
-            return Training(**kept | {"outcomes": HostOutcomes(**kept["outcomes"])})
+            return Training(outcomes=HostOutcomes(**kept.pop("outcomes")), **kept)
         curves: dict[str, list[npt.NDArray[Any]]] = {"score": [], "accuracy": [], "training": [], "measuring": []}
 
         def watch(episode: EpisodeRecord) -> None:
