@@ -2,7 +2,8 @@
 
     python docs/open_ends.py        takes some minutes
 
-RLlib needs gymnasium 1.2, and DACBench many packages: put an environment with them on PYTHONPATH, as .ci/run does, or their old results are kept.
+RLlib needs gymnasium 1.2, and DACBench many packages: put an environment with them on PYTHONPATH, as .ci/run does, or their old
+results are kept.
 """
 
 import json
