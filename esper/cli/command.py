@@ -17,10 +17,10 @@ import hydra._internal.utils as hydra_internals
 
 from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, load_run
 from esper.cli import failures, flags, rehearsal
-from esper.cli.failures import end, end_if_failed
+from esper.cli.failures import end, end_if_failed, go_on
 from esper.cli.help import help_text
 from esper.cli.keyvalue import show_help
-from esper.cli.overrides import plan_run, plan_sweep, quoted, typed_as
+from esper.cli.overrides import plan_run, plan_sweep, quoted
 from esper.cli.place import begin_sweep
 from esper.cli.readiness import ready
 from esper.config import CHECKPOINTS, ConfigError
@@ -103,8 +103,8 @@ def _from_hydra(main: Callable[[], object], folder: Path | None = None) -> Gener
         raise
     except BrokenProcessPool as error:
         raise ConfigError(
-            "the process of a run was killed, most likely out of memory: lower hydra.launcher.n_jobs or hosts, and "
-            f"repeat the command with {typed_as('hydra.sweep.dir', folder)}"
+            "the process of a run was killed, most likely out of memory, and with it the others; all are saved up to their last "
+            f"update: lower hydra.launcher.n_jobs if it happens again, and {go_on(folder) if folder else 'repeat the command'}"
         ) from error
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

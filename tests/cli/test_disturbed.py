@@ -133,7 +133,8 @@ def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
         _, err = process.communicate()
         wait_for(lambda pids=working: not any(map(alive, pids)), 20)
     assert sweeps["worker"].returncode == 2
-    assert re.search(r"esper: the process of a run was killed, .* repeat the command with hydra.sweep.dir=mine", err)
+    said = r"esper: the process of a run was killed, .* resume with: python -m esper.train -m seed=1,2 .* hydra.sweep.dir=mine"
+    assert re.search(said, err)
 
 
 @pytest.mark.parametrize(
