@@ -6,7 +6,7 @@ folder of the run. Prints the verdicts, and writes report.html, comparison.json,
 folder.
 
 Append overrides of esper.train, such as task=mnist5k, to evaluate all policies on another task or with other settings; the names
-of the files then contain them.
+of the files then contain them, as they do an outcome that was not planned.
 """
 
 import shlex
@@ -25,7 +25,7 @@ from esper.cli.command import in_one_sentence, load_parts, load_recorded, warn_p
 from esper.cli.keyvalue import page, read_overrides, show_help
 from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import ConfigError
-from esper.lab.plan import as_planned, planned, record_look
+from esper.lab.plan import agreed, planned, record_look
 from esper.lab.runs import OUTCOMES, CompareConfig
 from esper.plugins import split_plugins
 from esper.training.run_folder import writing_reports
@@ -48,13 +48,15 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
         any(load_recorded(folders[0] / cell.folder) for cell in design.cells)
     keys = [argument for argument in settings if argument not in overrides]
     try:
-        base = as_planned(design.plan) if design else None
+        base = agreed(folders)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(
-            f"the plan of {folders[0]}: {error}; a part of your own needs its package, or plugins=[FILE]"
+            f"the plan of {', '.join(map(str, folders))}: {error}; a part of your own needs its package, or plugins=[FILE]"
         ) from error
     config = read_overrides(CompareConfig, keys, also=[key for key in TRANSFERABLE if key != "seed"], base=base)
-    if design and config.outcome != design.plan.outcome and not any(key.startswith("margin=") for key in keys):
+    if config.outcome != base.outcome and not any(key.startswith("margin=") for key in keys):
         config.margin = None  # the planned margin has another unit
     if not folders:
         raise ConfigError("no folder is given: name one, as in python -m esper.compare multirun/ab/...")

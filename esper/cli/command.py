@@ -229,7 +229,8 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
         overrides.append(f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]")
     many = args.multirun or "hydra.mode=MULTIRUN" in overrides
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings are shown once, when the run reads its config
+        warnings.simplefilter("ignore")  # warnings of configs are shown when the run reads its config
+        warnings.simplefilter("always", Notice)  # but data is checked only when it is first loaded, which may be here
         folder = _look_ahead(overrides, args.config_name or "config", many=many, show=args.cfg is not None)
     if args.cfg is not None:
         with _from_hydra(main):

@@ -160,15 +160,15 @@ def plan_sweep(overrides: list[str], *, config_name: str = "config") -> tuple[li
         folder = _check_folder(sweep, "hydra.sweep.dir")
         processes, most = sweep.hydra.launcher.get("n_jobs", 1), JOBS_PER_CORE * all_cores()
         if processes == 0 or processes > most:
-            raise ConfigError(
-                f"hydra.launcher.n_jobs must be 1 to {most} on this machine, or -1 for one per core, got {processes}"
-            )
+            raise ConfigError(f"hydra.launcher.n_jobs must be 1 to {most} here, or -1 for one per core, got {processes}")
         target = str(sweeper.get("_target_"))
         if preview := getattr(get_class(target), "preview", None):
             if any(override.startswith("hydra.sweep.subdir=") for override in overrides):
                 raise ConfigError("this sweep names the folders of its runs: leave out hydra.sweep.subdir")
             common = [override for override in overrides if not override.startswith("hydra.")]
-            return [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)], folder
+            configs = [_job(loader, job, config_name)[0] for job in preview(sweep.hydra, common)]
+            get_class(target).check(sweep.hydra, common, configs)
+            return configs, folder
         if not target.endswith("BasicSweeper"):
             return [], folder  # other sweepers choose values during the sweep: there is nothing to check yet
         arms = [f"{key}={value}" for key, value in cast(dict[str, Any], params).items()]

@@ -11,12 +11,22 @@ import pandas as pd
 from esper.config import ConfigError
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.costs import cost_table
-from esper.lab.design import AA_CONTROL, Design, command_of
+from esper.lab.design import AA_CONTROL, FILE, Design, command_of
 from esper.lab.evaluation import ONLINE
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
-from esper.lab.runs import OUTCOMES, REWARD_KEYS, CompareConfig, OutcomeSpec, Run, anomalies, defines_return, find_runs
+from esper.lab.runs import (
+    OUTCOMES,
+    REWARD_KEYS,
+    CompareConfig,
+    OutcomeSpec,
+    Run,
+    anomalies,
+    defines_return,
+    find_runs,
+    measures_hosts,
+)
 from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
 from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import Difference
@@ -215,10 +225,13 @@ def compare(
         )
     listed, design = listed_runs(folders), planned(folders)
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
-    warnings = [*check_runs(runs, folders), *lost_looks(folders)]
     finished = [run for run in runs if run.finished]
+    _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
+    warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished)]
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))
+    if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time
+        log("\n".join(f"warning: {warning}" for warning in warnings))
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
     outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
@@ -226,37 +239,65 @@ def compare(
     margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
     deviating = deviations(design, config, overrides)
-    results = {
-        name: compare_arms(
-            rows[rows["arm"] != AA_CONTROL],
-            margin=margins[name],
-            higher_is_better=OUTCOMES[name].higher_is_better,
-            alpha=config.alpha,
-            against=config.against,
-            withheld=Conclusion.exploratory if deviating or name != config.outcome else None,
-            looks=design.plan.looks if design and name == config.outcome else None,
-            final=config.final,
-            unit="" if OUTCOMES[name].difference == "1" else OUTCOMES[name].difference,
-            bounds=(bounds := OUTCOMES[name].bounds) and (floor, bounds[1]),
-        )
-        for name, rows in tables.items()
-    }
+    looks = design.plan.looks if design else None
     return Comparison(
         config=config,
         runs=runs,
         outcomes=outcomes,
-        results=results,
+        results={
+            name: _verdicts(name, rows, config, margin=margins[name], floor=floor, looks=looks, exploratory=bool(deviating))
+            for name, rows in tables.items()
+        },
         hosts=host_table(finished, scoring),
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
         control_results=_controls(tables, margins, config.alpha),
-        warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *anomalies(finished)],
+        warnings=[*warnings, *_rescored(finished, config.hosts, overrides)],
         design=design,
         deviations=deviating,
         folders=folders,
         overrides=overrides,
         score=" or ".join(sorted({one.score for one in objectives})),
     )
+
+
+def _verdicts(
+    name: str,
+    rows: Any,
+    config: CompareConfig,
+    *,
+    margin: float,
+    floor: float,
+    looks: Sequence[int] | None,
+    exploratory: bool,
+) -> list[PairResult]:
+    """Return all pairs of arms in one outcome; only the primary one has looks, and a verdict unless all is exploratory."""
+    spec, primary = OUTCOMES[name], name == config.outcome
+    return compare_arms(
+        rows[rows["arm"] != AA_CONTROL],
+        margin=margin,
+        higher_is_better=spec.higher_is_better,
+        alpha=config.alpha,
+        against=config.against,
+        withheld=Conclusion.exploratory if exploratory or not primary else None,
+        looks=looks if primary else None,
+        final=config.final,
+        unit="" if spec.difference == "1" else spec.difference,
+        bounds=spec.bounds and (floor, spec.bounds[1]),
+    )
+
+
+def _refuse_unlike(runs: Sequence[Run], strata: Sequence[str], *, planned: bool, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if only some runs train hosts, or if runs that no plan holds together learn different tasks."""
+    apart = {measures_hosts(run): run for run in runs}
+    if len(apart) > 1:
+        raise ConfigError(f"{apart[True].folder} trains hosts, and {apart[False].folder} does not: compare them apart")
+    tasks = dict.fromkeys(str(run.config.get("task")) for run in runs)
+    if len(tasks) > 1 and not planned and "task" not in strata and not any(one.startswith("task=") for one in overrides):
+        raise ConfigError(
+            f"these runs learn different tasks ({', '.join(tasks)}), and no experiment holds them together: name the folders of "
+            "runs with one task, or set strata=[task]"
+        )
 
 
 def _controls(tables: Mapping[str, Any], margins: Mapping[str, float], alpha: float) -> dict[str, PairResult]:

@@ -105,7 +105,14 @@ def draw(
     for figure in (learning, joined, costs):
         for axes in figure.axes:
             axes.set_ylabel(in_terms_of(score, axes.get_ylabel()))
-    return drawings
+    return [one for one in drawings if _shows_something(one.figure)]
+
+
+def _shows_something(figure: Figure) -> bool:
+    """Return whether a figure has a finite point: of runs without hosts, some have none."""
+    points = [line.get_xydata() for axes in figure.axes for line in axes.lines]
+    points += [dots.get_offsets() for axes in figure.axes for dots in axes.collections]
+    return any(np.isfinite(np.ma.filled(np.ma.asarray(one, np.float64), np.nan)).all(axis=-1).any() for one in points)
 
 
 def learning_curves(axes: Axes, runs: Sequence[Run], colours: Colours, *, floor: float = 0.0) -> None:
@@ -151,7 +158,8 @@ def _dots(axes: Axes, x: Any, y_B: Any, colour: ColorType, links: Links, **more:
 
 def _legend(axes: Axes) -> None:
     """Put the legend beside the axes, where it hides no data."""
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def front(

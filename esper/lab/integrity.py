@@ -34,7 +34,9 @@ def check_runs(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
                 _check_cell(run, cell, design.digest)
         others = {path.parent for path in folder.glob(f"*/*/{CHECKPOINTS}")} - {folder / cell.folder for cell in design.cells}
         warnings += [f"{other} is not a run of this experiment and was left out: move it elsewhere" for other in sorted(others)]
-    return warnings + mixed({str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train them again")
+    return warnings + mixed(
+        {str(run.folder): _versions(run) for run in runs if run.updates}, "trained", "train the runs of one version again"
+    )
 
 
 def _check_cell(run: Run, cell: Cell, plan: str) -> None:
@@ -90,7 +92,8 @@ def mixed(versions: Mapping[str, Sequence[dict[str, Any]]], done: str, remedy: s
         for version in found:
             source = str(version.get("source") or version.get("commit"))
             labels[source] = _label(version)
-            names.setdefault(source, []).append(name)
+            if name not in names.setdefault(source, []):  # several processes may have worked on a run
+                names[source].append(name)
     if len(names) < 2:
         return []
     ordered = sorted(names, key=lambda source: -len(names[source]))

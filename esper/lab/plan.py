@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -153,6 +153,21 @@ def as_planned(plan: Claims) -> CompareConfig:
         baselines=list(plan.baselines),
         against=plan.against,
     )
+
+
+def agreed(folders: Sequence[Path]) -> CompareConfig:
+    """Return the settings on which the plans of all experiments in these folders agree, and defaults for the others.
+
+    Raises:
+        ConfigError: the file of an experiment is damaged or was edited.
+        ValueError: a plan asks for something that does not exist.
+    """
+    plans = [as_planned(Design.load(folder).plan) for folder in folders if (folder / FILE).exists()]
+    config = CompareConfig()
+    for name in (entry.name for entry in fields(CompareConfig)):
+        if len({str(getattr(plan, name)) for plan in plans}) == 1:
+            setattr(config, name, getattr(plans[0], name))
+    return config
 
 
 def planned(folders: Sequence[Path]) -> Design | None:

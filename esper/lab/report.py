@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import pandas as pd
@@ -23,7 +23,7 @@ from esper.lab.evaluation import ONLINE
 from esper.lab.figures import Drawing, draw, page_links
 from esper.lab.forest import Row, forest
 from esper.lab.runs import OUTCOMES
-from esper.lab.tables import blocks_of, grown, latex, p_of, tested
+from esper.lab.tables import blocks_of, grown, latex, p_of, tested, varies
 from esper.telemetry.seed_table import HEAD as HEADS
 from esper.telemetry.seed_table import TITLE, legend_of, rows_of
 from esper.telemetry.tags import in_terms_of
@@ -39,6 +39,9 @@ HEAD = (
     "verdict",
 )
 """Columns of the tables of differences. p and p within are Holm-corrected."""
+CORRECTED, UNCORRECTED = ("p_holm", "p_equivalence_holm"), ("p", "p_equivalence")
+"""Columns of p values, corrected for looks and pairs or not. They are empty where nothing was tested."""
+WARNING = "warning: "
 MEANS = "Means over all measured blocks, collapsed runs included"
 """Caption of the means."""
 PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -48,6 +51,8 @@ def differences(found: Comparison) -> pd.DataFrame:
     """Return one row per outcome and pair of arms, the columns of differences.csv; the verdict of an A/A control is `control`."""
     rows: list[dict[str, Any]] = []
     for name, results in found.results.items():
+        if name != found.outcome.name and not found.values(name).notna().any(axis=None):
+            continue  # measured nowhere
         for result in results:
             plain = asdict(result)
             del plain["unit"]
@@ -63,6 +68,9 @@ def differences(found: Comparison) -> pd.DataFrame:
     flat = pd.json_normalize(rows, sep="_").rename(columns=lambda name: name.removeprefix("mean_").removesuffix("_mean"))
     if not rows:
         return pd.DataFrame(columns=["outcome", "blocks"])
+    for row in cast(list[Any], list(flat.itertuples())):
+        unknown = [*(() if tested(row) else CORRECTED), *(() if varies(row) else UNCORRECTED)]
+        flat.loc[row.Index, [name for name in unknown if name in flat]] = float("nan")
     return flat.astype(dict.fromkeys(("needed", "look", "collapsed_first", "collapsed_second"), "Int64"))
 
 
@@ -127,8 +135,8 @@ def _cells(row: Any) -> list[str]:
     return [
         f"{row.first} - {row.second}",
         blocks_of(row),
-        _interval(row.mean, row.low, row.high),
-        _interval(row.iqm, row.iqm_low, row.iqm_high),
+        _interval(row.mean, *(row.low, row.high) if row.spread else (row.mean, row.mean)),
+        _interval(row.iqm, *(row.iqm_low, row.iqm_high) if row.spread else (row.iqm, row.iqm)),
         f"{row.improvement:.2f}" if known else "",
         p_of(p) if known else "",
         p_of(p_within) if known else "",
@@ -203,7 +211,7 @@ def summary(found: Comparison) -> dict[str, Any]:
         "deviations": found.deviations,
         "config": asdict(found.config),
         "overrides": list(found.overrides),
-        "warnings": found.warnings,
+        "warnings": [line.removeprefix(WARNING) for line in found.sentences() if line.startswith(WARNING)],
         "runs": [
             {name: getattr(run, name) for name in ("arm", "block", "stratum", "seed", "status")} | {"folder": str(run.folder)}
             for run in found.runs
@@ -247,7 +255,9 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     }
     if kind := found.config.figures:
         files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}
-    paths = {folder / _file_name(name, found.overrides): content for name, content in files.items()}
+    other = found.design is not None and found.config.outcome != found.design.plan.outcome
+    changes = [*found.overrides, *([f"outcome={found.config.outcome}"] if other else [])]
+    paths = {folder / _file_name(name, changes): content for name, content in files.items()}
     for path, content in paths.items():
         write_whole(path, content)
     return list(paths)
@@ -290,7 +300,8 @@ def _forest(found: Comparison) -> str | None:
     return forest(rows, axis, margin) if rows else None
 
 
-def _file_name(name: str, overrides: Sequence[str]) -> str:
-    """Return the name of a file, with the evaluation overrides if any, so that it does not replace the report without them."""
+def _file_name(name: str, changes: Sequence[str]) -> str:
+    """Return the name of a file, with evaluation overrides and another outcome than the planned one, if any, so that it does not
+    replace the report that was planned."""
     stem, _, kind = name.partition(".")
-    return f"{stem}_{slug(overrides)}.{kind}" if overrides else name
+    return f"{stem}_{slug(changes)}.{kind}" if changes else name

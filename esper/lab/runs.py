@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.checkpoint import Checkpoints, digest_of, load_run, update_of
-from esper.config import CHECKPOINTS, FORMER, ConfigError, did_you_mean, standalone_agents, unknown_controller
+from esper.config import CHECKPOINTS, FORMER, GROUPS, ConfigError, did_you_mean, standalone_agents, unknown_controller
 from esper.lab.design import FILE, Design, command_of
 from esper.lab.per_host import PREFIX, check_search
 from esper.ranges import check_ranges
@@ -162,6 +162,12 @@ class Run:
         if not self.updates:
             return "never started"
         return "finished" if self.finished else f"stopped after {self.update} of {counted(self.updates, 'update')}"
+
+
+def measures_hosts(run: Run) -> bool:
+    """Return whether the environment of a run trains hosts, as most outcomes need; one from outside counts as such."""
+    kind = GROUPS["env"].get(str(run.config.get("env")))
+    return kind is None or kind.has_hosts
 
 
 def find_runs(folders: Sequence[Path], strata: Sequence[str] = ()) -> list[Run]:

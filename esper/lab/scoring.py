@@ -228,5 +228,6 @@ def _training_scores(run: Run) -> dict[str, float]:
     records = records_of(run)
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
     rollbacks = sum(value for record in records for tag, value in record.items() if tag.startswith("governor/rollbacks"))
-    values = (float(np.nanmean(accuracy)), rollbacks / float(run.config["hosts"]) / run.updates)
+    learned = float(np.nanmean(accuracy)) if np.isfinite(accuracy).any() else float("nan")
+    values = (learned, rollbacks / float(run.config["hosts"]) / run.updates)
     return dict(zip(TRAINING, values, strict=True))

@@ -11,6 +11,8 @@ from esper.telemetry.text import duration
 
 GROWN = 2
 """How often a policy grows its held-out hosts: with sampled and with its most probable actions."""
+BUILDING = 1.0
+"""Time of building the held-out hosts of a run [s], by which small runs are slower to score than to train."""
 
 
 def scoring_share(found: Design, settings: Mapping[str, Any]) -> float:
@@ -40,6 +42,6 @@ def after(found: Design, settings: Mapping[str, Any], folder: Path) -> str:
     paths = [path for cell in found.cells if (path := folder / cell.folder / "times.jsonl").exists()]
     speeds = [[record["time/host_epochs_per_second"] for record in read_records(path)] for path in paths]
     host_epochs = GROWN * found.plan.score_hosts * int(settings["steps"])
-    grown = sum(host_epochs / median(of_run) for of_run in speeds if of_run)
+    grown = sum(BUILDING + host_epochs / median(of_run) for of_run in speeds if of_run)
     time = f"about {duration(grown)}" if grown else "a while"
     return f"it first scores the policies, once, which takes {time}; workers=N scores N at a time"

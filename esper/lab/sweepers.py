@@ -15,11 +15,19 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.cli.command import in_one_sentence
-from esper.config import ConfigError, typed
+from esper.config import Config, ConfigError, typed
 from esper.lab.launch import CellSweeper
 from esper.lab.search_space import search_space
 from esper.sweeps import TuneConfig
 from esper.telemetry.text import counted
+
+
+def _check_measured(outcome: str, configs: Sequence[Config]) -> None:
+    for config in configs:
+        if outcome != "return" and not config.env.has_hosts:
+            raise ConfigError(
+                f"outcome={outcome} is not measured with env={config.choice('env')}, which trains no hosts: add outcome=return"
+            )
 
 
 class BlockSweeper(CellSweeper):
@@ -31,6 +39,13 @@ class BlockSweeper(CellSweeper):
         from esper.lab.plan import experiment
 
         return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]
+
+    @staticmethod
+    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
+        """Raise ConfigError if runs with these configs do not measure the planned outcome."""
+        from esper.lab.plan import experiment
+
+        _check_measured(experiment(hydra, common).plan.outcome, configs)
 
     def sweep(self, arguments: list[str]) -> Any:
         from esper.lab import scoring_time
@@ -58,6 +73,11 @@ class TuneSweeper(CellSweeper):
         """Return the overrides of the baseline, and of every tuned key at the ends of its range."""
         asked = cast(dict[str, Any], OmegaConf.to_container(hydra.sweeper))
         return search_space(TuneConfig(**asked), common).previews()
+
+    @staticmethod
+    def check(hydra: DictConfig, common: Sequence[str], configs: Sequence[Config]) -> None:
+        """Raise ConfigError if runs with these configs do not measure the outcome of the tuning."""
+        _check_measured(str(hydra.sweeper.outcome), configs)
 
     def sweep(self, arguments: list[str]) -> Any:
         from esper.lab.tuning import FILE, Tuning

@@ -26,7 +26,7 @@ def host_table(runs: Sequence[Run], scoring: Scoring) -> pd.DataFrame:
         for name, rows in scored["rows"].items():
             if name in POLICIES or (name in scoring.baselines and run.arm == scoring.arm):
                 cell = {"arm": run.arm if name in POLICIES else name, "controller": name, "block": run.block}
-                values = {key: rows[key] for key in ("instance", *scoring.outcomes) if key in rows}
+                values = {"kind": rows["instance"]} | {key: rows[key] for key in scoring.outcomes if key in rows}
                 parts.append(pd.DataFrame({**cell, "host": range(scoring.hosts), **values}))
     return pd.concat(parts, ignore_index=True)
 
@@ -76,7 +76,7 @@ def grown(hosts: pd.DataFrame, seeds: pd.DataFrame) -> dict[str, dict[tuple[str,
             )
             for row in chosen.itertuples()
         ]
-        found[arm] = grouped(listed, blueprints, slots, own["instance"].tolist())
+        found[arm] = grouped(listed, blueprints, slots, own["kind"].tolist())
     return found
 
 
@@ -93,8 +93,13 @@ def p_of(value: float) -> str:
 
 
 def tested(row: Any) -> bool:
-    """Return whether a row of differences.csv has a test: not for a single block, nor where all differences are 0."""
-    return row.blocks >= 2 and not row.low == row.high == 0
+    """Return whether a row of differences.csv has a test: not before a look, nor where differences do not vary."""
+    return varies(row) and (row.verdict == "control" or not pd.isna(row.look))
+
+
+def varies(row: Any) -> bool:
+    """Return whether a row has differences that vary: at least two blocks, and not 0 in all of them."""
+    return row.blocks >= 2 and not row.mean == row.spread == 0
 
 
 def latex(differences: pd.DataFrame) -> str:

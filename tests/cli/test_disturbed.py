@@ -118,7 +118,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
-    ours = ["sweep=ab", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]
+    ours = ["sweep=ab", "outcome=return", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]
     overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine", "telemetry=quiet", *ENDLESS]
     sweeps: dict[str, Forked] = {}
     for killed, sweep in (("parent", ours), ("worker", ["seed=1,2"])):

@@ -92,6 +92,7 @@ def test_dots_lead_to_the_pages_of_their_runs(tmp_path: Path) -> None:
         ]
     )
     pages = [one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"], links=links)]
-    for page, linked in zip(pages, (0, 1, 1), strict=True):
-        assert [page.count(f'href="{address}"') for address in links.values()] == [linked] * 3
+    assert len(pages) == 2, "nothing was recorded in training, so there is no learning curve"
+    for page in pages:
+        assert [page.count(f'href="{address}"') for address in links.values()] == [1] * 3
     assert all("run.html" not in one.inline() for one in draw([], outcomes, OUTCOMES["accuracy"]))

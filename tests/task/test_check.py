@@ -1,8 +1,12 @@
 """Wrong data of a task is refused in one sentence that names the task and the entry, before a run starts."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from esper.task.images import ImagesConfig
 from esper.task.loading import load_task
 from esper.task.text import TextConfig
 
+ROOT = Path(__file__).parents[2]
 Change = Callable[[Data], Any]
 
 
@@ -159,6 +164,27 @@ def moved_channels(data: Data) -> Data:
 def test_what_is_hardly_meant_warns(change: Change, sentence: str) -> None:
     with pytest.warns(Notice, match=sentence):
         WrongImages(change=change).build(CNNConfig())
+
+
+def test_the_command_shows_the_warning_once(tmp_path: Path) -> None:
+    (tmp_path / "raw_digits.py").write_text(
+        "from dataclasses import dataclass, replace\n"
+        "import esper\n"
+        "from esper.task.digits import DigitsConfig\n"
+        "@dataclass(kw_only=True, slots=True)\n"
+        "class RawConfig(DigitsConfig):\n"
+        "    'Digits that nobody scaled.'\n"
+        "    def load(self, context):\n"
+        "        data = DigitsConfig.load(self, context)\n"
+        "        return replace(data, train_x=40 * data.train_x + 128)\n"
+        "esper.register('task', 'raw', RawConfig)\n"
+    )
+    small = ["hosts=2", "steps=1", "updates=1", "agent=wait", "telemetry=quiet", "hydra.run.dir=run"]
+    words = [sys.executable, "-m", "esper.train", "plugins=[raw_digits.py]", "task=raw", *small]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("warning: train_x has mean 128 and standard deviation 40: hosts learn best from") == 1
 
 
 def test_sound_data_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
