@@ -71,7 +71,8 @@ def train(cfg: DictConfig) -> None:
             listen(StatusLine(sys.stdout, f"{named}: " if named else "") if display else None)
             given = HydraConfig.get().overrides.task
             Trainer(config, folder, name=named, shared=context.shared, plan=context.plan, announced=shown, overrides=given).run()
-            remedy = f"the run is finished; write its page with: python -m esper.report {shlex.quote(str(folder))}"
+            others = f"; {remedy}" if named else ""
+            remedy = f"the run is finished; write its page with: python -m esper.report {shlex.quote(str(folder))}{others}"
             _after(folder, config, lead=f"{named}: " if named else "")
         except Stopped as stopped:
             print(f"esper: {stopped}; {remedy}", file=sys.stderr)

@@ -128,6 +128,7 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Callable[[Tensor], Ten
                 folder / "network.onnx",
                 input_names=["x"],
                 output_names=["outputs"],
+                dynamic_shapes=({0: "batch"},),  # the name of the dimension
                 verbose=False,
                 external_data=False,
             )

@@ -24,8 +24,8 @@ def best_update(best: Mapping[str, Any] | None) -> str:
     if not best:
         return ""
     return (
-        f"The policy after {counted(best['update'], 'update')}, {_where(best['update'])}, has the highest return in training: "
-        f"{best['return']:.1f} points, in update {best['update'] + 1}."
+        f"The highest return in training is {best['return']:.1f} points, in update {best['update'] + 1}, by the policy after "
+        f"{counted(best['update'], 'update')}: {_where(best['update'])}."
     )
 
 

@@ -86,7 +86,7 @@ def rows(
         found.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
         if grown_N is not None and np.isfinite(grown_N).all() and host.get("flops"):
             mean = grown_N.mean()
-            scale = f"{mean / host['flops']:.2g} times as many"
+            scale = f"{mean / host['flops']:.3g} times as many"
             found.append(("grown network", f"{mean:,.0f} FLOPs per sample, {scale}; mean over {len(grown_N)} held-out hosts"))
     if history and (data := history[-1].get("data")):
         found.append(("data", data))

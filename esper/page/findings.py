@@ -143,7 +143,8 @@ def slot_words(slot: str, part: str) -> list[str]:
     found = re.fullmatch(r"r(\d+)c(\d+)", slot)
     if not found:
         return []
-    return [f"Slot {slot} is a place for a seed in {part} {found[2]} of the host, row {found[1]}, both counted from 0."]
+    where = f"row {found[1]}, column {found[2]}"
+    return [f"Slot {slot} ({where}) is a place for a seed in {part} {found[2]} of the host. All are counted from 0."]
 
 
 def kind_words(kind: str, part: str) -> str:

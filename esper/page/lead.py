@@ -87,11 +87,15 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
         if difference := gain(grown.greedy, grown.policy, column):
             own, other = (results(table, column).mean() for table in (grown.greedy, grown.policy))
             over = f"{signed(difference)} {'pp' if unit == '%' else unit}"
-            parts.append(f"{what} is {own:.1f} instead of {other:.1f} {unit} ({over})")
+            parts.append(
+                f"{own:.1f} instead of {other:.1f} {unit} {what} ({over})".replace(" points return", " points of return")
+            )
     if not parts:
         return []
-    none = " With those it keeps no seeds." if results(grown.greedy, "parameters_kept").max() == 0 else ""
-    return [f"These are sampled actions, as in training. With the most probable ones, {' and '.join(parts)}.{none}"]
+    lead = "These are sampled actions, as in training. "
+    if results(grown.greedy, "parameters_kept").max() == 0:
+        return [f"{lead}With the most probable ones it keeps no seed, so that it equals never growing."]
+    return [f"{lead}The most probable ones, compared with these, give {' and '.join(parts)}."]
 
 
 def _price(grown: Grown, host: Mapping[str, float]) -> list[str]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import jinja2
 
@@ -13,7 +14,9 @@ from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
 from esper.page.packing import embedded
 from esper.page.status import saved_config
+from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import HEAD, TITLE
+from esper.telemetry.text import duration
 from esper.training.run_folder import PAGE, writing_reports
 
 HOSTS = 24
@@ -73,11 +76,21 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         lead: begins each line, to tell runs apart that share a terminal.
     """
     try:
+        print(f"{lead}{_announcement(folder)}", flush=True)
         page = write_page(folder, log=notice)
         notice()
         print(f"{lead}page: {page}", flush=True)
     except (ConfigError, FileError, DiskError) as error:
         warnings.warn(f"{PAGE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
+
+
+def _announcement(folder: Path) -> str:
+    """Return the line that says what the page of a run will take."""
+    config, times = saved_config(folder), folder / "times.jsonl"
+    hosts, growths = shown_hosts(config), 3 if config.agent.greedy else 2
+    speeds = [record["time/host_epochs_per_second"] for record in read_records(times)] if times.exists() else []
+    left = f", about {duration(growths * hosts * config.steps / median(speeds))}" if speeds else ""
+    return f"growing {hosts} held-out hosts {growths} times for its page{left}"
 
 
 def _source(name: str) -> str:

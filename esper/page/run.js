@@ -312,7 +312,7 @@ function relation(dots) {  // over seeds that were planted in the same epoch, si
   if (!Number.isFinite(rho)) return "Their rank correlation is undefined.";
   const chance = (value, count) => Math.abs(value) < 1.96 / Math.sqrt(count - 1) ? "within chance" : "more than chance";
   const within = same.length < dots.length && same.length > 3 && Number.isFinite(some)
-    ? `; of the ${same.length} planted in epoch ${epoch + 1} ${some.toFixed(2)} (${chance(some, same.length)})` : "";
+    ? `; of the ${same.length} planted in epoch ${epoch + 1}: ${some.toFixed(2)} (${chance(some, same.length)})` : "";
   return `Rank correlation ${rho.toFixed(2)} (${chance(rho, dots.length)})${within}. Hosts of different kinds differ in both numbers, and only chosen seeds are shown: `
     + "a correlation near 0 or below does not say that potential fails to rank the choices within a host.";
 }

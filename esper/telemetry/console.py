@@ -85,7 +85,7 @@ class PlainConsole(Writer):
             self._print_line(f"warning: update {update}/{self._total}: {anomaly.sentence()}")
 
     def finish(self, rows: Rows, metrics: Mapping[str, float]) -> None:
-        done = f"done after {clock(self._run.spent + time.monotonic() - self._began)}"
+        done = f"trained for {clock(self._run.spent + time.monotonic() - self._began)}"
         if self._lead:
             self._print_line(f"{done}: {summary_line(rows, self._history, self._run.score)}")
             return

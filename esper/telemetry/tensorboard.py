@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tensorboard.compat.proto import summary_pb2
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparam_summaries
 
 from esper.checkpoint import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
+from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.pictures import slots_of, timeline, topology, values_of
-from esper.telemetry.tags import PHASES, STAGES
+from esper.telemetry.tags import PHASES, STAGES, metric
 from esper.telemetry.traces import Table
 
+Summary, SummaryMetadata = cast(Any, summary_pb2).Summary, cast(Any, summary_pb2).SummaryMetadata
 HPARAM_METRICS = {
     "hparams/return": "policy/return",
     "hparams/committed_accuracy": "host/committed_accuracy",
@@ -57,6 +60,16 @@ DASHBOARDS = {
 """Charts of each dashboard on the page "Custom scalars", by regular expressions of tags."""
 
 
+def _described(tag: str, value: float) -> Any:
+    """Return a scalar with its meaning and its values in a healthy run, which TensorBoard shows beside its chart."""
+    row = metric(tag)
+    text = f"{row.meaning}{f' [{row.unit}]' if row.unit not in ('1', 'count') else ''}"
+    text += f"\n\nHealthy: {HEALTHY[tag]}" if tag in HEALTHY else ""
+    plugin = SummaryMetadata.PluginData(plugin_name="scalars")
+    about = SummaryMetadata(summary_description=text, plugin_data=plugin, data_class="DATA_CLASS_SCALAR")
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=about)])
+
+
 @dataclass(kw_only=True, slots=True)
 class TensorBoardConfig(WriterConfig):
     """TensorBoard events in `tensorboard/` in the run's folder."""
@@ -82,6 +95,8 @@ class TensorBoardWriter(Writer):
         self.folder = folder
         self._open = True
         self._hparams: dict[str, Hparam] = {}
+        self._described = set[str]()
+        """Metrics whose description was written, with their first value."""
         with disk(f"write TensorBoard events to {folder}"):
             self._writer = SummaryWriter(str(folder), purge_step=resume_update + 1)
             self._writer.add_custom_scalars(DASHBOARDS)
@@ -96,7 +111,11 @@ class TensorBoardWriter(Writer):
         with disk(f"write TensorBoard events to {self.folder}"):
             self.folder.stat()  # an open file takes events even after its folder was removed
             for tag, value in metrics.items():
-                self._writer.add_scalar(tag, value, update)
+                if tag in self._described:
+                    self._writer.add_scalar(tag, value, update)
+                else:
+                    self._described.add(tag)
+                    cast(Any, self._writer)._get_file_writer().add_summary(_described(tag, value), update)
             # A resumed run cannot restore what was lost in memory; an update takes seconds, a flush far less.
             self._writer.flush()
 

@@ -17,7 +17,8 @@ def short(value: float) -> str:
         if abs(value) >= least:
             return f"{value / size:.3g}{letter}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f}"
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if not text.strip("-0.") else text  # no minus zero
 
 
 def quantity(tag: str, value: float) -> str:

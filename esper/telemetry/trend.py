@@ -41,7 +41,7 @@ class Trend:
     idle: int
     """Number of these updates."""
     word: str
-    """Rising, falling or flat; worse than never growing; or too few updates."""
+    """Rising, falling or no clear trend; worse than never growing; or too few updates."""
 
     def text(self, unit: str = "") -> str:
         """Return the trend as one line.
@@ -82,7 +82,7 @@ def trend(values_U: Sequence[float], planted_U: Sequence[float] = ()) -> Trend:
     word = f"only {counted(updates, 'update')}"
     if updates >= MIN_UPDATES:
         beyond = ERRORS * noise * math.sqrt(2 / tenth)
-        word = "rising" if late - early > beyond else "falling" if early - late > beyond else "flat"
+        word = "rising" if late - early > beyond else "falling" if early - late > beyond else "no clear trend"
         if idle and waiting - late > ERRORS * noise * math.sqrt(1 / tenth + 1 / len(idle)):
             word = "worse than never growing"
     return Trend(

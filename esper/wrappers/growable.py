@@ -308,7 +308,9 @@ class GrowableModule(nn.Module):
             for name, slot in zip(self._names, self._slots, strict=True)
             if slot.blueprint is not None and slot.role.alpha > 0
         ]
-        about = {"seeds": seeds, "slots": list(self._names), "parameters": sum(one.numel() for one in self.parameters())}
+        given = {"shape": ["batch", *samples.shape[1:]], "dtype": str(samples.dtype).removeprefix("torch.")}
+        count = sum(one.numel() for one in self.parameters())
+        about = {"seeds": seeds, "slots": list(self._names), "parameters": count, "input": given}
         with evaluating(self):
             with torch.no_grad():
                 self(samples)  # a wrong shape fails here, in one line

@@ -87,7 +87,7 @@ def test_an_announced_run_does_not_repeat_its_title(tmp_path: Path, monkeypatch:
     done = run_forked("esper.train", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "wait on digits" not in done.stdout
-    assert "\ndone after 0:00:" in done.stdout
+    assert "\ntrained for 0:00:" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "compare", "report", "export"])

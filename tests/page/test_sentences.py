@@ -93,8 +93,7 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
         oracle="against an oracle: nothing",
     )
     assert lines[3] == "Against an oracle: nothing."
-    assert "With the most probable ones, test accuracy is 30.3 instead of 20.0 % (+10.3 ± 1.4 pp) and return is 30.3" in lines[1]
-    assert lines[1].endswith("With those it keeps no seeds.")
+    assert lines[1].endswith("With the most probable ones it keeps no seed, so that it equals never growing.")
     assert (
         lines[2]
         == "It keeps 50 parameters per host, 25 % of the host's 200, and raises the FLOPs per sample from 100 to 300 (3 times)."
@@ -107,7 +106,9 @@ def test_the_lead_compares_actions_and_says_what_growing_costs() -> None:
 
 
 def test_names_of_slots_and_kinds_are_explained() -> None:
-    assert slot_words("r0c1", "block") == ["Slot r0c1 is a place for a seed in block 1 of the host, row 0, both counted from 0."]
+    assert slot_words("r0c1", "block") == [
+        "Slot r0c1 (row 0, column 1) is a place for a seed in block 1 of the host. All are counted from 0."
+    ]
     assert slot_words("s0", "block") == []
     assert "one letter per layer, in forward order: o for an intact layer" in kind_words("oxx noise=0.2", "layer")
     assert "names what sets these hosts apart" in kind_words("plain", "layer")
@@ -165,8 +166,8 @@ def test_a_policy_that_has_become_worse_is_told_and_the_best_checkpoint_named() 
     assert decline(records([50, 69, 70, 80, 60, 60]), best) == "", "too early to tell"
     assert decline(records([50, 60]), None) == ""
     assert best_update(best) == (
-        "The policy after 3 updates, checkpoint=FOLDER/best (checkpoint_000003.pt), has the highest return in training: "
-        "80.0 points, in update 4."
+        "The highest return in training is 80.0 points, in update 4, by the policy after 3 updates: checkpoint=FOLDER/best "
+        "(checkpoint_000003.pt)."
     )
     assert best_update(None) == ""
 

@@ -61,10 +61,10 @@ def test_plain_lines_have_no_control_characters() -> None:
     assert re.fullmatch(r"update 1/1000: about \d+ s left", lines[1])
     assert [line.split(",")[0] for line in lines[2:-6]] == [f"update {tenth}00/1000" for tenth in range(1, 10)]
     assert "accuracy 71.26 %, committed accuracy 40 %, parameters grown 1,204, return 66.8" in lines[2]
-    assert re.fullmatch(r"done after 0:00:\d\d", lines[-6])
+    assert re.fullmatch(r"trained for 0:00:\d\d", lines[-6])
     assert lines[-5:] == [
-        "  return              flat: first 66.8, last 66.8, mean of last 100: 66.8 ± 0",
-        "  committed accuracy  flat: first 40 %, last 40 %, mean of last 100: 40 ± 0 %",
+        "  return              no clear trend: first 66.8, last 66.8, mean of last 100: 66.8 ± 0",
+        "  committed accuracy  no clear trend: first 40 %, last 40 %, mean of last 100: 40 ± 0 %",
         "  files               runs/a",
         "next:",
         "  python -m esper.evaluate 'checkpoint=runs/a b'",
@@ -216,7 +216,7 @@ def test_the_time_of_earlier_processes_counts() -> None:
     plain.show(5, METRICS)
     plain.finish([], {})
     assert "update 5/10, 1:00:00 elapsed" in file.getvalue()
-    assert "done after 1:00:00\n" in file.getvalue()
+    assert "trained for 1:00:00\n" in file.getvalue()
 
 
 def test_live_bar_moves_within_the_first_rollout() -> None:

@@ -77,6 +77,8 @@ def test_every_kth_update_and_the_last_are_written(tmp_path: Path, every: int, w
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars(ACCURACY)] == written
     assert events.Tags()["scalars"] == [ACCURACY]
+    about = events.SummaryMetadata(ACCURACY).summary_description
+    assert about == f"{metric(ACCURACY).meaning} [%]\n\nHealthy: {HEALTHY[ACCURACY]}"
 
 
 @pytest.mark.parametrize(

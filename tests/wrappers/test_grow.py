@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -382,7 +383,9 @@ def test_a_grown_network_can_be_taken_away(tmp_path: Any) -> None:
     torch.testing.assert_close(names["load"](tmp_path)(x), net.eval()(x))
     assert "esper" not in (tmp_path / "network.py").read_text().replace("grown by Esper", "")
     assert '"blueprint": "conv_light"' not in (tmp_path / "topology.json").read_text()
-    assert '"name": "conv_light"' in (tmp_path / "topology.json").read_text()
+    about = json.loads((tmp_path / "topology.json").read_text())
+    assert [seed["name"] for seed in about["seeds"]] == ["conv_light"]
+    assert about["input"] == {"shape": ["batch", *x.shape[1:]], "dtype": "float32"}
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
