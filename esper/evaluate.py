@@ -41,7 +41,7 @@ from esper.ranges import check_ranges
 from esper.telemetry.text import counted
 from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint, may_hold_checkpoint, run_of
-from esper.training.run_folder import writing_reports
+from esper.training.run_folder import PAGE, writing_reports
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,8 +151,10 @@ def main(arguments: list[str]) -> None:
         _display(report, asked, score)
         _write(report, folder, evaluation, asked)
         evaluation.journal.remove()
-        if (folder / CHECKPOINTS).is_dir():
+        if (folder / CHECKPOINTS).is_dir() or (folder / PAGE).exists():
             print(f"page: {write_page(folder, hosts=0)}")
+        else:  # a saved policy
+            print(f"what it does, host by host: python -m esper.report {shlex.quote(str(folder))}")
 
 
 def _write(report: dict[str, Any], folder: Path, evaluation: Evaluation, asked: EvaluateConfig) -> None:

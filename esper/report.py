@@ -1,7 +1,7 @@
 """Write the page of a run, run.html: python -m esper.report FOLDER
 
 The page shows what the controller did, host by host, and what it was worth on held-out hosts. It needs no server. FOLDER is
-that of a run of esper.train, which may still be training, or have been killed.
+that of a run of esper.train, which may still be training, or have been killed, or of a saved policy, as in zoo/.
 """
 
 import sys

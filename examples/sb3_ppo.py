@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 from stable_baselines3 import PPO
 
 import esper
@@ -16,3 +17,20 @@ agent = PPO(
     "MultiInputPolicy", envs, n_steps=hosts.num_steps, batch_size=HOSTS * hosts.num_steps // 4, gamma=1.0, verbose=1, seed=0
 )
 agent.learn(updates * HOSTS * hosts.num_steps)
+
+held_out = esper.make_vec_env(overrides, num_envs=HOSTS, split="held_out")
+
+
+def mean_return(act):
+    """Return the mean return of hosts that no agent trains on."""
+    seen, _ = held_out.reset(options={"episode": 0})
+    total = 0.0
+    for _ in range(held_out.num_steps):
+        seen, reward, *_ = held_out.step(act(seen))
+        total += reward.mean()
+    return total
+
+
+never = np.zeros(held_out.action_space.shape, dtype=np.int64)
+print(f"never growing: {mean_return(lambda seen: never):.2f} on {HOSTS} held-out hosts")
+print(f"PPO: {mean_return(lambda seen: agent.predict(seen)[0]):.2f}")

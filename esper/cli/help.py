@@ -2,10 +2,14 @@
 
 import ast
 import inspect
+import os
+import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from shutil import get_terminal_size
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -22,6 +26,20 @@ USAGE = """\
   python -m esper.train -m sweep=ab_reward               an A/B comparison on shared seeds
   python -m esper.train --cfg job                        show the config, start nothing
   python -m esper.train plugins=[my_parts.py] reward=mine  an option of your own (docs/extending.md)"""
+
+
+def columns() -> int:
+    """Return how many columns a help text takes: those of the terminal, at most 118."""
+    return min(118, get_terminal_size((118, 24)).columns - 1)
+
+
+def _usage(width: int) -> list[str]:
+    """Return `USAGE` line by line; on a narrow terminal, what a command does stands below it."""
+    lines: list[str] = USAGE.split("\n")
+    if max(map(len, lines)) <= width:
+        return lines
+    pairs = [re.split(r"(?<=\S)  +|(?<=seed=1,2) ", line.strip(), maxsplit=1) for line in lines]
+    return [line for command, about in pairs for line in (f"  {command}", f"      {about}")]
 
 
 @cache
@@ -60,22 +78,38 @@ def defaults() -> dict[str, list[str]]:
 
 def help_text(about: str) -> str:
     """Return the help text: usage, groups, and the keys that belong to no group."""
-    lines = [" ".join(about.split()), "", USAGE, ""]
-    lines += ["Groups (* is the default; several options where there are brackets; docs/config.md explains each):"]
+    width = columns()
+    lines = [*textwrap.wrap(" ".join(about.split()), width), "", *_usage(width), ""]
+    about_groups = "Groups (* is the default; several options where there are brackets; docs/config.md explains each):"
+    lines += textwrap.wrap(about_groups, width)
     chosen = defaults()
     for group, options in groups().items():
         names = ", ".join(f"{name}*" if name in chosen.get(group, ()) else name for name in options)
         if group in ALIASES:
             names = f"the same as {ALIASES[group]}"
         shown = f"[{names}]" if group in MANY else names
-        lines += textwrap.wrap(f"{group:<12}{shown}", 118, initial_indent="  ", subsequent_indent=" " * 14)
-    lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", 118, initial_indent="  ", subsequent_indent=" " * 14)
-    lines += ["", "Keys of every run (--cfg job lists those of the chosen options; docs/config.md explains all):"]
+        lines += textwrap.wrap(f"{group:<12}{shown}", width, initial_indent="  ", subsequent_indent=" " * 14)
+    lines += textwrap.wrap(f"telemetry.writers [{', '.join(WRITERS)}]", width, initial_indent="  ", subsequent_indent=" " * 14)
+    keys = "Keys of every run (--cfg job lists those of the chosen options; docs/config.md explains all):"
+    lines += ["", *textwrap.wrap(keys, width)]
     docs = field_docs(Config)
     for name, default in ((field.name, field.default) for field in fields(Config) if field.name not in GROUPS):
         shown = name if default is MISSING else f"{name}={as_typed(default)}"
-        lines += textwrap.wrap(f"{shown:<20}{docs[name]}", 118, initial_indent="  ", subsequent_indent=" " * 22)
+        lines += textwrap.wrap(f"{shown:<20}{docs[name]}", width, initial_indent="  ", subsequent_indent=" " * 22)
     return "\n".join(lines)
+
+
+def unreadable(override: str, others: Sequence[str]) -> str:
+    """Return what is wrong with an override that Hydra cannot read, and how to write it.
+
+    Args:
+        others: all overrides of the command.
+    """
+    if "=~" in override:  # the shell expands ~ only at the start of a word
+        return f"cannot read {override!r}: write the folder without ~, as in {override.replace('~', os.path.expanduser('~'))}"
+    split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in others) and "=" not in override
+    example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
+    return f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null", Any: "any value"}

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper.cli.help import as_typed, field_docs, in_words
+from esper.cli.help import as_typed, columns, field_docs, in_words
 from esper.config import ConfigError, did_you_mean, renamed
 from esper.ranges import check_sizes
 
@@ -74,8 +74,10 @@ def _with(config: Any, key: str, value: str, hint: Any) -> Any:
 
 def page(about: str | None, default: object) -> str:
     """Return the help text: the module's docstring and the default config."""
-    lines = [(about or "").strip(), ""]
+    lines, width = list[str](), columns()
+    for paragraph in (about or "").strip().split("\n\n"):
+        lines += [*textwrap.wrap(paragraph, width), ""]
     for name, doc in field_docs(type(default)).items():
-        lines += textwrap.wrap(f"{name}={as_typed(getattr(default, name))}", 118, initial_indent="  ", subsequent_indent="  ")
-        lines += textwrap.wrap(doc, 118, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(f"{name}={as_typed(getattr(default, name))}", width, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(doc, width, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)

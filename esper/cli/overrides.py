@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.discovery import register_sweepers
-from esper.cli.help import in_words
+from esper.cli.help import in_words, unreadable
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
@@ -241,9 +241,7 @@ def _parsed(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         with suppress(HydraException):
             parsed += [one for one in parser.parse_overrides([override]) if one.key_or_group]
         if not parsed or parsed[-1].input_line != override:
-            split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in overrides) and "=" not in override
-            example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
-            raise ConfigError(f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}")
+            raise ConfigError(unreadable(override, overrides))
     return parsed
 
 

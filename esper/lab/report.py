@@ -156,6 +156,8 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 NO_MEAN, NO_INTERVAL = "too few blocks", "too few blocks for an interval"
 """Cells of a difference with fewer than two blocks, and with too few for an interval."""
+NARROW = 70
+"""Columns below which a console shows rows as paragraphs."""
 COMPACT = ("accuracy", "return", "parameters", "training_flops")
 """Outcomes whose means the console shows beside that of the primary one; report.html has all."""
 
@@ -190,7 +192,14 @@ def show(found: Comparison, console: Console) -> None:
 
 
 def _print(console: Console, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table without borders. Names and verdicts are folded where they are wider than the console, and numbers are not."""
+    """Print a table without borders. Names and verdicts are folded where they are wider than the console, and numbers are not; on
+    a narrow console, each row is a paragraph."""
+    if console.width < NARROW:
+        console.print(f"\n{escape(caption)}", style="italic", highlight=False)
+        for name, *cells in rows:
+            found = [f"{' '.join(heading.split())}: {cell}" for heading, cell in zip(head[1:], cells, strict=True) if cell]
+            console.print(escape("\n  ".join([name, *found])), highlight=False)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for index, heading in enumerate(head):
         numbers = index > 0 and heading not in ("blocks", "verdict")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.checkpoint import Checkpoints, load_run
+from esper.checkpoint import load_run
 from esper.cli.help import as_typed
 from esper.cli.overrides import config_of
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.config import Config, ConfigError
 from esper.lab.evaluation import ORACLE
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
@@ -26,6 +26,7 @@ from esper.telemetry.text import counted
 from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
+from esper.training.resume import newest_of
 
 MOST_TRACES = 9
 """Most traces of training on a page, which keeps it below a megabyte."""
@@ -101,7 +102,7 @@ def gather(folder: Path) -> Contents:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    newest = newest_of(folder)
     assert newest is not None, "the caller has looked"
     state = load_run(newest)
     config = from_plain(state["config"])

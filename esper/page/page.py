@@ -7,8 +7,8 @@ from statistics import median
 
 import jinja2
 
-from esper.checkpoint import Checkpoints, DiskError, FileError, Notice, write_whole
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.checkpoint import DiskError, FileError, Notice, write_whole
+from esper.config import Config, ConfigError
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
@@ -17,6 +17,7 @@ from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import HEAD, TITLE
 from esper.telemetry.text import duration
+from esper.training.resume import newest_of
 from esper.training.run_folder import PAGE, writing_reports
 
 HOSTS = 24
@@ -48,7 +49,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
         FileError: a file of the run is damaged.
         DiskError: the page cannot be written.
     """
-    if Checkpoints(folder / CHECKPOINTS).latest() is None:
+    if newest_of(folder) is None:
         raise ConfigError(f"{folder} holds no run: name the folder that esper.train printed")
     hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):

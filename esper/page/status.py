@@ -8,13 +8,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from esper.checkpoint import Checkpoints, load_run
+from esper.checkpoint import load_run
 from esper.cli.overrides import typed_as
-from esper.config import CHECKPOINTS, Config
+from esper.config import Config
 from esper.telemetry.text import counted
 from esper.telemetry.traces import traced_evaluation
 from esper.training.config_io import from_plain
 from esper.training.provenance import FILE, read
+from esper.training.resume import newest_of
 from esper.training.run_folder import LOCK
 
 WORDS = {"finished": "finished", "running": "still running", "killed": "killed", "stopped": "stopped", "failed": "failed"}
@@ -95,7 +96,7 @@ def read_status(folder: Path) -> Status:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    newest = newest_of(folder)
     assert newest is not None, "the caller has looked"
     saved = load_run(newest)
     return status_of(folder, from_plain(saved["config"]), saved["update"], read(folder / FILE))
@@ -108,7 +109,7 @@ def saved_config(folder: Path) -> Config:
         ConfigError: the checkpoint was written by another version.
         FileError: a file is damaged.
     """
-    newest = Checkpoints(folder / CHECKPOINTS).latest()
+    newest = newest_of(folder)
     assert newest is not None, "the caller has looked"
     return from_plain(load_run(newest)["config"])
 

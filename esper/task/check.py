@@ -8,6 +8,7 @@ from torch import Tensor
 from esper.checkpoint import Notice
 from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
+from esper.telemetry.text import counted
 
 PARTS = ("train", "valid", "test")
 INTEGERS = (torch.int64, *SMALL)
@@ -15,6 +16,8 @@ INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: INTEGER
 """Types of the inputs of each layout."""
 AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
+FEW = 5
+"""Samples of validation or testing below which a warning is given."""
 FAR_MEAN, FAR_STD = 3.0, 10.0
 """Mean, by its amount, and standard deviation of inputs above which they were hardly scaled."""
 
@@ -50,6 +53,10 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
             _check_numbers(f"{part}_y", y, (len(x),))
         else:
             _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
+    for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
+        if count < FEW:
+            step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
+            warnings.warn(f"{part}_x has {counted(count, 'sample')}: {step}, so use more", Notice, stacklevel=2)
     if layout is Layout.IMAGES:
         _warn_of_mistakes(data, numbers=numbers)
     if len(data.train_x) < batch_size:

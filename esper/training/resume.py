@@ -41,6 +41,16 @@ def find_checkpoint(path: str, key: str) -> Path:
     return newest
 
 
+def newest_of(folder: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run, or the file of a saved policy; None if the folder has neither.
+
+    Raises:
+        CheckpointError: there are checkpoints, and each is damaged.
+    """
+    policy = folder / POLICY
+    return policy if policy.exists() else Checkpoints(folder / CHECKPOINTS).latest()
+
+
 def may_hold_checkpoint(path: str) -> bool:
     """Return whether there is anything that `find_checkpoint` could open, without opening it."""
     place = Path(path)
@@ -55,7 +65,7 @@ def run_of(checkpoint: Path) -> Path:
 def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
     if not Path(folder).exists():
-        return f"{folder} does not exist: name the folder that esper.train printed, or one of zoo/"
+        return f"{folder} does not exist: name the folder that esper.train printed"
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"

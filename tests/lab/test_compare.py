@@ -4,17 +4,20 @@ import csv
 import html
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from esper import compare as C
+from esper.config import ConfigError
+from esper.lab import comparison
 from esper.lab.about import WORDS
+from esper.lab.design import Design
 from esper.lab.evaluation import Evaluation
 from esper.lab.report import HEAD
-from esper.lab.runs import OUTCOMES, find_runs
+from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import score, scored_file
 
 
@@ -48,6 +51,40 @@ def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pyte
     measured = [name for name in OUTCOMES if name not in ("return", "online")]  # rewards differ between arms
     finished = [row for row in rows if row["status"] == "finished"]
     assert all((row[name] != "") == (name in measured) for row in finished for name in OUTCOMES)
+
+
+def test_unlike_runs_are_refused_before_any_is_scored(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = Run(arm="a", block=0, folder=Path("a"), updates=1, update=1, config={"task": "digits", "env": "growth"})
+    table = replace(digits, arm="b", folder=Path("b"), config={"task": "table", "env": "growth"})
+    sandbox = replace(digits, arm="c", folder=Path("c"), config={"task": "digits", "env": "sandbox"})
+    refuse = comparison._refuse_unlike
+    refuse([digits, digits], [], planned=False, overrides=())
+    refuse([digits, table], [], planned=True, overrides=())
+    refuse([digits, table], [], planned=False, overrides=["task=digits"])
+    refuse([digits, table], ["task"], planned=False, overrides=())
+    with pytest.raises(ConfigError, match=r"^these runs learn different tasks \(digits, table\), .* or set strata=\[task\]$"):
+        refuse([digits, table], [], planned=False, overrides=())
+    with pytest.raises(ConfigError, match=r"^a trains hosts, and c does not: compare them apart$"):
+        refuse([digits, sandbox], [], planned=True, overrides=())
+    copy = shutil.copytree(experiment, tmp_path / "copy", ignore=shutil.ignore_patterns("scored*", "comparison*", "looks*"))
+    monkeypatch.setattr(comparison, "anomalies", lambda _: ["odd"])
+    C.main([str(copy), "outcome=parameters"])
+    shown = capsys.readouterr().out
+    assert shown.index("warning: odd") < shown.index("scoring 5 runs"), "a reader may stop in time"
+    assert (copy / "report_outcome=parameters.html").exists()
+    assert not (copy / "report.html").exists(), "that of the planned outcome"
+    assert "odd" in json.loads((copy / "comparison_outcome=parameters.json").read_text())["warnings"]
+
+
+def test_several_experiments_keep_what_their_plans_agree_on(experiment: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    design = Design.load(experiment)
+    replace(design, root=99, plan=replace(design.plan, margin=7.0)).save(other)
+    _, config, _ = C.parse([str(experiment), str(other)])
+    assert config.hosts == design.plan.score_hosts
+    assert config.margin is None, "on which they do not agree"
 
 
 def test_baselines_grow_the_hosts_of_the_first_arm(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

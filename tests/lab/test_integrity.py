@@ -12,7 +12,7 @@ from esper import compare as C
 from esper.config import ConfigError
 from esper.lab.advise import states
 from esper.lab.design import FILE, Claims, design
-from esper.lab.integrity import check_runs
+from esper.lab.integrity import check_runs, mixed
 from esper.lab.runs import Run, find_runs, records_of
 from tests.lab.small_runs import TINY
 
@@ -107,6 +107,12 @@ def test_what_is_gone_or_was_added_is_named(experiment: Path, tmp_path: Path, ca
     assert "sparse, block 1: never started" in found
     (copy / "looks.jsonl").unlink()
     assert [line for line in sentences() if line in named] == [named[0], named[2]]
+
+
+def test_a_resumed_run_counts_once_among_code_versions() -> None:
+    old, new = ({"commit": letter * 9, "source": letter} for letter in "ab")
+    (line,) = mixed({"x": [old, old, old], "y": [old], "z": [new]}, "trained", "remedy")
+    assert line.endswith("(aaaaaaaaa: x and 1 more; bbbbbbbbb: z): remedy")
 
 
 def test_runs_that_share_a_state_share_a_line() -> None:

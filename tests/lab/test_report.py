@@ -136,6 +136,11 @@ def test_there_is_no_p_value_where_nothing_was_tested(monkeypatch: pytest.Monkey
     one = S.compare([], CompareConfig(baselines=["wait"], final=True))
     (accuracy,) = [table for table in tables(one) if table["caption"].startswith("Differences in accuracy [pp]")]
     assert accuracy["rows"][0][2:7] == ["too few blocks", "too few blocks", "", "", ""]
+    monkeypatch.setattr(J, "score", lambda run, *_, **__: dict.fromkeys(OUTCOMES, 60.0 if run.block < 3 else float("nan")))
+    for few in (differences(same), differences(one), differences(S.compare([], CompareConfig(baselines=["wait"])))):
+        arms = few[few["second"] != "wait"]
+        assert arms[["p", "p_equivalence"]].isna().all(axis=None)
+        assert arms[["p_holm", "p_equivalence_holm"]].isna().all(axis=None)
 
 
 @pytest.mark.usefixtures("found")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from esper.cli.overrides import check, typed_as
+from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
@@ -77,6 +78,17 @@ def test_the_command_writes_pages_and_refuses_what_is_no_run(folder: Path, tmp_p
         with pytest.raises(SystemExit):
             main(arguments)
         assert message in capsys.readouterr().err
+
+
+def test_a_saved_policy_has_a_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy"
+    save_policy(folder, policy)
+    main([str(policy), "hosts=2"])
+    assert capsys.readouterr().out.endswith(f"2 updates; evaluated: the policy after update 2\npage: {policy / 'run.html'}\n")
+    text = (policy / "run.html").read_text()
+    assert "on 2 held-out hosts" in text
+    assert "This folder has no records of the training." in text
+    assert not {"<h2>Learning curves</h2>", "<h2>Costs</h2>"} & {*re.findall("<h2>.*?</h2>", text)}
 
 
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:

@@ -158,6 +158,10 @@ def moved_channels(data: Data) -> Data:
     [
         (moved_channels, r"train_x has the shape \[12, 8, 8, 1\], .*: if channels come last, return x.permute\(0, 3, 1, 2\)"),
         (with_entry("train_x", lambda x: 40 * x + 128), "train_x has mean 1.* and standard deviation .*: hosts learn best from"),
+        (
+            lambda data: replace(data, valid_x=data.valid_x[:2], valid_y=data.valid_y[:2]),
+            "valid_x has 2 samples: accuracy on it moves in steps of 50 pp, so use more",
+        ),
         (with_entry("num_classes", lambda count: 4), "num_classes is 4, and the highest class of train_y is 2"),
     ],
 )

@@ -16,8 +16,9 @@ from esper.checkpoint import DiskError
 from esper.telemetry.anomalies import Anomaly, Findings
 from esper.telemetry.base import RunInfo, Writer, WriterConfig
 from esper.telemetry.config import QuietConfig, Telemetry, TelemetryConfig
+from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import read_records
-from esper.telemetry.tags import UnknownTagError
+from esper.telemetry.tags import UnknownTagError, metric
 from esper.telemetry.writers import WRITERS
 
 FILES = ["jsonl", "tensorboard"]

@@ -24,7 +24,8 @@ def test_a_trend_beyond_the_noise_has_a_direction(end: float, word: str) -> None
 
 def test_a_run_without_a_trend_is_rarely_called_one() -> None:
     words = [trend(series(50.0, 50.0, count=30, seed=seed)).word for seed in range(400)]
-    assert 0.85 < words.count("no clear trend") / 400 < 0.99, "about 5 %, and more since the noise is estimated from 29 differences"
+    # about 5 %, and more since the noise is estimated from 29 differences
+    assert 0.85 < words.count("no clear trend") / 400 < 0.99
 
 
 def test_the_error_of_the_mean_is_that_of_the_noise_alone() -> None:
