@@ -35,7 +35,7 @@ def columns() -> int:
 
 def _usage(width: int) -> list[str]:
     """Return `USAGE` line by line; on a narrow terminal, what a command does stands below it."""
-    lines: list[str] = USAGE.split("\n")
+    lines = list[str](USAGE.splitlines())
     if max(map(len, lines)) <= width:
         return lines
     pairs = [re.split(r"(?<=\S)  +|(?<=seed=1,2) ", line.strip(), maxsplit=1) for line in lines]

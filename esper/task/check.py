@@ -8,7 +8,6 @@ from torch import Tensor
 from esper.checkpoint import Notice
 from esper.fusion.layout import PERMUTE, Layout, channels_last
 from esper.task.data import IGNORED, ROWS, SMALL, Data, DataError, ends
-from esper.telemetry.text import counted
 
 PARTS = ("train", "valid", "test")
 INTEGERS = (torch.int64, *SMALL)
@@ -56,7 +55,7 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
     for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
         if count < FEW:
             step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
-            warnings.warn(f"{part}_x has {counted(count, 'sample')}: {step}, so use more", Notice, stacklevel=2)
+            warnings.warn(f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more", Notice, stacklevel=2)
     if layout is Layout.IMAGES:
         _warn_of_mistakes(data, numbers=numbers)
     if len(data.train_x) < batch_size:

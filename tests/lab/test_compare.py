@@ -68,7 +68,9 @@ def test_unlike_runs_are_refused_before_any_is_scored(
         refuse([digits, table], [], planned=False, overrides=())
     with pytest.raises(ConfigError, match=r"^a trains hosts, and c does not: compare them apart$"):
         refuse([digits, sandbox], [], planned=True, overrides=())
-    copy = shutil.copytree(experiment, tmp_path / "copy", ignore=shutil.ignore_patterns("scored*", "comparison*", "looks*"))
+    copy = shutil.copytree(
+        experiment, tmp_path / "copy", ignore=shutil.ignore_patterns("scored*", "comparison*", "looks*", "report*")
+    )
     monkeypatch.setattr(comparison, "anomalies", lambda _: ["odd"])
     C.main([str(copy), "outcome=parameters"])
     shown = capsys.readouterr().out
