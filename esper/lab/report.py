@@ -106,7 +106,7 @@ def _costs(found: Comparison) -> dict[str, Any]:
     arms = [arm for arm in found.arms if arm in means.index]
     scale = dict.fromkeys((*PARTS, "total", "host"), 1e9) | {"seconds": 1.0}
     return {
-        "caption": "Costs of a run, mean over blocks; host: of growing one held-out host",
+        "caption": "Costs of a run, mean over blocks; column host: growing one held-out host",
         "head": ["arm", *(f"{name}\n[{'s' if name == 'seconds' else 'GFLOP'}]" for name in scale)],
         "rows": [[arm, *(_number(means.loc[arm, name] / unit) for name, unit in scale.items())] for arm in arms],
     }
@@ -170,7 +170,7 @@ def show(found: Comparison, console: Console) -> None:
     chosen = pairs[pairs["outcome"] == decisive.name]
     where = f"{decisive.label}{in_brackets(decisive.difference)}"
     caption = f"Differences in {where}, mean with 95 % interval; p: of a test of no difference; "
-    caption += "p within: of a test that it is as large as the margin"
+    caption += "p within: of a test that the difference is at least the margin"
     head = ["first - second", "blocks", "difference", "p", "p within", "verdict"]
     listed: list[Any] = list(chosen.itertuples())
     cells = [_cells(row) for row in listed]

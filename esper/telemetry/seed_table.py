@@ -21,7 +21,7 @@ HEAD = (
 TITLE = "Seeds by blueprint, slot and kind of host"
 _LEGEND = (
     "Kept: fossilized; removed: pruned; churn: share of planted seeds that were removed or lost in a rollback; "
-    "contribution: the last one measured [{unit}], mean ± standard error over seeds. Hosts come to rely on a seed, so that its "
+    "contribution: the last one measured [{unit}], mean ± standard error over seeds. A host learns to rely on its seed, so the "
     "contribution can exceed what growing gained"
 )
 
