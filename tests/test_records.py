@@ -79,7 +79,7 @@ def test_the_best_controller_by_hand_is_named() -> None:
 
 def test_sentences_of_the_results() -> None:
     (own,) = re.findall(r"its seeds add (\d+) parameters", README)
-    (share,) = re.findall(r"gone (\d+) % of the way from never growing to the oracle", README)
+    (share,) = re.findall(r"goes (\d+) % of the way from never growing to the oracle", README)
     assert int(own) == round(policy_record("parameters")["ppo"].mean())
     mean = policy_record("return").mean()
     assert int(share) == round(100 * (mean["ppo"] - mean["wait"]) / (mean["oracle"] - mean["wait"]))
