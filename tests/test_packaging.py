@@ -82,6 +82,20 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     assert version.stdout == f"esper {PROJECT['version']}\n"
 
 
+@pytest.mark.parametrize(
+    "words", [["esper.compare", "."], ["esper.train", "-m", "sweep=ab", "arms=reward: shaped,sparse", "blocks=1"]]
+)
+def test_experiments_say_what_they_need(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.modules |= dict.fromkeys(['pandas', 'matplotlib', 'statsmodels'])"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"esper: .* need pandas.*: install the extra compare, as in pip install -e '\.\[compare\]'", last)
+
+
 def test_every_dependency_is_pinned_within_its_range() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
@@ -175,6 +189,7 @@ def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
         "arms=buffer: rollout,window",
         "blocks=1",
         "aa_control=false",
+        "outcome=return",
         "env=sandbox",
         "steps=6",
         "updates=1",

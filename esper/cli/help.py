@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from esper.config import ALIASES, CONF, GROUPS, MANY, Config
+from esper.config import ALIASES, CONF, GROUPS, MANY, Config, did_you_mean
 from esper.telemetry.writers import WRITERS
 
 USAGE = """\
@@ -110,6 +110,14 @@ def unreadable(override: str, others: Sequence[str]) -> str:
     split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in others) and "=" not in override
     example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
     return f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}"
+
+
+def hint_on(group: str, option: str, options: Sequence[str]) -> str:
+    """Return what to do about an option that a group does not have: the extra that brings it, the closest one, or a plugin."""
+    extra = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}.get(option)
+    if extra and group == "hydra/launcher":
+        return f"; {option} comes with an extra: pip install -e '.[{extra}]'"
+    return did_you_mean(option, list(options)) or "; yours need plugins=[FILE]"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null", Any: "any value"}

@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.discovery import register_sweepers
-from esper.cli.help import in_words, unreadable
+from esper.cli.help import hint_on, in_words, unreadable
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
@@ -341,7 +341,7 @@ def _check_choice(override: Override, options: list[str]) -> None:
     for name in ("null" if name is None else str(name) for name in names):
         if name not in options:
             plural = f"{group}s" in _KEYS and name.isdecimal()
-            hint = f"; did you mean {group}s={name}?" if plural else did_you_mean(name, options) or "; yours need plugins=[FILE]"
+            hint = f"; did you mean {group}s={name}?" if plural else hint_on(group, name, options)
             raise ConfigError(f"there is no option {name} in group {group}: choose from {', '.join(options)}{hint}")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from esper.notices import StatusLine, listen, notice
 
-HEAVY = ("torch", "torchvision", "gymnasium", "pandas", "scipy", "sklearn", "statsmodels", "tensorboard")
+HEAVY = ("torch", "torchvision", "gymnasium", "pandas", "scipy", "sklearn", "tensorboard")
 """Libraries that are replaced by placeholders."""
 READ_AT_ONCE = ("plugins=", "resume=")
 """Arguments that import a module of the user, which may compute, or that load a checkpoint, before anything else."""

@@ -65,7 +65,11 @@ def next_experiment(results: Sequence[PairResult], design: Design | None, folder
         return []
     blocks = design.blocks if longer else max(result.needed or 0 for result in open_)
     more = [f"root={design.root + 1}", f"updates={longer}" if longer else typed_as("pilot", folder)]
-    why = "train longer in a new experiment" if longer else f"start a new experiment of {blocks} blocks (these blocks have had their verdict)"
+    why = (
+        "train longer in a new experiment"
+        if longer
+        else f"start a new experiment of {blocks} blocks (these blocks have had their verdict)"
+    )
     return [f"{'next' if longer else 'to decide'}, {why}: {command_of(design, None, blocks=blocks, more=more)}"]
 
 

@@ -10,6 +10,7 @@ Hydra imports this file at every start of esper.train, so whatever imports the s
 import shlex
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -36,6 +37,8 @@ class BlockSweeper(CellSweeper):
     @staticmethod
     def preview(hydra: DictConfig, common: Sequence[str]) -> list[list[str]]:
         """Return the overrides of one run of every arm, so that plan and arms are checked before the first run starts."""
+        if find_spec("pandas") is None:
+            raise ConfigError("experiments need pandas: install the extra compare, as in pip install -e '.[compare]'")
         from esper.lab.plan import experiment
 
         return [list(cell.overrides) for cell in experiment(hydra, common).firsts()]

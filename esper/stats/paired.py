@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 from scipy.special import ndtr
-from statsmodels.stats.weightstats import DescrStatsW
 
 from esper.stats.intervals import UNKNOWN, Interval
 
@@ -120,7 +119,9 @@ def equivalence(differences: npt.ArrayLike, margin: float) -> float:
     values = np.asarray(differences, dtype=np.float64)
     if values.std() == 0:
         return float(abs(values[0]) >= margin)
-    return float(DescrStatsW(values).ttost_mean(-margin, margin)[0])
+    sides: Any = ((-margin, "greater"), (margin, "less"))
+    tests: list[Any] = [stats.ttest_1samp(values, end, alternative=side) for end, side in sides]
+    return max(float(test.pvalue) for test in tests)
 
 
 def t_test_power(ratio: float, blocks: int, alpha: float) -> float:
