@@ -236,10 +236,15 @@ def _start(main: Callable[[], object], args: Namespace) -> None:
         with _from_hydra(main):
             main()
         return
-    with only_writer(folder), _from_hydra(main, folder) as results:
-        if any(override.startswith("resume=") for override in overrides):
-            sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
-        main()
+    try:
+        with only_writer(folder), _from_hydra(main, folder) as results:
+            if any(override.startswith("resume=") for override in overrides):
+                sys.argv.append("hydra.output_subdir=null")  # the config of the run stays
+            main()
+    except KeyboardInterrupt:  # of a launcher, whose runs are in other processes
+        if not many:
+            raise
+        end(130, f"interrupted; what was saved before is intact; {go_on(folder)}")
     end_if_failed(results, folder)
 
 

@@ -121,7 +121,8 @@ def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
     ours = ["sweep=ab", "outcome=return", "arms=agent.wait_weight: 1,2", "blocks=1", "aa_control=false"]
     overrides = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine", "telemetry=quiet", *ENDLESS]
     sweeps: dict[str, Forked] = {}
-    for killed, sweep in (("parent", ours), ("worker", ["seed=1,2"])):
+    said: dict[str, str] = {}
+    for killed, sweep in (("parent", ours), ("worker", ["seed=1,2"]), ("nobody", ["seed=3,4"])):
         (tmp_path / killed).mkdir()
         words = ["-m", *sweep, *overrides]
         sweeps[killed] = Forked("esper.train", *words, cwd=tmp_path / killed, env={"PYTHONPATH": str(ROOT)})
@@ -129,12 +130,16 @@ def test_a_killed_process_of_a_sweep_ends_all(tmp_path: Path) -> None:
         wait_for_checkpoints(tmp_path / killed, runs=2)  # a worker that has not begun does not yet watch its parent
         working = workers(process.pid)
         assert working
-        os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
-        _, err = process.communicate()
+        if killed == "nobody":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.kill(process.pid if killed == "parent" else working[0], signal.SIGKILL)
+        _, said[killed] = process.communicate()
         wait_for(lambda pids=working: not any(map(alive, pids)), 20)
-    assert sweeps["worker"].returncode == 2
-    said = r"esper: the process of a run was killed, .* resume with: python -m esper.train -m seed=1,2 .* hydra.sweep.dir=mine"
-    assert re.search(said, err)
+    assert (sweeps["worker"].returncode, sweeps["nobody"].returncode) == (2, 130)
+    again = r"[^\n]* resume with: python -m esper.train -m seed=\d,\d [^\n]* hydra.sweep.dir=mine"
+    assert re.search(rf"esper: the process of a run was killed, {again}", said["worker"])
+    assert re.search(rf"esper: interrupted; what was saved before is intact;{again}", said["nobody"])
 
 
 @pytest.mark.parametrize(
