@@ -25,7 +25,7 @@ USAGE = """\
   python -m esper.train -m reward=shaped,sparse seed=1,2 four runs, one after another
   python -m esper.train -m sweep=ab_reward               an A/B comparison on shared seeds
   python -m esper.train --cfg job                        show the config, start nothing
-  python -m esper.train plugins=[my_parts.py] reward=mine  an option of your own (docs/extending.md)"""
+  python -m esper.train 'plugins=[my_parts.py]' reward=mine  an option of your own (docs/extending.md)"""
 
 
 def columns() -> int:
@@ -106,10 +106,22 @@ def unreadable(override: str, others: Sequence[str]) -> str:
         others: all overrides of the command.
     """
     if "=~" in override:  # the shell expands ~ only at the start of a word
-        return f"cannot read {override!r}: write the folder without ~, as in {override.replace('~', os.path.expanduser('~'))}"
+        return f"cannot read {override!r}: write the path without ~, as in {override.replace('~', os.path.expanduser('~'))}"
+    if "=" in others:
+        return f"cannot read {override!r}: write key=value without spaces around ="
     split = any(other.startswith(("arms=", "hydra.sweeper.arms=")) for other in others) and "=" not in override
     example = "arms='reward: shaped,sparse'" if split else "'devices=[cuda:0,cuda:1]'"
     return f"cannot read {override!r}: write key=value, and quote what the shell would split: {example}"
+
+
+FAMILIAR = {
+    "epochs": "steps, the host epochs of an episode, or agent.epochs, the passes of the controller over its data",
+    "lr": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
+    "learning_rate": "agent.learning_rate, of the controller, or optimiser.learning_rate, of the hosts",
+    "entropy": "agent.entropy_coef",
+    "batch_size": "task.batch_size",
+}
+"""Names that other programs have for keys, and what is meant."""
 
 
 def hint_on(group: str, option: str, options: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper.cli.discovery import register_sweepers
-from esper.cli.help import hint_on, in_words, unreadable
+from esper.cli.help import FAMILIAR, hint_on, in_words, unreadable
 from esper.config import ALIASES, CONF, GROUPS, MANY, Config, ConfigError, did_you_mean, renamed, root_key, typed
 from esper.env.shard_pool import all_cores
 from esper.training.config_io import dotted, to_plain
@@ -377,7 +377,8 @@ def _unknown_key(key: str, siblings: list[str], cfg: DictConfig) -> str:
     elsewhere = [
         path for path in dotted(OmegaConf.to_container(cfg)) if path.rpartition(".")[2] == name and not path.startswith("hydra.")
     ]
-    hint = f"did you mean {elsewhere[0]}? " if elsewhere else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
+    close = FAMILIAR.get(key) or " or ".join(elsewhere[:3])
+    hint = f"did you mean {close}? " if close else f"{did_you_mean(name, siblings).removeprefix('; ')} ".lstrip()
     return f"there is no key {key}: {hint}{where or 'the config'} has {', '.join(siblings) or 'no keys'}"
 
 

@@ -10,7 +10,6 @@ experiment starts, under one digest that each run records.
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ import yaml
 from esper.checkpoint import CheckpointError, Checkpoints, load_run, update_of, write_whole
 from esper.cli.overrides import quoted, typed_as
 from esper.config import CHECKPOINTS, ConfigError, root_key
+from esper.lab.arms import NAME, read_arms
 from esper.seeding import stream_seed
 
 FILE = "design.json"
@@ -32,7 +32,6 @@ AA_CONTROL = "aa_control"
 """Name of the arm that repeats the first one with another policy seed."""
 MAX_BLOCKS = 100_000
 """Bound on the number of blocks, so that an absurd one is refused before the runs are listed."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +161,7 @@ class Design:
         arms = cast(Any, self.arms)
         return (
             isinstance(arms, dict)
-            and all(isinstance(arm, str) and _NAME.fullmatch(arm) for arm in arms)
+            and all(isinstance(arm, str) and NAME.fullmatch(arm) for arm in arms)
             and all(map(_are, [self.common, *arms.values()], repeat(str)))
             and _are([self.blocks, self.root], int)
             and 0 < self.blocks < MAX_BLOCKS
@@ -181,7 +180,7 @@ class Design:
             fixed, before = ({**asdict(one.plan), **asdict(one)} for one in (self, old))
             if old.digest != self.digest:
                 names = [name for name, value in fixed.items() if name not in ("blocks", "plan") and value != before[name]]
-                changes = ", ".join(f"{name} ({_brief(before[name])} there, {_brief(fixed[name])} here)" for name in names)
+                changes = ", ".join(_change(name, before[name], fixed[name]) for name in names)
                 raise ConfigError(
                     f"{folder} holds an experiment that differs in {changes}: choose another hydra.sweep.dir, or resume it with: "
                     f"{command_of(old, folder)}"
@@ -212,6 +211,18 @@ class Design:
         if found.digest != digest:
             raise ConfigError(f"{path} was edited after the experiment started: restore it, or start a new experiment")
         return found
+
+
+def _change(name: str, there: Any, here: Any) -> str:
+    """Return what differs between two designs in one field."""
+    if name == "arms" and typed_arms(there) == typed_arms(here):
+        return f"aa_control ({str(_has_control(there)).lower()} there, {str(_has_control(here)).lower()} here)"
+    if name == "common":
+        name, there, here = (
+            "overrides",
+            *([one for one in own if one not in other] for own, other in ((there, here), (here, there))),
+        )
+    return f"{name} ({_brief(there)} there, {_brief(here)} here)"
 
 
 def _brief(value: Any) -> str:
@@ -252,7 +263,7 @@ def design(
     Raises:
         ConfigError: the arguments do not describe an experiment.
     """
-    table = _arms(arms)
+    table = read_arms(arms)
     if not 0 < blocks < MAX_BLOCKS:
         raise ConfigError(f"blocks must be at least 1 and below {MAX_BLOCKS}, got {blocks}: a verdict takes at least 10")
     every = [*common, *(override for overrides in table.values() for override in overrides)]
@@ -357,40 +368,3 @@ def _in_shell(text: str) -> str:
 def fingerprint(text: str) -> str:
     """Return the SHA-256 of a text, as sha256sum prints it."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
-    usage = "write arms='reward: shaped,sparse', or arms='{small: agent.hidden=16, large: agent.hidden=256}'"
-    if isinstance(arms, str):
-        if close := re.fullmatch(r"\s*([\w./@]+):(\S.*)", arms):
-            raise ConfigError(f"arms={arms!r} lacks a space after the colon: write arms='{close[1]}: {close[2]}'")
-        if sign := re.fullmatch(r"\s*([\w./@]+)=(\S.*)", arms):
-            raise ConfigError(f"arms={arms!r} has = in place of a colon: write arms='{sign[1]}: {sign[2]}'")
-        arms = _read_arms(arms, usage)
-    if not arms:
-        raise ConfigError(f"there are no arms to compare: {usage}")
-    table = {str(name): list(map(str, own)) if isinstance(own, list) else str(own).split() for name, own in arms.items()}
-    for name, overrides in table.items():
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
-        if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
-            raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
-    return table
-
-
-def _read_arms(text: str, usage: str) -> dict[str, Any] | None:
-    """Return the arms of "reward: shaped,sparse" or "{small: ..., large: ...}"; None for any other text."""
-    try:
-        node, read = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader)  # BaseLoader: 1e-3 stays text
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read arms={text!r}: {usage}") from error
-    if not isinstance(node, yaml.MappingNode):
-        return None
-    names = [key.value for key, _ in node.value]
-    if len(names) == 1 and isinstance(read[names[0]], str) and not text.lstrip().startswith("{"):
-        key, values = names[0], read[names[0]]
-        names = [name for value in values.split(",") if (name := value.strip())]
-        read = {name: f"{key}={name}" for name in names}
-    if twice := next((name for name in names if names.count(name) > 1), None):  # a dict keeps only the last one
-        raise ConfigError(f"arms has two arms called {twice}: remove one; an A/A control is added by default")
-    return read

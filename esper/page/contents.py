@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from esper.lab.evaluation import ORACLE
 from esper.page import best, costs, findings, lead
 from esper.page.curves import HEALTH, SHOWN, Chart, curves, reward_tags
 from esper.page.evaluations import Evaluated, controllers, evaluations, head, largest, richest
+from esper.page.kinds import kind_words
 from esper.page.lead import Grown
 from esper.page.packing import packed, selection
 from esper.page.seeds import seed_rows
@@ -137,12 +138,12 @@ def gather(folder: Path) -> Contents:
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
         kinds=kinds,
-        kind_words=findings.kind_words(max(row[0] for row in kinds), part) if kinds else "",
+        kind_words=kind_words(max(row[0] for row in kinds), part) if kinds else "",
         part=part,
         comparison=_comparison(evaluated, score),
         oracle=evaluated is not None and ORACLE in evaluated.report["hosts"],
         evaluations=[one.file for one in found if one is not evaluated],
-        curves=_curves(records, score),
+        curves=_curves(records, score, config),
         seeds=_seeds(folder, tables, update, score),
         terms=curves(records, reward_tags(records), score),
         traces=traces,
@@ -156,9 +157,13 @@ def gather(folder: Path) -> Contents:
     )
 
 
-def _curves(records: Sequence[Mapping[str, float]], score: str) -> dict[str, list[Chart]]:
-    """Return the groups of curves that have a curve."""
+def _curves(records: Sequence[Mapping[str, float]], score: str, config: Config) -> dict[str, list[Chart]]:
+    """Return the groups of curves that have a curve. What is healthy was found with the default agent, as others are told."""
     found = {group: curves(records, tags, score, healthy=group == HEALTH) for group, tags in SHOWN.items()}
+    if any(key.startswith("agent") for key, *_ in _changed(config)):
+        found[HEALTH] = [
+            replace(one, healthy=f"With the default agent: {one.healthy}") if one.healthy else one for one in found[HEALTH]
+        ]
     return {group: charts for group, charts in found.items() if charts}
 
 

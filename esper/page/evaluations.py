@@ -14,6 +14,7 @@ import numpy as np
 
 from esper.config import GROUPS
 from esper.lab.evaluation import ORACLE
+from esper.lab.per_host import PREFIX
 from esper.page.findings import signed
 from esper.stats.intervals import mean_interval
 from esper.telemetry.tags import in_terms_of
@@ -27,7 +28,7 @@ MEANINGS = {
     "policy_greedy": "the policy with its most probable actions",
     "replay": "the topologies that the policy kept, grown from the start",
     "wait": "never growing",
-    ORACLE: "knows the kind of each host: the best schedule of one seed for it, chosen on other hosts; no upper bound",
+    ORACLE: "knows the kind of each host: the best schedule of one seed for it, chosen on other hosts, so it can be beaten",
 }
 """Controllers whose classes do not say what they are on this page."""
 HEAD = (
@@ -108,10 +109,10 @@ def head(score: str) -> list[str]:
 
 def controllers(report: Mapping[str, Any]) -> list[list[str]]:
     """Return a row of text per controller, the highest return first: its means over hosts, and their differences to the policy
-    with 95 % intervals, paired by host."""
+    with 95 % intervals, paired by host. Searches, which train each host several times, come last."""
     hosts: Mapping[str, Mapping[str, Sequence[float]]] = report["hosts"]
     rows: list[list[str]] = []
-    for name in sorted(hosts, key=lambda name: -float(np.mean(hosts[name]["return"]))):
+    for name in sorted(hosts, key=lambda name: (name.startswith(PREFIX), -float(np.mean(hosts[name]["return"])))):
         one, cells = hosts[name], [name.partition(" (")[0]]
         for outcome in ("return", "accuracy"):
             cells += [
@@ -127,6 +128,10 @@ def meaning(name: str) -> str:
     """Return what a controller is, in the words of its class; for a search or schedule what it chose."""
     if name in MEANINGS:
         return MEANINGS[name]
+    if name.startswith(PREFIX):
+        count = name.rpartition("_")[2]
+        spent = f"as much training of each host as {count} times" if count.isdecimal() else "all of its candidates for each host"
+        return f"a search, not a controller: {spent}, of which the best is kept. It chooses by the return, so compare accuracies"
     short, _, chosen = name.partition(" (")
     found = GROUPS["agent"].get(short)
     text = inspect.getdoc(found) or "" if found else ""

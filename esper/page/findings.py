@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lab.evaluation import ORACLE
+from esper.page.kinds import condensed
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.pictures import slots_of
 from esper.telemetry.text import counted
@@ -147,17 +148,6 @@ def slot_words(slot: str, part: str) -> list[str]:
     return [f"Slot {slot} ({where}) is a place for a seed in {part} {found[2]} of the host. All are counted from 0."]
 
 
-def kind_words(kind: str, part: str) -> str:
-    """Return a sentence that explains kinds, by the example of one."""
-    letters = re.match(r"[ox]+(?= |$)", kind)
-    if not letters:
-        return "A kind names what sets these hosts apart; the controller is not told."
-    return (
-        f"A kind such as {letters[0]} has one letter per {part}, in forward order: o for an intact {part}, x for one with a "
-        "built-in defect, which a seed in the right slot makes up for. The controller is not told the kind."
-    )
-
-
 def plantings(table: Table) -> list[dict[str, Any]]:
     """Return the seeds planted: host, kind, epoch, slot, blueprint, and `contribution`, the last one measured [pp]."""
     steps, slots = round(max(table["epoch"])), slots_of(table)
@@ -189,13 +179,14 @@ def _last_contribution(table: Table, row: int, steps: int, slot: str) -> float |
 def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
     """Return a row for each kind of host: kind, number of hosts, return and test accuracy beyond never growing, and what is
     planted most often; no rows if there is one kind, or very many."""
-    kind_N = np.array(table["kind"][:: round(max(table["epoch"]))])
+    kind_N = np.array([condensed(str(kind)) for kind in table["kind"][:: round(max(table["epoch"]))]])
     names = sorted(set(kind_N.tolist()))
     if not 1 < len(names) <= MOST_KINDS:
         return []
     gains = {column: results(table, column) - results(never, column) for column in ("return", "test_accuracy")}
     chosen = {
-        name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if one["kind"] == name) for name in names
+        name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if condensed(one["kind"]) == name)
+        for name in names
     }
     rows: list[tuple[str, ...]] = []
     for name in names:

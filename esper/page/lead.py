@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from esper.page.findings import claim, gain, habits, percent, results, signed, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
 
+TINY = 0.05
+"""Loss of test accuracy below which hosts count as equal [pp]."""
 FEW = 3
 """Most hosts that a sentence names for their results."""
 MOST_NAMED = 6
@@ -130,10 +133,21 @@ def failures(grown: Grown, *, score: str = "accuracy", training: str = "") -> li
         less = "returns less than if it" if len(hosts) == 1 else "return less than if they"
         parts = [f"{len(hosts)} of {counted(len(worse_N), 'host')} {less} never grew; the worst: {named}, in points of return."]
     end_N = results(grown.policy, "test_accuracy")
+    parts += _losses(end_N - results(grown.never, "test_accuracy"), score)
     lowest = np.argsort(end_N, kind="stable").tolist() if np.isfinite(end_N).all() else []
     parts += _lowest(grown, lowest[:FEW], score) + _pruned(grown, lowest, score)
     rolled = sum(cause is not None for cause in grown.policy["rolled_back"])
     return [*parts, f"{counted(rolled, 'rollback') if rolled else 'No rollbacks'} on these hosts{training}."]
+
+
+def _losses(gain_N: npt.NDArray[np.float64], score: str) -> list[str]:
+    """Return a sentence on the hosts that lose test accuracy against never growing; none if no host does."""
+    hosts = np.flatnonzero(gain_N < -TINY)
+    if not len(hosts):
+        return []
+    worst = hosts[np.argsort(gain_N[hosts], kind="stable")][:FEW]
+    named = ", ".join(f"host {host} ({gain_N[host]:.1f} pp)" for host in worst)
+    return [f"{len(hosts)} of {len(gain_N)} lose test {score} against never growing; the most: {named}."]
 
 
 def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import median
 import jinja2
 
 from esper.checkpoint import DiskError, FileError, Notice, write_whole
-from esper.config import Config, ConfigError
+from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.notices import notice
 from esper.page.contents import gather
 from esper.page.held_out import trace_held_out
@@ -50,6 +50,9 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
         DiskError: the page cannot be written.
     """
     if newest_of(folder) is None:
+        if (folder / "multirun.yaml").exists():
+            runs = ", ".join(str(path.parent) for path in sorted(folder.glob(f"**/{CHECKPOINTS}"))[:3])
+            raise ConfigError(f"{folder} holds several runs: name one, as {runs or 'soon as there is one'}, or use esper.compare")
         raise ConfigError(f"{folder} holds no run: name the folder that esper.train printed")
     hosts = shown_hosts(saved_config(folder)) if hosts is None else hosts
     with writing_reports(folder):

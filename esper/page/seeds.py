@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.measure.seed_log import NONE, SeedLog, Slots, grouped
+from esper.page.kinds import condensed
 from esper.telemetry.pictures import slots_of
 from esper.telemetry.seed_table import rows_of
 from esper.telemetry.traces import Table
@@ -51,4 +52,5 @@ def seed_rows(table: Table) -> list[list[str]]:
     known = [name.removeprefix(prefix) for name in table if name.startswith(prefix)]
     planted = {name for slot in slots for name in table[f"{slot}.blueprint"] if name is not None}
     blueprints = [*known, *sorted(planted - {*known})]
-    return rows_of(grouped(log_of(table, blueprints).seeds, blueprints, slots, table["kind"][::steps]))
+    kinds = [condensed(str(kind)) for kind in table["kind"][::steps]]
+    return rows_of(grouped(log_of(table, blueprints).seeds, blueprints, slots, kinds))

@@ -1,6 +1,7 @@
 """Checks of the data that a task has loaded, which may come from outside."""
 
 import warnings
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ INPUTS = {Layout.IMAGES: (torch.float32, torch.uint8), Layout.SEQUENCES: INTEGER
 """Types of the inputs of each layout."""
 AXES = {Layout.IMAGES: "[n, C, H, W]", Layout.SEQUENCES: "[n, T]"}
 """Axes of the inputs of each layout."""
+SCALE = "a value for each channel from 0 to 255, as in torch.tensor([87.3]).view(-1, 1, 1)"
+"""The form of `Data.mean` and `Data.std` in words."""
 FEW = 5
 """Samples of validation or testing below which a warning is given."""
 FAR_MEAN, FAR_STD = 3.0, 10.0
@@ -69,13 +72,13 @@ def _warn_of_mistakes(data: Data, *, numbers: bool) -> None:
     shape = tuple(data.train_x.shape)
     if channels_last(shape):
         warnings.warn(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}", Notice, stacklevel=2)
-    first = data.train_x[:ROWS]
-    if first.is_floating_point() and data.mean is None and shape[2:] != (1, 1):
-        mean, std = float(first.mean()), float(first.std())
+    first = data.inputs(data.train_x[:ROWS])
+    if shape[2:] != (1, 1):
+        mean, std, scaled = float(first.mean()), float(first.std()), " after Data.mean and Data.std" * (data.mean is not None)
         if abs(mean) > FAR_MEAN or std > FAR_STD:
             warnings.warn(
-                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}: hosts learn best from values with mean 0 and "
-                "deviation 1, so subtract and divide",
+                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{scaled}: hosts learn best from values with mean 0 "
+                f"and deviation 1, so {'correct those, which are from 0 to 255' if scaled else 'subtract and divide'}",
                 Notice,
                 stacklevel=2,
             )
@@ -98,11 +101,12 @@ def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:
     if layout is Layout.SEQUENCES:
         _check_range(f"{name}, as a token,", *ends(x), data.num_classes)
     elif x.dtype is torch.uint8 and (data.mean is None or data.std is None):
-        raise DataError(
-            f"{name} holds bytes, and the data has no mean and std: set them, channel by channel, or make it torch.float32"
-        )
+        raise DataError(f"{name} holds bytes, and the data has no mean and std: set both, {SCALE}, or make it torch.float32")
     elif x.is_floating_point() and (wrong := sum(int((~part.isfinite()).sum()) for part in x.split(ROWS))):
         raise DataError(f"{name} has {wrong} values that are NaN or infinite: remove or replace them")
+    for scale, values in (("mean", data.mean), ("std", data.std)):
+        if values is not None and not (isinstance(cast(Any, values), Tensor) and values.shape in ((x.shape[1], 1, 1), (1,), ())):
+            raise DataError(f"{scale} must be {SCALE}, got {values!r}".replace("\n", " "))
     if data.mean is not None and data.std is not None and not (data.mean.isfinite().all() and (data.std > 0).all()):
         raise DataError("mean or std is not finite, or std is 0: leave out constant channels")
 

@@ -93,7 +93,8 @@ def _cells(path: Path, kind: str) -> tuple[list[str], list[tuple[int, list[str]]
         try:
             found = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
         except UnicodeDecodeError:
-            raise TaskError(f"{path} is not text in UTF-8: save it in that encoding") from None
+            remedy = "unpack it" if path.suffix in (".gz", ".zip", ".bz2", ".xz") else "save it in that encoding"
+            raise TaskError(f"{path} is not text in UTF-8: {remedy}") from None
     names = found[0][1] if found else []
     if len(names) < 2:
         other = next((name for mark, name in SEPARATORS.items() if names and mark in names[0]), "")

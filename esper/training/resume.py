@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.checkpoint import Checkpoints, load_run
-from esper.config import CHECKPOINTS, Config, ConfigError
+from esper.config import CHECKPOINTS, Config, ConfigError, did_you_mean
 from esper.training.config_io import from_plain, resumed
 
 POLICY = "policy.pt"
@@ -65,9 +65,12 @@ def run_of(checkpoint: Path) -> Path:
 def no_checkpoint(folder: str | Path) -> str:
     """Return why a folder without checkpoints cannot be used, with the remedy."""
     if not Path(folder).exists():
-        return f"{folder} does not exist: name the folder that esper.train printed"
+        near = [str(path) for path in sorted(Path(folder).parent.glob("*")) if path.is_dir()]
+        return f"{folder} does not exist: name the folder that esper.train printed{did_you_mean(str(folder), near)}"
     if Path(folder, ".hydra").is_dir():
         return f"{folder} holds a run that ended before it saved anything: start it again"
+    if Path(folder, "multirun.yaml").exists():
+        return f"{folder} holds several runs: name one of them, or repeat the command of the sweep with hydra.sweep.dir={folder}"
     return f"{folder} holds no checkpoint: name the folder that esper.train printed"
 
 

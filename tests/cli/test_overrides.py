@@ -55,7 +55,7 @@ MALFORMED: list[tuple[str, str]] = [
     ("seed=[1", "cannot read 'seed=\\[1'"),
     ("seed", "cannot read 'seed': write key=value, and quote what the shell would split: 'devices"),
     ("=3", "cannot read '=3'"),
-    ("task.folder=~/x", "cannot read 'task.folder=~/x': write the folder without ~, as in task.folder=/"),
+    ("task.folder=~/x", "cannot read 'task.folder=~/x': write the path without ~, as in task.folder=/"),
     ("seed=${nowhere}", "nowhere"),
     ("hydra.run.folder=x", "hydra.run.folder"),
 ]

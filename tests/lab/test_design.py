@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper.checkpoint import Checkpoints
 from esper.cli.overrides import check_sweep
 from esper.config import CHECKPOINTS, ConfigError
-from esper.lab.design import AA_CONTROL, FILE, Cell, Claims, Design, design, fingerprint
+from esper.lab.design import AA_CONTROL, FILE, Cell, Claims, Design, design, fingerprint, typed_arms
 
 REWARDS = "reward: shaped,sparse"
 
@@ -77,11 +77,18 @@ def test_arms_by_name() -> None:
         ("agent.rate: 1e-3, 1e-2", {"1e-3": ["agent.rate=1e-3"], "1e-2": ["agent.rate=1e-2"]}),
         ("{small: , large: hosts=2}", {"small": [], "large": ["hosts=2"]}),
         ("small: hosts=1\nlarge: hosts=2", {"small": ["hosts=1"], "large": ["hosts=2"]}),
+        ("reward: [shaped, sparse]", {"shaped": ["reward=shaped"], "sparse": ["reward=sparse"]}),
+        ("blueprint: [norm,mlp],[mlp]", {"norm+mlp": ["blueprint=[norm,mlp]"], "mlp": ["blueprint=[mlp]"]}),
+        (
+            "{small: blueprint=[norm,mlp] hosts=2, large: blueprint=[mlp]}",
+            {"small": ["blueprint=[norm,mlp]", "hosts=2"], "large": ["blueprint=[mlp]"]},
+        ),
     ],
 )
 def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
     planned = design(text, blocks=1, root=0).arms
     assert {arm: overrides for arm, overrides in planned.items() if arm != AA_CONTROL} == arms
+    assert design(typed_arms(planned), blocks=1, root=0).arms == planned
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,7 @@ def test_arms_are_read_as_typed(text: str, arms: dict[str, list[str]]) -> None:
         (None, {}, "there are no arms to compare"),
         ("reward", {}, "there are no arms to compare"),
         ("reward: [", {}, "cannot read arms="),
+        ("slots: [[a], [b]]", {}, "there are no arms to compare"),
         ("reward=shaped,sparse", {}, "has = in place of a colon: write arms='reward: shaped,sparse'"),
         ("reward:shaped,sparse", {}, "lacks a space after the colon: write arms='reward: shaped,sparse'"),
         ("reward: shaped,shaped", {}, "two arms called"),

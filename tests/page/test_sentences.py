@@ -9,7 +9,8 @@ from esper.page.best import best_update, decline
 from esper.page.costs import rows, with_flops
 from esper.page.curves import reward_tags
 from esper.page.evaluations import controllers, meaning
-from esper.page.findings import cards, gain, habits, kind_words, kinds, plantings, rival_sentence, slot_words, verdict
+from esper.page.findings import cards, gain, habits, kinds, plantings, rival_sentence, slot_words, verdict
+from esper.page.kinds import condensed, kind_words
 from esper.page.lead import Grown, failures, rollbacks, sentences
 from tests.page.tables import report, table
 
@@ -112,6 +113,10 @@ def test_names_of_slots_and_kinds_are_explained() -> None:
     assert slot_words("s0", "block") == []
     assert "one letter per layer, in forward order: o for an intact layer" in kind_words("oxx noise=0.2", "layer")
     assert "names what sets these hosts apart" in kind_words("plain", "layer")
+    kinds_now = [condensed(kind) for kind in ("ooo", "ooo blur@2-6", "ooo invert@2+1-6 relabel@9", "plain arrive(0,7)@5")]
+    assert kinds_now == ["ooo", "ooo, all events pass", "ooo, an event stays", "plain, an event stays"]
+    assert kind_words(kinds_now[2], "block").startswith("A kind such as ooo has")
+    assert kind_words(kinds_now[3], "block").endswith("Events that pass are undone some epochs later; one that stays is not.")
 
 
 def test_kinds_are_compared_with_never_growing() -> None:

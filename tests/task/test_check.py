@@ -107,7 +107,7 @@ IMAGES: dict[str, tuple[Change, str]] = {
     "doubles": (with_entry("train_x", torch.Tensor.double), "train_x is torch.float64: make it torch.float32 or torch.uint8"),
     "bytes": (
         with_entry("train_x", torch.Tensor.byte),
-        "train_x holds bytes, and the data has no mean and std: set them, channel by channel",
+        "train_x holds bytes, and the data has no mean and std: set both, a value for each channel from 0 to 255",
     ),
     "std": (as_bytes(0.0), "mean or std is not finite, or std is 0: leave out constant channels"),
     "one_class": (lambda data: replace(data, num_classes=1), "num_classes must be at least 2, got 1"),
