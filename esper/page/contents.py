@@ -60,6 +60,8 @@ class Contents:
     """What the policy did and was worth on held-out hosts; empty without their traces."""
     failures: list[str]
     """Where it fails on the hosts that the page shows; empty without their traces."""
+    mistakes: list[str]
+    """What is hardly meant about the data."""
     decline: str
     """Sentence on a policy that has become worse; empty without one."""
     best: str
@@ -134,6 +136,7 @@ def gather(folder: Path) -> Contents:
             oracle=findings.oracle_sentence(evaluated.report) if evaluated and evaluated.update == after else "",
         ),
         failures=lead.failures(shown, score=score, training=lead.rollbacks(records)) if shown else [],
+        mistakes=list(history[-1].get("mistakes") or []) if history else [],
         decline=best.decline(records, state.get("best")),
         best=best.best_update(state.get("best")),
         cards=_cards(worth, baseline, score, prices.get("host", {})) if worth else [],
@@ -178,7 +181,7 @@ def _costs(
     """Return what the run and its networks cost; see `costs.rows`."""
     grown_N = findings.results(worth.policy, "flops_kept") if worth else None
     rows = {row["controller"]: row for row in evaluated.report.get("rows", ())} if evaluated else None
-    return costs.rows(folder, records, history, hosts=config.hosts, grown_N=grown_N, evaluated=rows)
+    return costs.rows(folder, records, history, hosts=config.hosts, steps=config.steps, grown_N=grown_N, evaluated=rows)
 
 
 def _grown(table: Callable[[str], Table | None]) -> Grown | None:

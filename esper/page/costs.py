@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from esper.telemetry.traces import Table
 from esper.training.estimate import in_bytes
 
 Rows = list[tuple[str, str]]
-TRAINING, MEASURING = "host/training_flops", "host/measuring_flops"
+TRAINING, MEASURING, SPEED = "host/training_flops", "host/measuring_flops", "time/host_epochs_per_second"
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def rows(
     history: Sequence[Mapping[str, Any]],
     *,
     hosts: int,
+    steps: int,
     grown_N: npt.NDArray[np.float64] | None = None,
     evaluated: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Rows:
@@ -67,6 +69,7 @@ def rows(
         records: metrics and times of all written updates.
         history: records of `run.json`.
         hosts: hosts in an update.
+        steps: host epochs of an episode.
         grown_N: FLOPs per sample of held-out hosts after growing; None if unknown.
         evaluated: rows of an evaluation by controller; None without one.
     """
@@ -80,14 +83,14 @@ def rows(
         found.append(
             ("phases", ", ".join(f"{PHASES[tag]} {value / total:.0%}" for tag, value in totals.items() if value > total / 200))
         )
-    found += _training(records, hosts) + _using(evaluated or {})
+    found += _training(records, hosts) + _one_more(records, steps, evaluated or {})
     if memory := max((one.get("memory_bytes") or 0 for one in history), default=0):
         found.append(("memory", f"{in_bytes(memory)} at most, in the process of the run"))
     if host := costs_of(folder).get("host", {}):
         found.append(("host", f"{host.get('params', 0):,} parameters, {host.get('flops', 0):,} FLOPs per sample without seeds"))
         if grown_N is not None and np.isfinite(grown_N).all() and host.get("flops"):
             mean = grown_N.mean()
-            scale = f"{mean / host['flops']:.3g} times as many"
+            scale = f"{mean / host['flops']:.3g} times as many" if round(mean) != host["flops"] else "as many as without seeds"
             found.append(("grown network", f"{mean:,.0f} FLOPs per sample, {scale}; mean over {len(grown_N)} held-out hosts"))
     if history and (data := history[-1].get("data")):
         found.append(("data", data))
@@ -97,13 +100,17 @@ def rows(
     return found
 
 
-def _using(evaluated: Mapping[str, Mapping[str, float]]) -> Rows:
-    """Return the row of what the policy costs in use: FLOPs of one more host."""
-    if not {"policy", "wait"} <= evaluated.keys():
-        return []
-    policy, never = evaluated["policy"], evaluated["wait"]
-    text = f"{policy['training_flops']:.3g} FLOPs of training, {never['training_flops']:.3g} if it never grows"
-    return [("one new host", f"{text}; the policy's decisions take {policy['policy_flops']:.3g}")]
+def _one_more(records: Sequence[Mapping[str, float]], steps: int, evaluated: Mapping[str, Mapping[str, float]]) -> Rows:
+    """Return the row of what one more network costs: its time beside the others, and its FLOPs if an evaluation measured them."""
+    parts: list[str] = []
+    if speeds := [record[SPEED] for record in records if SPEED in record]:
+        speed = median(speeds)
+        parts.append(f"{steps / speed:.2g} s beside others ({steps} epochs at {speed:,.0f} host epochs/s)")
+    if {"policy", "wait"} <= evaluated.keys():
+        policy, never = evaluated["policy"], evaluated["wait"]
+        parts.append(f"{policy['training_flops']:.3g} FLOPs of training, {never['training_flops']:.3g} if it never grows")
+        parts.append(f"{policy['policy_flops']:.3g} for the policy's decisions")
+    return [("one more network", "; ".join(parts))] if parts else []
 
 
 def _training(records: Sequence[Mapping[str, float]], hosts: int) -> Rows:
@@ -115,5 +122,6 @@ def _training(records: Sequence[Mapping[str, float]], hosts: int) -> Rows:
     if len(records) < records[-1]["update"] or not np.isfinite(each).all():
         return [("training FLOPs", f"{last}, training and validation")]
     total, updates = f"{sum(each) * hosts:.3g} for {len(records) * hosts:,} hosts", counted(len(records), "update")
-    text = f"{total} in {updates}, training and validation; {last}. The learning of the controller is not counted."
+    more = "The controller's decisions and learning come on top; esper.compare counts them."
+    text = f"{total} in {updates}, training and validation; {last}. {more}"
     return [("training FLOPs", text)]

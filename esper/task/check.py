@@ -55,39 +55,47 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
             _check_numbers(f"{part}_y", y, (len(x),))
         else:
             _check_targets(f"{part}_y", y, tuple(x.shape) if layout is Layout.SEQUENCES else (len(x),), data.num_classes)
-    for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
-        if count < FEW:
-            step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
-            warnings.warn(f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more", Notice, stacklevel=2)
-    if layout is Layout.IMAGES:
-        _warn_of_mistakes(data, numbers=numbers)
+    for mistake in mistakes(data, layout, numbers=numbers):
+        warnings.warn(mistake, Notice, stacklevel=2)
     if len(data.train_x) < batch_size:
         raise DataError(
             f"train_x has {len(data.train_x)} samples, fewer than task.batch_size={batch_size}: lower task.batch_size"
         )
 
 
-def _warn_of_mistakes(data: Data, *, numbers: bool) -> None:
-    """Warn of what can be learned from, but is hardly meant: channels in the last place, and classes that never occur."""
+def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
+    """Return what can be learned from, but is hardly meant: few samples, channels in the last place, inputs that nobody scaled,
+    and classes that never occur.
+
+    Args:
+        data: data that `check_samples` accepts.
+        layout: layout of a sample.
+        numbers: whether targets are numbers, not classes.
+    """
+    found: list[str] = []
+    for part, count in {"valid": len(data.valid_x), "test": len(data.test_x)}.items():
+        if count < FEW:
+            step = f"accuracy on it moves in steps of {100 / count:.0f} pp" if not numbers else "R2 on it means little"
+            found.append(f"{part}_x has {count} sample{'s' * (count > 1)}: {step}, so use more")
+    if layout is not Layout.IMAGES:
+        return found
     shape = tuple(data.train_x.shape)
     if channels_last(shape):
-        warnings.warn(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}", Notice, stacklevel=2)
-    first = data.inputs(data.train_x[:ROWS])
+        found.append(f"train_x has the shape {list(shape)}, read as {AXES[Layout.IMAGES]}: {PERMUTE}")
     if shape[2:] != (1, 1):
-        mean, std, scaled = float(first.mean()), float(first.std()), " after Data.mean and Data.std" * (data.mean is not None)
+        first, scaled = data.inputs(data.train_x[:ROWS]), data.mean is not None
+        mean, std = float(first.mean()), float(first.std())
         if abs(mean) > FAR_MEAN or std > FAR_STD:
-            warnings.warn(
-                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{scaled}: hosts learn best from values with mean 0 "
-                f"and deviation 1, so {'correct those, which are from 0 to 255' if scaled else 'subtract and divide'}",
-                Notice,
-                stacklevel=2,
+            found.append(
+                f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{' after Data.mean and Data.std' * scaled}: "
+                "hosts learn best from mean 0 and deviation 1, so "
+                f"{'correct those, which are from 0 to 255' if scaled else 'subtract and divide'}"
             )
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
-        warnings.warn(
-            f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others",
-            Notice,
-            stacklevel=2,
+        found.append(
+            f"num_classes is {data.num_classes}, and the highest class of train_y is {most}: hosts never learn the others"
         )
+    return found
 
 
 def _check_inputs(name: str, x: Tensor, layout: Layout, data: Data) -> None:

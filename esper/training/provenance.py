@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -84,6 +84,7 @@ class Provenance:
         plan: str | None = None,
         tuned: Mapping[str, Mapping[int, float]] | None = None,
         data: str = "",
+        mistakes: Sequence[str] = (),
     ) -> None:
         """
         Args:
@@ -94,6 +95,7 @@ class Provenance:
             plan: digest of the experiment of which the run is a cell, if any.
             tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.
             data: sizes of the data in a line, empty if no hosts are trained.
+            mistakes: what is hardly meant about the data, in sentences.
 
         Raises:
             ConfigError: the file is damaged.
@@ -112,6 +114,7 @@ class Provenance:
             "devices": dict(machines),
             "tuned": tuned or {},
             "data": data,
+            "mistakes": list(mistakes),
             "python": platform.python_version(),
             "esper": code_version(),
             "libraries": {name: installed(name) for name in LIBRARIES},

@@ -18,6 +18,7 @@ from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.env.base import EpisodeRecord, Hparam, machines_of
 from esper.notices import heard_by, notice
 from esper.phases import marked
+from esper.task.check import mistakes
 from esper.task.instances import Split
 from esper.task.loading import load_task
 from esper.telemetry.anomalies import Findings
@@ -117,6 +118,7 @@ class Trainer:
                     plan=self._plan,
                     tuned=self._tuned.seconds,
                     data=self._data(),
+                    mistakes=self._mistakes(),
                 ) as provenance,
                 closing(config.telemetry.build(about)) as telemetry,
                 heard_by(telemetry.note),
@@ -261,6 +263,14 @@ class Trainer:
         """Return the sizes of the data, empty if no hosts are trained."""
         config = self.config
         return "" if "task" in config.env.ignores else load_task(config.task, config.host).data.describe()
+
+    def _mistakes(self) -> list[str]:
+        """Return what is hardly meant about the data."""
+        config = self.config
+        if "task" in config.env.ignores:
+            return []
+        data, numbers = load_task(config.task, config.host).data, config.task.build_objective().numbers
+        return mistakes(data, config.task.samples, numbers=numbers)
 
     def _sizes(self) -> list[str]:
         """Return lines on the folder, and on the sizes of the run and of its data."""

@@ -131,6 +131,11 @@ def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
             r"differs in arms \(reward: shaped,sparse there, reward: shaped,basic here\)",
         ),
         (design(REWARDS, blocks=2, root=0, plan=Claims(margin=2.0)), r"differs in margin \(1 there, 2 here\)"),
+        (design(REWARDS, blocks=2, root=0, aa_control=False), r"differs in aa_control \(true there, false here\): "),
+        (
+            design(REWARDS, blocks=2, root=0, common=["updates=9"]),
+            r"differs in overrides \(\[\] there, \[updates=9\] here\): ",
+        ),
     ):
         with pytest.raises(ConfigError, match=f"an experiment that {sentence}"):
             other.save(tmp_path)

@@ -238,7 +238,7 @@ def test_a_smaller_evaluation_hides_no_controllers(folder: Path, tmp_path: Path)
     assert "Its best baseline in esper.evaluate is heuristic: the policy has 10.0" in page, "an oracle is no baseline"
     assert "the best schedule of one seed for each kind of host: the policy returns 2.0 ± 0.0 points less" in page
     assert 'Other evaluations of this run: <a href="evaluation_000002_9_hosts_episode0.json">' in page
-    assert "2e+09 FLOPs of training, 1e+09 if it never grows; the policy&#39;s decisions take 3e+06" in page
+    assert "2e+09 FLOPs of training, 1e+09 if it never grows; 3e+06 for the policy&#39;s decisions" in page
     assert "How much more was possible?" not in page
     (copy / "evaluation_000002_5_hosts_episode0.json").unlink()
     assert "How much more was possible?" in write_page(copy, hosts=0, log=lambda line: None).read_text()

@@ -39,6 +39,9 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
     assert failures(grown(table([9, 25, 20]), never))[0].startswith(
         "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
     )
+    assert failures(grown(table([9.99, 25, 20]), table([10, 20, 30])))[1] == (
+        "1 of 3 loses test accuracy against never growing; the most: host 2 (-10.0 pp)."
+    )
     assert " ".join(failures(grown(table([10, 20, 30], "prune"), never))) == (
         "None of 3 hosts returns less than if it never grew. Lowest test accuracy: "
         "host 0 with 10.0 % (10.0 % if it never grows); host 1 with 20.0 % (20.0 % if it never grows); "
@@ -189,10 +192,17 @@ def test_flops_count_fossils_and_their_gates(tmp_path: Path) -> None:
         {"update": 2.0, "host/training_flops": 7.0},
     ]
     (tmp_path / "costs.json").write_text(json.dumps({"host": {"params": 4, "flops": 100}}))
-    found = dict(rows(tmp_path, records, [], hosts=10, grown_N=np.array([150.0, 250.0])))
+    found = dict(rows(tmp_path, records, [], hosts=10, steps=20, grown_N=np.array([150.0, 250.0])))
     assert found["training FLOPs"].startswith("130 for 20 hosts in 2 updates")
     assert found["grown network"] == "200 FLOPs per sample, 2 times as many; mean over 2 held-out hosts"
-    assert dict(rows(tmp_path, records[1:], [], hosts=10))["training FLOPs"].startswith("7 per host in the last update")
+    assert dict(rows(tmp_path, records[1:], [], hosts=10, steps=20))["training FLOPs"].startswith("7 per host in the last update")
+    assert "one more network" not in found
+    evaluated = {"policy": {"training_flops": 3e6, "policy_flops": 20.0}, "wait": {"training_flops": 1e6}}
+    timed = [one | {"time/host_epochs_per_second": 40.0 * one["update"]} for one in records]
+    assert dict(rows(tmp_path, timed, [], hosts=10, steps=20, evaluated=evaluated))["one more network"] == (
+        "0.33 s beside others (20 epochs at 60 host epochs/s); 3e+06 FLOPs of training, 1e+06 if it never grows; 20 for the "
+        "policy's decisions"
+    )
 
 
 def test_reward_terms_are_ordered_by_their_mean_magnitude() -> None:
@@ -209,3 +219,6 @@ def test_the_table_of_controllers_compares_with_the_policy() -> None:
     assert found[1][2] == ""
     assert meaning("heuristic") == "takes the first action that applies: prune, fossilize, advance, germinate, wait"
     assert meaning("one_seed (conv in r0c0)") == "conv in r0c0"
+    searched = controllers(report(4, policy=50, search_random_8=90, wait=40))
+    assert [row[0] for row in searched] == ["policy", "wait", "search_random_8"], "it trains a host eight times"
+    assert searched[2][-1].startswith("a search, not a controller: as much training of each host as 8 times")
