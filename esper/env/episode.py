@@ -120,7 +120,7 @@ class Episode(EpisodeRecord):
         metrics, kept = self.metrics(), self.kept_params_N.mean()
         assert self.signals is not None
         grown = f"{metrics['host/parameters_grown']:.0f} in all seeds, {kept:.0f} in fossilized ones"
-        where = f"at the end of the last update, mean over hosts, each of {self.signals.host_params:,}"
+        where = f"at the end of the last update, mean per host of {self.signals.host_params:,} parameters"
         return [
             ("parameters grown", f"{grown} {where}"),
         ]

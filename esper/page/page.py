@@ -80,7 +80,8 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         lead: begins each line, to tell runs apart that share a terminal.
     """
     try:
-        print(f"{lead}{_announcement(folder)}", flush=True)
+        if newest_of(folder) is not None:
+            print(f"{lead}{_announcement(folder)}", flush=True)
         page = write_page(folder, log=notice)
         notice()
         print(f"{lead}page: {page}", flush=True)

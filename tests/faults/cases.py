@@ -164,8 +164,10 @@ CASES: dict[str, Any] = {
         overrides=f"{TINY} {JSONL} updates=3 {SMALL_HOST} task.rate_factor=[1.0,1e6] devices.auto.members_per_shard=2 steps=4",
         grows=True,
     ),
-    "sweep": Sweep(overrides=f"{TINY} env=sandbox"),
-    "workers": Sweep(overrides=f"{TINY} env=sandbox", launcher="hydra/launcher=joblib hydra.launcher.n_jobs=2", several=True),
+    "sweep": Sweep(overrides=f"{TINY} env=sandbox outcome=return"),
+    "workers": Sweep(
+        overrides=f"{TINY} env=sandbox outcome=return", launcher="hydra/launcher=joblib hydra.launcher.n_jobs=2", several=True
+    ),
     "compare": Comparison(overrides=f"{TINY} {SMALL_HOST}", several=True),
 }
 """Cases by name. In `diverging`, half of the hosts diverge beside healthy ones; in `workers` and `compare`, two processes work
