@@ -18,7 +18,7 @@ WORDS = {
     "IQM": "Interquartile mean: the mean of the middle half of the differences, which single extreme runs do not move.",
     "P(first > second)": "Probability that a run of the first arm exceeds a run of the second one, of whatever block.",
     "p": "Probability of differences at least as large if the arms did not differ, corrected for the looks and the pairs.",
-    "p within": "The same for the claim of equivalence: probability of differences as small if the true one were the margin.",
+    "p within": "The same for equivalence: probability of differences as small as these if the true difference were the margin.",
     "margin": "The smallest difference that matters, chosen beforehand.",
     "verdict": "Better, equivalent (within the margin) or undecided; withheld where it would mislead, for the reason given.",
     "look": "A number of blocks at which the plan allows a verdict.",

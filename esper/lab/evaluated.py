@@ -94,7 +94,7 @@ def show_details(rows: Rows, console: Console, against: str = "wait", score: str
     """Print a table of the intervals of all means, the accuracy while training if it was measured, and the FLOPs."""
     heading = "Details: means over hosts, ± half of the 95 % interval; FLOPs per sample, and of training a host"
     keys = [key for key in ("return", "accuracy", ONLINE) if key in rows[0]]
-    names = {"return": "return", "accuracy": "test acc. [%]", ONLINE: "online acc. [%]"}
+    names = {"return": "return", "accuracy": "test accuracy [%]", ONLINE: "online accuracy [%]"}
     columns = {names[key]: [str(Interval(**row[key])).replace(" ", "") for row in rows] for key in keys}
     if ONLINE in keys:
         over = [str(Interval(**row[f"{ONLINE}_over_{against}"])).replace(" ", "") for row in rows]

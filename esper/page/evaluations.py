@@ -103,8 +103,7 @@ def _newest(found: Sequence[Evaluated]) -> list[Evaluated]:
 
 def head(score: str) -> list[str]:
     """Return the heads of the columns of `controllers`."""
-    heads = [in_terms_of(score, one) for one in HEAD]
-    return heads if score == "accuracy" else [one.replace(" [pp]", "").replace("\n[%]", "") for one in heads]
+    return [in_terms_of(score, one) for one in HEAD]
 
 
 def controllers(report: Mapping[str, Any]) -> list[list[str]]:
