@@ -147,8 +147,8 @@ def _losses(gain_N: npt.NDArray[np.float64], score: str) -> list[str]:
         return []
     worst = hosts[np.argsort(gain_N[hosts], kind="stable")][:FEW]
     named = ", ".join(f"host {host} ({gain_N[host]:.1f} pp)" for host in worst)
-    lose = "loses" if len(hosts) == 1 else "lose"
-    return [f"{len(hosts)} of {len(gain_N)} {lose} test {score} against never growing; the most: {named}."]
+    lose, most = "loses" if len(hosts) == 1 else "lose", "; the most" * (len(hosts) > FEW)
+    return [f"{len(hosts)} of {counted(len(gain_N), 'host')} {lose} test {score} against never growing{most}: {named}."]
 
 
 def _lowest(grown: Grown, hosts: Sequence[int], score: str) -> list[str]:

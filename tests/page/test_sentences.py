@@ -40,7 +40,7 @@ def test_hosts_that_lose_are_named_worst_first() -> None:
         "2 of 3 hosts return less than if they never grew; the worst: host 2 (-10.0), h"
     )
     assert failures(grown(table([9.99, 25, 20]), table([10, 20, 30])))[1] == (
-        "1 of 3 loses test accuracy against never growing; the most: host 2 (-10.0 pp)."
+        "1 of 3 hosts loses test accuracy against never growing: host 2 (-10.0 pp)."
     )
     assert " ".join(failures(grown(table([10, 20, 30], "prune"), never))) == (
         "None of 3 hosts returns less than if it never grew. Lowest test accuracy: "
