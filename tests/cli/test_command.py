@@ -342,5 +342,5 @@ def test_an_experiment_in_blocks_is_stopped_and_resumed(main_here, tmp_path: Pat
     assert "afterwards, esper.compare scores 3 policies on 96 held-out hosts each, which takes about 48.0 times as long" in shown
     assert "compare them with: python -m esper.compare mine\nit first scores the policies, once, which takes about " in shown
     other = ["sweep=ab", *TINY, "hosts=5"]
-    with pytest.raises(C.ConfigError, match="holds an experiment that differs in common"):
+    with pytest.raises(C.ConfigError, match=r"differs in overrides \(\[\] there, \[hosts=5\] here\)"):
         design("reward: shaped,sparse", blocks=1, root=7, common=other, plan=Claims(looks=[10])).save(tmp_path / "mine")
