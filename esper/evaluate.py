@@ -143,9 +143,8 @@ def main(arguments: list[str]) -> None:
         try:
             report = _evaluate(evaluation, asked)
         except KeyboardInterrupt:
-            kept = counted(evaluation.journal.kept, "outcome")
             command = f"python -m esper.evaluate {shlex.join(typed)}"
-            print(f"esper: interrupted; {kept} of controllers are kept, go on with: {command}", file=sys.stderr)
+            print(f"esper: interrupted; {_results(evaluation.journal.kept)}; resume with: {command}", file=sys.stderr)
             sys.exit(130)
         score = evaluation.config.task.build_objective().score
         _display(report, asked, score)
@@ -183,8 +182,13 @@ def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: Eval
     facts = {"checkpoint": digest_of(checkpoint), "code": code_version()["source"], "parts": parts, "settings": settings}
     journal = Journal(folder, facts | {"transfer": asdict(evaluation.transfer)})
     if journal.recalled:
-        print(f"goes on after {counted(journal.recalled, 'outcome')} of controllers that an interrupted evaluation kept")
+        print(f"resuming an interrupted evaluation: {_results(journal.recalled)}")
     return journal
+
+
+def _results(number: int) -> str:
+    """Return in words how many results of controllers an interrupted evaluation has kept."""
+    return f"{counted(number, 'result')} {'is' if number == 1 else 'are'} kept"
 
 
 def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Contents:
     failures: list[str]
     """Where it fails on the hosts that the page shows; empty without their traces."""
     mistakes: list[str]
-    """What is hardly meant about the data."""
+    """Likely mistakes in the data."""
     decline: str
     """Sentence on a policy that has become worse; empty without one."""
     best: str
@@ -161,7 +161,7 @@ def gather(folder: Path) -> Contents:
 
 
 def _curves(records: Sequence[Mapping[str, float]], score: str, config: Config) -> dict[str, list[Chart]]:
-    """Return the groups of curves that have a curve. What is healthy was found with the default agent, as others are told."""
+    """Return the groups of curves that have a curve. Healthy values were found with the default agent; others are told so."""
     found = {group: curves(records, tags, score, healthy=group == HEALTH) for group, tags in SHOWN.items()}
     if any(key.startswith("agent") for key, *_ in _changed(config)):
         found[HEALTH] = [

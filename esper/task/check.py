@@ -64,8 +64,8 @@ def check_samples(data: object, layout: Layout, batch_size: int, *, numbers: boo
 
 
 def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
-    """Return what can be learned from, but is hardly meant: few samples, channels in the last place, inputs that nobody scaled,
-    and classes that never occur.
+    """Return likely mistakes in data that hosts can learn from: few samples, channels in the last place, inputs that nobody
+    scaled, and classes that never occur.
 
     Args:
         data: data that `check_samples` accepts.

@@ -95,7 +95,7 @@ class Provenance:
             plan: digest of the experiment of which the run is a cell, if any.
             tuned: measured time of training by hosts per shard [s], of the devices for which it was measured.
             data: sizes of the data in a line, empty if no hosts are trained.
-            mistakes: what is hardly meant about the data, in sentences.
+            mistakes: likely mistakes in the data, in sentences.
 
         Raises:
             ConfigError: the file is damaged.

@@ -265,7 +265,7 @@ class Trainer:
         return "" if "task" in config.env.ignores else load_task(config.task, config.host).data.describe()
 
     def _mistakes(self) -> list[str]:
-        """Return what is hardly meant about the data."""
+        """Return likely mistakes in the data."""
         config = self.config
         if "task" in config.env.ignores:
             return []

@@ -53,8 +53,8 @@ def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder,
     while (found := evaluated(parts)) == 130:
         ended += 1
         said = capsys.readouterr()
-        assert (f"goes on after {2 * (ended - 1)} outcomes" in said.out) == (ended > 1)
-        assert f"interrupted; {2 * ended} outcomes of controllers are kept" in said.err
+        assert (f"resuming an interrupted evaluation: {2 * (ended - 1)} results are kept" in said.out) == (ended > 1)
+        assert f"interrupted; {2 * ended} results are kept; resume with: " in said.err
         assert f"python -m esper.evaluate checkpoint={parts} hosts=2 'controllers=[policy,wait]'" in said.err
     assert found == expected
     assert ended >= 5
