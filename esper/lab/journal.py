@@ -52,7 +52,7 @@ class Journal:
         self._outcomes[name] = _plain(outcome)
         line = json.dumps({"name": name, "outcome": self._outcomes[name]}) + "\n"
         with writing_reports(self.folder):
-            append_whole(self.path, line.encode())
+            append_whole(self.path, line.encode(), "results")
 
     @property
     def kept(self) -> int:

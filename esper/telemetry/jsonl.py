@@ -38,14 +38,19 @@ def _line(update: int, record: Mapping[str, Any]) -> bytes:
     return (json.dumps({"update": update} | values) + "\n").encode()
 
 
-def append_whole(path: Path, content: bytes) -> None:
+def append_whole(path: Path, content: bytes, what: str = "metrics") -> None:
     """Append all of this to a file, or, if the disk is full, nothing.
+
+    Args:
+        path: the file.
+        content: what is appended.
+        what: its name for the error message.
 
     Raises:
         DiskError: writing failed.
     """
     # Unbuffered, so that closing the file cannot fail again.
-    with disk(f"write metrics to {path}"), path.open("ab", buffering=0) as file:
+    with disk(f"write {what} to {path}"), path.open("ab", buffering=0) as file:
         start, rest = file.tell(), memoryview(content)
         try:
             while rest:

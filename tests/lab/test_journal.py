@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from esper import evaluate
+from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.lab import evaluation
 from esper.lab.journal import Journal
@@ -85,6 +86,13 @@ def test_a_journal_holds_arrays_bit_by_bit_and_loses_only_what_a_kill_cut_short(
     again.keep("second", Outcome(values, []))
     assert Journal(tmp_path, {"hosts": 2}).recalled == 2
     assert Journal(tmp_path, {"hosts": 3}).recalled == 0
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
+    journal = Journal(tmp_path, {"hosts": 2})
+    journal.path.mkdir()
+    with pytest.raises(DiskError, match=r"^cannot write results to .*evaluation_unfinished_.*: is a directory; "):
+        journal.keep("first", Outcome({}, []))
 
 
 def test_other_settings_and_other_checkpoints_have_other_journals(tmp_path, folder, monkeypatch):
