@@ -6,9 +6,10 @@ there are no weights.
 
 # M members, B batch, T targets of a sample (positions of a sequence, 1 of an image), K classes, D domains
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,35 @@ from esper.task.augment import Augmentation
 from esper.task.data import ROWS, Data, is_padding, target_values
 from esper.task.events import RATES, change, class_shares, pace
 from esper.task.instances import DataView
+
+_ALL = slice(None)
+
+
+class TrainedPart(NamedTuple):
+    """Samples to train on."""
+
+    index_MB: Tensor
+    """Samples of each member, on the device of the data."""
+    draws_MB3: Tensor | None = None
+    """Shift and flip of each image; None for no augmentation."""
+    members_M: Tensor | None = None
+    """The members, on the device of the data, which may repeat; None for all."""
+
+    def of(self, members_L: Tensor) -> "TrainedPart":
+        """Return the part of some of all members."""
+        draws = None if self.draws_MB3 is None else self.draws_MB3[members_L]
+        return TrainedPart(self.index_MB[members_L], draws, members_L)
+
+
+class MeasuredPart(NamedTuple):
+    """Samples to measure."""
+
+    rows: slice
+    """Samples of the split."""
+    test: bool
+    """Whether they are of the test split rather than the validation split."""
+    members_L: Tensor | None = None
+    """Members that are measured, on the device of the data; None for all."""
 
 
 class MemberData:
@@ -54,6 +84,7 @@ class MemberData:
             self.rate_M1 = torch.tensor(self._rates, device=device)[:, None]
         self._member_M1 = torch.arange(len(views), device=self.home)[:, None]
         self._domains = data.domains if any(self._timetables) else None
+        self._states: list[Hashable] = [None] * len(views)
         self.at(0)
         measured = (data.valid_y, data.test_y) if self._domains is None else (self._domains.valid_y, self._domains.test_y)
         self._ragged = any(bool(is_padding(rows).any()) for part in measured for rows in part.split(ROWS))
@@ -68,6 +99,7 @@ class MemberData:
         self._old_M1, self._new_M1 = (torch.tensor(end_M, device=home)[:, None] for end_M in (old_M, new_M))
         self._share_M1 = torch.tensor([[one.share] for one in state], dtype=torch.float64, device=home)
         shares = [class_shares(events, epoch, self.data.num_classes) for events in self._timetables]
+        self._states = [(one, None if share is None else share.tobytes()) for one, share in zip(state, shares, strict=True)]
         if any(one is not None for one in shares):
             ones = np.ones(self.data.num_classes)
             self._share_MK = torch.from_numpy(np.stack([ones if one is None else one for one in shares])).to(home)
@@ -75,43 +107,43 @@ class MemberData:
             rates = [rate * pace(events, epoch) for rate, events in zip(self._rates, self._timetables, strict=True)]
             self.rate_M1 = torch.tensor(rates, device=self.device)[:, None]
 
-    def _domain(self, rank: Tensor) -> Tensor:
-        """Return the domain of each member's samples `[M, B]` from their ranks `[M, B]` or `[B]`."""
-        return torch.where(rank < self._share_M1, self._new_M1, self._old_M1)
+    def _domain(self, rank: Tensor, members: slice | Tensor = _ALL) -> Tensor:
+        """Return the domain of the samples of these members `[M, B]` from their ranks `[M, B]` or `[B]`."""
+        return torch.where(rank < self._share_M1[members], self._new_M1[members], self._old_M1[members])
 
-    def batches(self, index_MBs: Sequence[Tensor]) -> AbstractContextManager[None]:
+    def states(self, members: int) -> list[Hashable]:
+        """Return what the samples of each of M members depend on, now."""
+        return self._states or [None] * members
+
+    def batches(self, batches: Sequence[TrainedPart]) -> AbstractContextManager[None]:
         """Announce the batches that will be read within the context, in order; streamed data is then read ahead."""
-        return self._batches.announced(index_MBs)
+        return self._batches.announced(batches)
 
-    def parts(self, samples: Sequence[tuple[slice, bool]]) -> AbstractContextManager[None]:
-        """Announce the samples that will be measured within the context, and whether they are of the test split."""
+    def parts(self, samples: Sequence[MeasuredPart]) -> AbstractContextManager[None]:
+        """Announce the samples that will be measured within the context."""
         return self._parts.announced(samples)
 
-    def batch(self, index_MB: Tensor, draws_MB3: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(self, samples: TrainedPart) -> tuple[Tensor, Tensor]:
         """Return `micro_batches` for a single part."""
-        return self.micro_batches(index_MB, draws_MB3, 1)[0]
+        return self.micro_batches(samples, 1)[0]
 
-    def micro_batches(self, index_MB: Tensor, draws_MB3: Tensor | None, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these training samples, in so many parts.
-
-        Args:
-            index_MB: samples of each member, on the device `home`.
-            draws_MB3: shift and flip of each image; None for no augmentation.
-            count: number of parts along the batch.
-        """
-        x, y = (part.to(self.device, non_blocking=True) for part in self._batches.read(index_MB))
-        draws = [None] * count if draws_MB3 is None else draws_MB3.tensor_split(count, 1)
+    def micro_batches(self, samples: TrainedPart, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs in the layout of their kind, and targets `[M, B*T]`, of these samples, in so many parts of the batch."""
+        x, y = (part.to(self.device, non_blocking=True) for part in self._batches.read(samples))
+        draws = [None] * count if samples.draws_MB3 is None else samples.draws_MB3.tensor_split(count, 1)
         return [self._host_inputs(*part) for part in zip(x.tensor_split(count, 1), y.tensor_split(count, 1), draws, strict=True)]
 
-    def _batch(self, index_MB: Tensor) -> tuple[Tensor, Tensor]:
+    def _batch(self, samples: TrainedPart) -> tuple[Tensor, Tensor]:
         """Read training samples `[M, B, ...]` and their targets `[M, B]` or `[M, B, T]`."""
-        data, domains = self.data, self._domains
-        y = target_values(data.train_y[index_MB] if self.labels_M is None else self.labels_M[self._member_M1, index_MB])
+        (index_MB, _, chosen), data, domains = samples, self.data, self._domains
+        members = _ALL if chosen is None else chosen
+        labels = None if self.labels_M is None else self.labels_M[self._member_M1[members], index_MB]
+        y = target_values(data.train_y[index_MB] if labels is None else labels)
         if domains is None:
             return self._pin(data.train_x[index_MB]), self._pin(y)
-        domain_MB = self._domain(domains.train_rank[index_MB])
+        domain_MB = self._domain(domains.train_rank[index_MB], members)
         right = target_values(domains.train_y[domain_MB, index_MB])
-        if self.labels_M is not None:  # a wrong label stays as wrong as it was
+        if labels is not None:  # a wrong label stays as wrong as it was
             y = torch.where(is_padding(right), right, (right + y - data.train_y[index_MB].long()) % data.num_classes)
         else:
             y = right
@@ -125,12 +157,12 @@ class MemberData:
             x = self.augmentation.apply(x.flatten(0, 1), draws_MB3.to(x.device).flatten(0, 1)).view(x.shape)
         return side_by_side(self._inputs(x)), y.flatten(1)
 
-    def measured(self, samples: tuple[slice, bool], members: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return inputs of these samples for every member, targets `[M, B, T]`, and weights `[M, B, T]` (None: all 1).
+    def measured(self, samples: MeasuredPart, members: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return inputs of these samples for M members, targets `[M, B, T]`, and weights `[M, B, T]` (None: all 1).
 
         Args:
-            samples: samples of the validation split, or of the test split if true.
-            members: M.
+            samples: the samples.
+            members: M, the number of measured members.
         """
         x, y, weight = (part if part is None else part.to(self.device, non_blocking=True) for part in self._parts.read(samples))
         assert x is not None
@@ -139,21 +171,21 @@ class MemberData:
         inputs = repeated(self._inputs(x), members) if self._domains is None else side_by_side(self._inputs(x))
         return inputs, y_MBT, None if weight is None else weight.expand_as(y_MBT)
 
-    def _measured(self, samples: tuple[slice, bool]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _measured(self, samples: MeasuredPart) -> tuple[Tensor, Tensor, Tensor | None]:
         """Read samples `[B, ...]` and targets `[B, T]`, or `[M, B, ...]` and `[M, B, T]` if members differ; and weights."""
-        (rows, test), data, domains = samples, self.data, self._domains
-        part = "test" if test else "valid"
+        (rows, test, chosen), data, domains = samples, self.data, self._domains
+        part, members = "test" if test else "valid", _ALL if chosen is None else chosen
         y_BT = target_values(getattr(data, f"{part}_y")[rows]).view(-1, data.positions)
-        weight = None if self.classes_MK is None else self.classes_MK[:, y_BT.clamp(min=0)]
+        weight = None if self.classes_MK is None else self.classes_MK[members][:, y_BT.clamp(min=0)]
         if domains is None:
             x, y = getattr(data, f"{part}_x")[rows], y_BT
         else:
             rank_B = getattr(domains, f"{part}_rank")[rows]
-            at = self._domain(rank_B), torch.arange(len(y_BT), device=rank_B.device)
+            at = self._domain(rank_B, members), torch.arange(len(y_BT), device=rank_B.device)
             x = getattr(domains, f"{part}_x")[:, rows][at]
             y = target_values(getattr(domains, f"{part}_y")[:, rows][at]).view(-1, *y_BT.shape)
             if self._share_MK is not None:
-                present = rank_B[:, None] < self._share_MK[:, y_BT.clamp(min=0)]
+                present = rank_B[:, None] < self._share_MK[members][:, y_BT.clamp(min=0)]
                 weight = present if weight is None else weight & present
         if self._ragged:
             weight = ~is_padding(y) if weight is None else weight & ~is_padding(y)

@@ -6,9 +6,8 @@ another process. All of its tensors are on its device; results are copied once p
 
 # M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.member_data import MemberData
+from esper.env.member_data import MeasuredPart, MemberData, TrainedPart
+from esper.env.sums import KnownSums, Sums, measurement, sums_of
 from esper.fusion.precision import Precision
 from esper.growth.grown import GrownNetwork, KeptSeed
 from esper.growth.network import GrowingNetwork
@@ -105,6 +105,7 @@ class Shard:
             device=device,
             precision=precision,
         )
+        self.forget()
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -141,9 +142,9 @@ class Shard:
         They are kept until `take_gradients` or `arrange`.
         """
         self._follow(order.time)
-        index_MB, draws_MB3 = order.batches(CAPTURED_BATCHES * self.task.batch_size, self.views.home)[0]
-        with self.views.batches([index_MB]):
-            batch = self.views.batch(index_MB, draws_MB3)
+        first = TrainedPart(*order.batches(CAPTURED_BATCHES * self.task.batch_size, self.views.home)[0])
+        with self.views.batches([first]):
+            batch = self.views.batch(first)
         self._gradients = self.network.capture(*batch)
 
     def take_gradients(self) -> list[SlotGradients]:
@@ -194,7 +195,7 @@ class Shard:
             probe: capture the slot gradients of a few samples of the last batch, for `take_gradients`.
             retired_M: members that stay at their snapshot: they are computed with the others, and restored afterwards.
         """
-        network, batches = self.network, order.batches(self.task.batch_size, self.views.home)
+        network = self.network
         network.train()
         self._follow(order.time)
         hooks = GradientHooks(self.members, SAMPLES, SPOTS) if probe else None
@@ -203,12 +204,13 @@ class Shard:
         learning = torch.from_numpy(~retired_M).to(self.device)
         in_vain, taught_M = bool(retired_M.all()), network.taught()
         taught, checks = bool(taught_M.any()), self.device.type == "cpu"  # a GPU would have to be waited for
-        with self.views.batches([index_MB for index_MB, _ in (batches[-1:] if in_vain or not taught else batches)]):
+        batches = self._batches(order)
+        with self.views.batches(batches[-1:] if in_vain or not taught else batches):
             for step, batch in enumerate(batches):
                 last = step == len(batches) - 1
                 if (in_vain or not taught) and not last:  # the hooks watch the last batch
                     continue
-                losses += self._learn_from(*batch, hooks, last=last)
+                losses += self._learn_from(batch, hooks, last=last)
                 network.step(order.progress((step + 0.5) / len(batches)))
                 if checks and step % CHECK_EVERY == CHECK_EVERY - 1:  # a sum stays infinite or NaN once it is
                     in_vain = not bool((losses.isfinite() & learning).any())
@@ -227,10 +229,19 @@ class Shard:
             scale_M=report[:, -1],
         )
 
-    def _learn_from(self, index_MB: Tensor, draws_MB3: Tensor | None, hooks: GradientHooks | None, *, last: bool) -> Tensor:
+    def _batches(self, order: EpochOrder) -> list[TrainedPart]:
+        """Return the batches of an epoch: the last one of all members, the others of those whom the network teaches."""
+        batches = [TrainedPart(*batch) for batch in order.batches(self.task.batch_size, self.views.home)]
+        pupils = self.network.pupils_L
+        if pupils is None or not len(pupils):
+            return batches
+        chosen = pupils.to(self.views.home)
+        return [*(batch.of(chosen) for batch in batches[:-1]), batches[-1]]
+
+    def _learn_from(self, batch: TrainedPart, hooks: GradientHooks | None, *, last: bool) -> Tensor:
         """Compute the gradients of a batch, one micro-batch after the other, and return each member's mean loss `[M]`."""
-        network, count = self.network, min(self._micro_batches, index_MB.shape[1])
-        parts = self.views.micro_batches(index_MB, draws_MB3, count)
+        network, count = self.network, min(self._micro_batches, batch.index_MB.shape[1])
+        parts = self.views.micro_batches(batch, count)
         if count == 1:
             return network.backward(*parts[0], hooks) if last else network.teach(*parts[0])
         targets_M = self.task.objective.num_targets(torch.cat([y_MB for _, y_MB in parts], 1))
@@ -243,102 +254,52 @@ class Shard:
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 
-        Nothing is changed, batch statistics included.
+        Nothing is changed, batch statistics included. A member is not computed again if neither its parameters nor its alphas nor
+        its data have changed since it was last measured, as most frozen hosts in most epochs.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.
             test: measure on the test split instead of the validation split.
         """
+        known, states = self._known[test], self._states(alpha_VMS)
+        stale = known.stale(states)
+        sums = self._measured(alpha_VMS, np.array(stale), test=test) if stale else None
+        return measurement(known.update(states, stale, sums), self.task.objective.floor)
+
+    def forget(self) -> None:
+        """Drop all known results, so that the next measurement computes every member."""
+        self._known = {False: KnownSums(), True: KnownSums()}
+
+    def _states(self, alpha_VMS: npt.NDArray[np.float32]) -> list[Hashable]:
+        """Return what the results of each member depend on."""
+        settings = (alpha_VMS[:, member].tobytes() for member in range(self.members))
+        return list(zip(self.network.states(), self.views.states(self.members), settings, strict=True))
+
+    def _measured(self, alpha_VMS: npt.NDArray[np.float32], rows_L: npt.NDArray[np.int64], *, test: bool) -> Sums:
+        """Return the sums of some members `[..., L]`."""
         network, views, objective = self.network, self.views, self.task.objective
-        mean = self._test_mean if test else self._valid_mean
+        mean, count = self._test_mean if test else self._valid_mean, len(rows_L)
         network.train(False)
-        tree, samples = network.tree(alpha_VMS), views.num_measured(test=test)
-        path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM, tree.owner_P))
+        tree, samples = network.tree(alpha_VMS, None if count == self.members else rows_L), views.num_measured(test=test)
+        chosen = None if tree.rows is None else torch.from_numpy(tree.rows).to(views.home)
+        path_VM, owner_P = (torch.from_numpy(paths).to(self.device) for paths in (tree.path_VM[:, :count], tree.owner_P))
         sums: list[Sums] = []
         batch = self._at_once(tree)
-        parts = [(slice(start, start + batch), test) for start in range(0, samples, batch)]
+        parts = [MeasuredPart(slice(start, start + batch), test, chosen) for start in range(0, samples, batch)]
         with views.parts(parts):
             for part in parts:
-                x, y_MBT, weight_MBT = views.measured(part, self.members)
+                x, y_MBT, weight_MBT = views.measured(part, tree.members)
                 logits, y_PBT = network.path_logits(x, tree), y_MBT[owner_P]
                 loss_PBT = objective.losses(logits.flatten(0, 1), y_PBT.flatten()).view_as(y_PBT).double()
                 points_PBT = objective.points(logits, y_PBT, mean)
-                sums.append(_sums(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_MBT, mean), weight_MBT))
-        return _measurement(sums, objective.floor)
+                y_LBT, weight_LBT = y_MBT[:count], None if weight_MBT is None else weight_MBT[:count]
+                sums.append(sums_of(points_PBT[path_VM], loss_PBT[path_VM], objective.scale(y_LBT, mean), weight_LBT))
+        return Sums.total(sums)
 
     def _at_once(self, tree: Tree) -> int:
         """Return the number of samples to measure at once."""
         if not self._widths:
-            x, _, _ = self.views.measured((slice(0, 1), False), self.members)
+            x, _, _ = self.views.measured(MeasuredPart(slice(0, 1), test=False), self.members)
             self._widths = self.network.widths(x)
         most = CPU_FEATURES if self.device.type == "cpu" else GPU_FEATURES
         return max(1, min(VALIDATION_BATCH // self.data.positions, most // max(np.multiply(self._widths, tree.paths))))
-
-
-class Sums(NamedTuple):
-    """Sums over samples; the targets of one sample (all positions of a sequence) count as one draw.
-
-    The points P of a sample and their scale n are sums over its targets; see `growth.objective`.
-    """
-
-    targets: Tensor
-    """Number of targets `[M]`."""
-    scale: Tensor
-    """`[M]`"""
-    scale_square: Tensor
-    """Sum over samples of n^2 `[M]`."""
-    points: Tensor
-    """`[V, M]`"""
-    loss: Tensor
-    """`[V, M]`"""
-    points_scale: Tensor
-    """Sum over samples of P n `[V, M]`."""
-    points_points: Tensor
-    """Sum over samples of P of one variant times P of another `[V, V, M]`."""
-
-
-def _sums(points_VMBT: Tensor, loss_VMBT: Tensor, scale_MBT: Tensor | None, weight_MBT: Tensor | None) -> Sums:
-    """Return the sums over one batch."""
-    if weight_MBT is None:
-        count_MB = torch.full_like(points_VMBT[0, :, :, 0], points_VMBT.shape[-1])
-    else:
-        points_VMBT, loss_VMBT, count_MB = points_VMBT * weight_MBT, loss_VMBT * weight_MBT, weight_MBT.sum(-1)
-    points_VMB, scale_MB = points_VMBT.sum(-1), count_MB
-    if scale_MBT is not None:
-        scale_MB = (scale_MBT if weight_MBT is None else scale_MBT * weight_MBT).sum(-1)
-    return Sums(
-        targets=count_MB.sum(-1),
-        scale=scale_MB.sum(-1),
-        scale_square=scale_MB.square().sum(-1),
-        points=points_VMB.sum(-1),
-        loss=loss_VMBT.sum(-1).sum(-1),
-        points_scale=(points_VMB * scale_MB).sum(-1),
-        points_points=torch.einsum("vmb,wmb->vwm", points_VMB, points_VMB),
-    )
-
-
-def _measurement(batches: Sequence[Sums], floor: float) -> Measurement:
-    """Return scores and mean losses, the covariance of the scores, and the error of the difference to variant 0.
-
-    With the points P and the scale n of a sample, a = sum P / sum n is a score, and the covariance of two scores is
-    sum (P - a n)(P' - a' n) / (sum n)^2, that of ratios of samples drawn whole; for a difference, G = P - P' takes the place
-    of P. A variant below the floor, or without a finite score, has P = floor n in every sample.
-    """
-    targets, scale, square, points, loss, mixed, gram = (
-        torch.stack(parts).sum(0).cpu().numpy() for parts in zip(*batches, strict=True)
-    )
-    low_VM = ~(points >= floor * scale)
-    if low_VM.any():
-        points, mixed = np.where(low_VM, floor * scale, points), np.where(low_VM, floor * square, mixed)
-        gram = np.where(low_VM[:, None], floor * mixed[None], np.where(low_VM[None], floor * mixed[:, None], gram))
-    share = points / scale
-    cross = share[:, None] * mixed[None]
-    spread = gram - cross - cross.swapaxes(0, 1) + share[:, None] * share[None] * square
-    gain, first = (points[:1] - points) / scale, np.diagonal(gram).T
-    gain_square = first[:1] - 2 * gram[0] + first - 2 * gain * (mixed[:1] - mixed) + gain**2 * square
-    return Measurement(
-        accuracy_VM=(100.0 * share).astype(np.float32),
-        loss_VM=(loss / targets).astype(np.float32),
-        error_VM=(100.0 * np.sqrt(np.maximum(gain_square, 0.0)) / scale).astype(np.float32),
-        covariance_VVM=1e4 * spread / scale**2,
-    )

@@ -16,8 +16,7 @@ in the precision of the network; gradients of weights are in single precision, a
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.fusion.fuse import Fleet
-from esper.fusion.layout import take_members
 from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
 from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
+from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.objective import CLASSIFICATION, Objective
 from esper.growth.variants import Tree, path_logits, tree
@@ -44,33 +43,6 @@ from esper.seeds.slot_gradients import GradientHooks, SlotGradients
 
 BankKey = tuple[int, int, bool]
 """Slot, blueprint, and whether its seeds have gates."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learners:
-    """How an optimiser step updates the seeds of one slot."""
-
-    slot: int
-    banks: tuple[tuple[SeedBank, Tensor], ...]
-    """Banks, each with the members that learn in it."""
-    learns_M1: Tensor
-    """All of these members, bool `[M, 1]`; other rows do not change."""
-    fossil_M1: Tensor | None
-    """The fossils among them, bool `[M, 1]`; None where there are none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pupils:
-    """The members of a frozen fleet in which a seed learns: only they need gradients."""
-
-    hosts_L: Tensor
-    """Members in the pass; a single one of several is computed twice, as in `SeedBank.delta` and for the same reason."""
-    members_L: Tensor
-    """The members, each once."""
-    taught_M: npt.NDArray[np.bool_]
-    """Which members these are."""
-    plan: tuple[ActiveSeeds | None, ...]
-    """Their active seeds in each slot."""
 
 
 class GrowingNetwork:
@@ -115,6 +87,9 @@ class GrowingNetwork:
         self.closed_loop: ClosedLoopPass | None = None
         self._learners: list[Learners] = []
         self._pupils: Pupils | None = None
+        self._roles: Roles | None = None
+        self._version_M = np.zeros(len(hosts), np.int64)  # counts changes of each member's parameters
+        self._changing_M = np.ones(len(hosts), np.bool_)  # members that an optimiser step changes
         self._kept: dict[str, Tensor] = {}
 
     def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
@@ -143,6 +118,7 @@ class GrowingNetwork:
         Raises:
             ValueError: the blueprint is informed, and there are no gradients.
         """
+        self._version_M[member] += 1
         bank = self.bank(slot, blueprint, blend is Blend.GATE)
         if not is_informed(bank.blueprint):
             bank.plant(member, generator)
@@ -154,6 +130,7 @@ class GrowingNetwork:
 
     def clear(self, member: int, slot: int, blueprint: int) -> None:
         """Remove a seed, gate included."""
+        self._version_M[member] += 1
         for gated in (False, True):
             if (slot, blueprint, gated) in self.banks:
                 self.banks[slot, blueprint, gated].clear([member])
@@ -164,26 +141,31 @@ class GrowingNetwork:
         learns_MS = roles.learns & (roles.blueprint >= 0)
         inside_MS = (roles.blueprint >= 0) & ~(roles.behind & closed)
         find = [partial(self.bank, slot) for slot in range(len(self.slots))]
+        self._roles, self._inside_MS = roles, inside_MS
         self.plan = [live_seeds(bank, roles, slot, inside_MS[:, slot], self.device) for slot, bank in enumerate(find)]
         self.closed_loop = closed_loop_pass(find, roles, self.device) if closed else None
-        self._pupils = (
-            self._pupils_of(roles, inside_MS, np.asarray(learns_MS.any(axis=1))) if self.frozen and not closed else None
-        )
+        learns_M = np.asarray(learns_MS.any(axis=1))
+        self._pupils = self._pupils_of(learns_M) if self.frozen and not closed else None
+        self._changing_M = learns_M if self.frozen else np.ones_like(learns_M)
         learning_S = np.flatnonzero(learns_MS.any(axis=0))
         self._learners = [self._learners_of(roles, int(slot), learns_MS[:, slot]) for slot in learning_S]
 
-    def _pupils_of(self, roles: Roles, inside_MS: npt.NDArray[np.bool_], learns_M: npt.NDArray[np.bool_]) -> Pupils | None:
+    def _pupils_of(self, learns_M: npt.NDArray[np.bool_]) -> Pupils | None:
         """Return the members with a learning seed; None if that is all of them."""
         if learns_M.all():
             return None
         members = np.flatnonzero(learns_M)
-        place_M = np.cumsum(learns_M) - 1
-        plan = (
-            live_seeds(partial(self.bank, slot), roles, slot, inside_MS[:, slot] & learns_M, self.device, place_M)
-            for slot in range(len(self.slots))
-        )
-        hosts = np.repeat(members, 2) if len(members) == 1 else members
+        hosts, plan = several(members), self._plan_of(learns_M)
         return Pupils(hosts_L=self._tensor(hosts), members_L=self._tensor(members), taught_M=learns_M, plan=tuple(plan))
+
+    def _plan_of(self, chosen_M: npt.NDArray[np.bool_]) -> list[ActiveSeeds | None]:
+        """Return the active seeds of the chosen members in each slot, for features of these members only."""
+        roles, place_M = self._roles, np.cumsum(chosen_M) - 1
+        assert roles is not None
+        return [
+            live_seeds(partial(self.bank, slot), roles, slot, self._inside_MS[:, slot] & chosen_M, self.device, place_M)
+            for slot in range(len(self.slots))
+        ]
 
     def _learners_of(self, roles: Roles, slot: int, learns_M: npt.NDArray[np.bool_]) -> Learners:
         """Return the banks of the marked seeds of a slot."""
@@ -261,21 +243,26 @@ class GrowingNetwork:
         """Return the loss scales of the chosen members `[L]`, None is all; None without loss scales."""
         return None if self.loss_scale is None else self.loss_scale.of(members_L)
 
-    def teach(self, x: Tensor, y_MB: Tensor, targets_M: Tensor | None = None) -> Tensor:
+    @property
+    def pupils_L(self) -> Tensor | None:
+        """The members whose batches `teach` takes, which may repeat; None for all."""
+        return None if self._pupils is None else self._pupils.hosts_L
+
+    def teach(self, x: Tensor, y_LB: Tensor, targets_L: Tensor | None = None) -> Tensor:
         """Add the gradients of one batch as `backward` does, but in a frozen fleet only for members in which a seed learns,
-        at least one.
+        at least one: the batch is that of `pupils_L`.
 
         Returns:
             Mean loss of each member `[M]`, or its share of the mean; 0 for those left out.
         """
         pupils = self._pupils
         if pupils is None:
-            return self.backward(x, y_MB, targets_M=targets_M)
-        host, several = self.host.bind_some(pupils.hosts_L), len(pupils.hosts_L)
-        targets_L = None if targets_M is None else targets_M[pupils.members_L]
+            return self.backward(x, y_LB, targets_M=targets_L)
+        host, count = self.host.bind_some(pupils.hosts_L), len(pupils.members_L)
+        targets_L = None if targets_L is None else targets_L[:count]
         with self._computed():
-            last = self._through(host, pupils.plan, take_members(x, pupils.hosts_L, self.members), several)
-            loss_L = last.losses(y_MB[pupils.members_L], slice(len(pupils.members_L)), targets_L)
+            last = self._through(host, pupils.plan, x, len(pupils.hosts_L))
+            loss_L = last.losses(y_LB[:count], slice(count), targets_L)
         backpropagate(loss_L, self._scale(pupils.members_L))
         return torch.zeros(self.members, device=self.device).index_copy_(0, pupils.members_L, loss_L.detach())
 
@@ -294,9 +281,22 @@ class GrowingNetwork:
             fleet.flat.grad = None
         return hooks.gradients()
 
-    def tree(self, alpha_VMS: npt.NDArray[np.float32]) -> Tree:
-        """Return the tree of V settings of all alphas, for the active seeds; see `variants.tree`."""
-        return tree(alpha_VMS, self.plan)
+    def states(self) -> list[Hashable]:
+        """Return what the outputs of each member depend on: which parameters it has, and where its seeds take part."""
+        roles = self._roles
+        parts = [] if roles is None else [roles.blueprint, roles.blend, roles.behind, roles.alpha]
+        return [(version, *(part[member].tobytes() for part in parts)) for member, version in enumerate(self._version_M.tolist())]
+
+    def tree(self, alpha_VMS: npt.NDArray[np.float32], rows: npt.NDArray[np.int64] | None = None) -> Tree:
+        """Return the tree of V settings of all alphas, for the active seeds; see `variants.tree`.
+
+        Args:
+            rows: members to compute, each once; None for all. A single one of several is computed twice, as `Pupils` is.
+        """
+        if rows is None:
+            return tree(alpha_VMS, self.plan)
+        plan = self.plan if self._roles is None else self._plan_of(np.isin(np.arange(self.members), rows))
+        return tree(alpha_VMS[:, several(rows)], plan, several(rows))
 
     def path_logits(self, x: Tensor, tree: Tree) -> Tensor:
         """Return the logits `[P, B, classes]` of a batch on every path of a tree; see `variants`."""
@@ -318,6 +318,7 @@ class GrowingNetwork:
         Args:
             progress: share of the episode that has passed, which sets learning rates by the schedule.
         """
+        self._version_M += self._changing_M
         host, seed = self._config.at(progress)
         if self._rate_M1 is not None:
             host, seed = host.faster(self._rate_M1), seed.faster(self._rate_M1)
@@ -386,6 +387,7 @@ class GrowingNetwork:
         """Restore the marked members from their snapshots, exactly; other members do not change."""
         if not failed_M.any():
             return
+        self._version_M += failed_M
         mask = self._tensor(failed_M)
         for name, row in self.rows().items():
             kept = self._kept.get(name, torch.zeros_like(row))

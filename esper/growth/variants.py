@@ -75,6 +75,8 @@ class Tree:
     """Fork at each slot; None where there is no seed."""
     path_VM: IntArray
     """Last path of each setting of each member."""
+    rows: IntArray | None = None
+    """The member behind each of them in the fleet, which may repeat; None for all in order."""
 
     @property
     def paths(self) -> list[int]:
@@ -93,12 +95,13 @@ class Tree:
         return owner_P
 
 
-def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None]) -> Tree:
+def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None], rows: IntArray | None = None) -> Tree:
     """Return where the settings of the alphas fork.
 
     Args:
-        alpha_VMS: blend weights of each setting; slots without a seed are ignored.
+        alpha_VMS: blend weights of each setting of the computed members; slots without a seed are ignored.
         plan: the active seeds of each slot, at their current alphas.
+        rows: see `Tree.rows`.
     """
     settings, members, _ = alpha_VMS.shape
     path_VM, owner_P = np.tile(np.arange(members), (settings, 1)), np.arange(members)
@@ -116,7 +119,7 @@ def tree(alpha_VMS: npt.NDArray[np.float32], plan: Sequence[ActiveSeeds | None])
         fork, path_VM = _fork(path_VM, owner_P, alpha_VMS[:, :, slot], seeds)
         owner_P = fork.owner_P
         forks.append(fork)
-    return Tree(members=members, forks=tuple(forks), path_VM=path_VM)
+    return Tree(members=members, forks=tuple(forks), path_VM=path_VM, rows=rows)
 
 
 def _fork(path_VM: IntArray, owner_P: IntArray, alpha_VM: npt.NDArray[np.float32], seeds: ActiveSeeds) -> tuple[Fork, IntArray]:
@@ -173,7 +176,7 @@ def path_logits(host: Fleet, tree: Tree, x: Tensor) -> Tensor:
     """
     segments, owner_P = list(host.module.get_submodule("segments").children()), np.arange(tree.members)
     for segment, fork in zip(segments, [*tree.forks, None], strict=True):
-        x = _computed(host, segment, owner_P, x)
+        x = _computed(host, segment, owner_P if tree.rows is None else tree.rows[owner_P], x)
         if isinstance(fork, Unforked):
             x = _unforked(fork, x, tree.members)
         elif fork is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.env.actions import Op
 from esper.env.host_sampler import EpochOrder, HostSampler
-from esper.env.member_data import MemberData
+from esper.env.member_data import MeasuredPart, MemberData, TrainedPart
 from esper.env.shard import Shard
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.roles import Roles
@@ -62,10 +62,10 @@ def test_training_validation_and_test_follow_the_same_timetable():
     partial = set()
     for epoch in range(EPOCHS):
         members.at(epoch)
-        x, y = members.batch(every)
+        x, y = members.batch(TrainedPart(every))
         found = {"train": (images(x, HOSTS), y)}
         for part in ("valid", "test"):
-            x, y_MBT, weight = members.measured((slice(None), part == "test"), HOSTS)
+            x, y_MBT, weight = members.measured(MeasuredPart(slice(None), part == "test"), HOSTS)
             assert weight is None
             found[part] = images(x, HOSTS), y_MBT[..., 0]
         for host, view in enumerate(own):
@@ -83,7 +83,7 @@ def test_wrong_labels_stay_wrong_after_a_drift():
     task = digits(label_noise=[0.3], events=EventsConfig(kinds=["relabel"], first=1, last=1))
     own = views(task, 1)
     members, every = MemberData(task.data, own, None, CPU), torch.arange(len(task.data.train_y))[None]
-    (before,), (after,) = (members.at(epoch) or members.batch(every)[1] for epoch in (0, 1))
+    (before,), (after,) = (members.at(epoch) or members.batch(TrainedPart(every))[1] for epoch in (0, 1))
     right = task.data.domains.train_y
     assert before.equal(own[0].labels.long())
     assert (before != right[0]).equal(after != right[1])
@@ -123,7 +123,7 @@ def test_classes_come_and_go_in_training_and_in_measurements():
         members.at(epoch)
         order_NI = sampler.order(epoch, own).samples_NI
         for test, part in ((False, "valid"), (True, "test")):
-            _, y_MBT, weight_MBT = members.measured((slice(None), test), HOSTS)
+            _, y_MBT, weight_MBT = members.measured(MeasuredPart(slice(None), test), HOSTS)
             for host, view in enumerate(own):
                 here_K = class_shares(view.timetable, epoch, 10) * (1 if view.classes is None else view.classes)
                 present = getattr(data.domains, f"{part}_rank") < torch.from_numpy(here_K)[getattr(data, f"{part}_y")]

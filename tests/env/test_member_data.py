@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.env.host_sampler import EpochOrder, walk
-from esper.env.member_data import MemberData
+from esper.env.member_data import MemberData, TrainedPart
 from esper.env.shard import Shard
 from esper.growth.variants import Tree
 from esper.hosts.cnn import CNNConfig
@@ -176,7 +176,7 @@ def test_the_standard_error_treats_a_sequence_as_one_sample():
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(2, 2, 44 * 6, 12, generator=generator)
     own = Tree(members=2, forks=(None,) * len(shard.network.slots), path_VM=np.arange(4).reshape(2, 2))
-    shard.network.tree = lambda alpha: own
+    shard.network.tree = lambda alpha, rows: own
     shard.network.path_logits = lambda x, tree: logits.flatten(0, 1)[:, : x.shape[0] // 2 * 6]
     seen = shard.validate(np.zeros((2, 2, len(shard.network.slots)), np.float32))
     y = task.data.valid_y
@@ -201,6 +201,7 @@ def test_validation_of_text_and_class_subsets_is_independent_of_batch_size(monke
         alpha = np.zeros((1, HOSTS, len(shard.network.slots)), np.float32)
         whole = shard.validate(alpha)
         monkeypatch.setattr("esper.env.shard.VALIDATION_BATCH", 7)
+        shard.forget()
         parts = shard.validate(alpha)
         monkeypatch.undo()
         np.testing.assert_allclose(whole.accuracy_VM, parts.accuracy_VM, rtol=1e-5)
@@ -310,12 +311,12 @@ def test_members_are_augmented_independently_and_bytes_become_floats():
     views = MemberData(data, (), augmentation, CPU)
     index = torch.from_numpy(np.stack([rng.permutation(30)[:8] for _ in range(3)]))
     draws = torch.from_numpy(np.stack([augmentation.draw(rng, 8) for _ in range(3)]))
-    inputs, _ = views.batch(index, draws)
+    inputs, _ = views.batch(TrainedPart(index, draws))
     assert inputs.shape == (8, 3, 4, 4)
     for member in range(3):
         alone = augmentation.apply(x[index[member]], draws[member])
         torch.testing.assert_close(inputs[:, member : member + 1], (alone.float() - 100) / 50)
-    plain, _ = views.batch(index)
+    plain, _ = views.batch(TrainedPart(index))
     torch.testing.assert_close(plain[:, 1:2], (x[index[1]].float() - 100) / 50)
 
 

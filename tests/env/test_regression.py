@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from esper.env.host_sampler import EpochOrder
-from esper.env.shard import Shard, _measurement, _sums
+from esper.env.shard import Shard
+from esper.env.sums import Sums, measurement, sums_of
 from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.hosts.mlp import MLPConfig
 from esper.lifecycle.roles import Blend, Roles
@@ -57,8 +58,8 @@ def measured(y, predictions, batch=50, weight=None):
         outputs = torch.from_numpy(predictions[:, rows]).view(len(predictions), 1, -1, 1)
         points = torch.stack([objective.points(one, y_MBT, objective.mean(y)) for one in outputs])
         loss = torch.stack([objective.losses(one.flatten(0, 1), y_MBT.flatten()).view_as(y_MBT) for one in outputs])
-        parts.append(_sums(points, loss, objective.scale(y_MBT, objective.mean(y)), None if weight is None else weight[rows]))
-    return _measurement(parts, objective.floor)
+        parts.append(sums_of(points, loss, objective.scale(y_MBT, objective.mean(y)), None if weight is None else weight[rows]))
+    return measurement(Sums.total(parts), objective.floor)
 
 
 def r2(y, f):

@@ -106,6 +106,7 @@ def test_validation_and_test_parts_differ(shard, small_task):
 def test_validation_is_independent_of_batch_size(shard, monkeypatch):
     whole = shard.validate(some_settings())
     monkeypatch.setattr("esper.env.shard.VALIDATION_BATCH", 7)
+    shard.forget()
     parts = shard.validate(some_settings())
     np.testing.assert_array_equal(whole.accuracy_VM, parts.accuracy_VM)
     np.testing.assert_allclose(whole.loss_VM, parts.loss_VM, rtol=1e-5)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper.fusion.layout import take_members
 from esper.growth import loss
 from esper.growth.loss import LastSegment
 from esper.growth.network import GrowingNetwork
@@ -57,6 +58,8 @@ def batch(members):
 def gradients(network, pass_):
     """Return the losses of one pass of training, and the gradients of hosts and seeds."""
     x, y = batch(network.members)
+    if pass_ == "teach":
+        x, y = take_members(x, network.pupils_L, network.members), y[network.pupils_L]
     losses = getattr(network, pass_)(x, y)
     flats = [network.host.flat, *(bank.fleet.flat for bank in network.banks.values())]
     return losses, [torch.zeros_like(flat) if flat.grad is None else flat.grad for flat in flats]

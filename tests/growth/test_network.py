@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.fusion.layout import Layout
+from esper.fusion.layout import Layout, take_members
 from esper.growth.objective import CLASSIFICATION
 from esper.lifecycle.roles import Blend, Incubation
 from esper.seeds.slot_gradients import GradientHooks
@@ -109,6 +109,11 @@ def test_variants_equal_plain_pytorch(float64, grown, layout):
             assert torch.allclose(together[index, member], reference.forward(xs[member]), atol=1e-7)  # alphas are single
 
 
+def taken(x, members):
+    """The sequences of these members of five."""
+    return take_members(x, members, 5)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("incubation", list(Incubation))
 def test_the_parts_of_a_batch_add_up_to_its_gradients(float64, grown, incubation, frozen):
@@ -127,11 +132,14 @@ def test_the_parts_of_a_batch_add_up_to_its_gradients(float64, grown, incubation
         population.network.train()
     hooks = [None if frozen else GradientHooks(5, count=3) for _ in range(2)]
     cuts = [(0, 4), (4, 9), (9, 12)]
-    losses.append(whole.network.backward(x, y, hooks[0]) if hooks[0] else whole.network.teach(x, y))
+    pupils = whole.network.pupils_L
+    chosen = torch.arange(5) if pupils is None else pupils  # the first host, twice
+    losses.append(whole.network.backward(x, y, hooks[0]) if hooks[0] else whole.network.teach(taken(x, chosen), y[chosen]))
     for place, (start, stop) in enumerate(cuts):
         part = x.view(5, 12, 6)[:, start:stop].flatten(0, 1), y[:, 6 * start : 6 * stop]
         hook = hooks[1] if place == 0 else None
-        features.append(parts.network.backward(*part, hook, total) if hooks[1] else parts.network.teach(*part, total))
+        few = taken(part[0], chosen), part[1][chosen], total[chosen]
+        features.append(parts.network.backward(*part, hook, total) if hooks[1] else parts.network.teach(*few))
     assert torch.allclose(sum(features), losses[0], atol=1e-12)
     pairs = [(whole.network.host, parts.network.host)] if not frozen else []
     pairs += [(bank.fleet, parts.network.banks[key].fleet) for key, bank in whole.network.banks.items()]

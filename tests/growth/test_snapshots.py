@@ -51,7 +51,7 @@ def test_restore_is_exact_and_leaves_other_members_unchanged(grown, layout):
     late = min(every - set(network.banks))
     network.bank(*late).plant(2, torch.Generator())  # a bank created after the snapshot
     third = copies(population)
-    network.restore(torch.tensor([False, True, True]))
+    network.restore(np.array([False, True, True]))
     for name, row in network.rows().items():
         assert bits(row[0]).equal(bits(third[name][0])), name
         if name in first:
@@ -90,7 +90,7 @@ def test_a_restored_member_continues_exactly(grown, incubation, optimiser):
     wanted = copies(population)
     for row in network.rows().values():
         row[2] = torch.nan if row.is_floating_point() else 7
-    network.restore(torch.tensor([False, True, True, False]))
+    network.restore(np.array([False, True, True, False]))
     train(population, 2, 3)
     for name, row in network.rows().items():
         assert bits(row[[1, 2]]).equal(bits(wanted[name][[1, 2]])), name
