@@ -4,7 +4,7 @@
     python benchmarks/deployed_hosts.py --task mnist5k_drift --hosts 64 --rounds 5
 
 Both run the same task with the same actions: none, half or all of the hosts germinate a seed in the first epoch, which learns for
-8 of 20 epochs (`digits_drift`) or 4 of 20 (`mnist5k_drift`). Frozen hosts train only while a seed learns in them, and are measured
+8 of 20 epochs (`digits_drift`) or 4 (`mnist5k_drift`). Frozen hosts train only while a seed learns in them, and are measured
 only when a seed has learnt or their data have drifted; the others train and are measured in every epoch. Results:
 benchmarks/README.md.
 """
