@@ -123,6 +123,12 @@ def test_image_folder(tmp_path, mapped):
     )
 
 
+def test_image_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "images.npz", x=rng.integers(0, 256, (80, 16, 16), dtype=np.uint8), y=np.arange(80) % 4)
+    train(tmp_path, "task=image_arrays", f"task.file={tmp_path}/images.npz", *SMALL, "steps=2", "blueprint=[norm]")
+
+
 @pytest.mark.parametrize("name", ["diabetes", "table"])
 def test_tables(tmp_path, name):
     (tmp_path / "table.csv").write_text("a,b,c\n" + "".join(f"{row},{row % 5},{row % 7}\n" for row in range(90)))

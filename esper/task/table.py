@@ -6,6 +6,7 @@ from esper.task.diabetes import DiabetesConfig
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
 from esper.task.fashion_mnist import FashionMnistConfig
+from esper.task.image_arrays import ImageArraysConfig
 from esper.task.image_folder import ImageFolderConfig
 from esper.task.mnist5k import Mnist5kConfig
 from esper.task.python_text import PythonTextConfig
@@ -30,6 +31,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "cifar100": Cifar100Config,
     "svhn": SvhnConfig,
     "image_folder": ImageFolderConfig,
+    "image_arrays": ImageArraysConfig,
     "text_folder": TextFolderConfig,
     "tinystories": TinyStoriesConfig,
 }

@@ -1,0 +1,108 @@
+"""Images of the user's own in .npz files."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.hosts.cnn import CNNConfig
+from esper.task.data import TaskError
+from esper.task.image_arrays import ImageArraysConfig
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 256, (60, 3, 12, 12), dtype=np.uint8)
+Y = np.arange(60) % 3
+SPLIT = {"train_x": X[:30], "train_y": Y[:30], "test_x": X[30:45], "test_y": Y[30:45], "valid_x": X[45:], "valid_y": Y[45:]}
+MEDMNIST = {"train_x": "train_images", "train_y": "train_labels", "test_x": "test_images", "test_y": "test_labels"}
+MEDMNIST |= {"valid_x": "val_images", "valid_y": "val_labels"}
+
+
+def data(folder, arrays, **fields):
+    path = folder / "images.npz"
+    np.savez(path, **arrays)
+    return ImageArraysConfig(file=str(path), batch_size=4, **fields).build(CNNConfig()).data
+
+
+def same(one, other):
+    return one.fingerprint() == other.fingerprint()
+
+
+def test_images_and_classes_are_split(tmp_path):
+    whole = data(tmp_path, {"x": X, "y": Y})
+    assert [len(getattr(whole, f"{part}_y")) for part in ("train", "valid", "test")] == [36, 12, 12]
+    x = torch.cat([whole.train_x, whole.valid_x, whole.test_x])
+    y = torch.cat([whole.train_y, whole.valid_y, whole.test_y])
+    places = [next(place for place in range(60) if (X[place] == image).all()) for image in x.numpy()]
+    assert sorted(places) == list(range(60))
+    assert y.tolist() == Y[places].tolist()
+    mean = X[places[:36]].mean((0, 2, 3))
+    assert whole.mean.flatten().tolist() == pytest.approx(mean.tolist(), rel=1e-6)
+    assert same(whole, data(tmp_path, {"x": X, "y": Y}))
+    assert not same(whole, data(tmp_path, {"x": X, "y": Y}, split_seed=1))
+
+
+@pytest.mark.parametrize(
+    "rename", [lambda name: name, lambda name: "_".join(reversed(name.split("_"))), lambda name: MEDMNIST[name]]
+)
+def test_sets_are_kept_by_any_common_name(tmp_path, rename):
+    found = data(tmp_path, {rename(name): array for name, array in SPLIT.items()})
+    assert found.test_x.equal(torch.from_numpy(SPLIT["test_x"]))
+    assert found.valid_y.equal(torch.from_numpy(SPLIT["valid_y"]))
+    assert sorted(map(bytes, found.train_x.numpy())) == sorted(map(bytes, SPLIT["train_x"]))
+    without = {name: array for name, array in SPLIT.items() if "valid" not in name}
+    found = data(tmp_path, {rename(name): array for name, array in without.items()})
+    assert [len(getattr(found, f"{part}_y")) for part in ("train", "valid", "test")] == [27, 3, 15]
+
+
+def test_layouts_types_and_names_of_classes_make_no_difference(tmp_path):
+    plain = data(tmp_path, SPLIT)
+    assert same(plain, data(tmp_path, SPLIT | {"train_x": X[:30].transpose(0, 2, 3, 1)}))
+    assert same(plain, data(tmp_path, SPLIT | {"train_y": Y[:30, None].astype(np.uint8)}))
+    assert same(plain, data(tmp_path, SPLIT | {"train_y": Y[:30].astype(float)}))
+    words = {name: np.array(["ant", "bee", "cow"])[array] for name, array in SPLIT.items() if name.endswith("y")}
+    assert same(plain, data(tmp_path, SPLIT | words))
+    shifted = {name: array + 5 for name, array in SPLIT.items() if name.endswith("y")}
+    assert same(plain, data(tmp_path, SPLIT | shifted))
+    grey = data(tmp_path, {name: array[:, 0] if name.endswith("x") else array for name, array in SPLIT.items()})
+    assert grey.test_x.shape == (15, 1, 12, 12)
+    numbers = data(tmp_path, {name: 7.0 * array if name.endswith("x") else array for name, array in SPLIT.items()})
+    torch.testing.assert_close(numbers.inputs(numbers.test_x), plain.inputs(plain.test_x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"pictures": X}, "has the arrays pictures, and needs x and y, or train_x"),
+        ({"x": X[:, :, 0, 0], "y": Y}, r"images of shape \[60, 3\], not .*use task=table_classes"),
+        ({"x": X, "y": Y[:50]}, r"60 images and classes of shape \[50\]: give one class per image"),
+        ({"x": X, "y": np.eye(3)[Y]}, r"classes of shape \[60, 3\]: give one class per image"),
+        ({"x": X, "y": Y / 2}, "classes of type float64 that are no whole numbers"),
+        ({"x": np.full(X.shape, np.nan), "y": Y}, "not finite: give finite numbers"),
+        ({"x": X.astype(str), "y": Y}, "images of type <U3"),
+        ({"x": X, "y": 0 * Y}, "has one class, and learning needs two"),
+        ({"x": X[:5], "y": Y[:5]}, "needs at least 8"),
+        (SPLIT | {"test_y": Y[30:45] + 1}, "the test set has class 3, of which there is no training image"),
+        (SPLIT | {"valid_x": X[:0], "valid_y": Y[:0]}, "valid has no images: add some"),
+        (
+            {name: array for name, array in SPLIT.items() if "test" not in name},
+            "has the arrays train_x, train_y, valid_x, valid_y",
+        ),
+        ({"x": np.array([None] * 60), "y": Y}, "is damaged .*Object arrays cannot be loaded"),
+    ],
+)
+def test_unfit_arrays_are_refused_in_one_sentence(tmp_path, arrays, words):
+    with pytest.raises(TaskError, match=words) as error:
+        data(tmp_path, arrays)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "images.npz").write_bytes(content)
+    with pytest.raises(TaskError, match=r"images.npz is damaged .*set task.file to an .npz file with x and y"):
+        ImageArraysConfig(file=str(tmp_path / "images.npz")).build(CNNConfig())
+
+
+def test_a_single_array_is_no_archive(tmp_path):
+    np.save(tmp_path / "images.npy", X)
+    with pytest.raises(TaskError, match=r"images.npy is damaged \(it is no .npz archive\)"):
+        ImageArraysConfig(file=str(tmp_path / "images.npy")).build(CNNConfig())
