@@ -156,14 +156,14 @@ class Shard:
 
     def host_states(self) -> list[dict[str, Tensor]]:
         """Return the parameters and buffers of every host by name, on the CPU, without its seeds."""
-        hosts = [self.network.host.member(member) for member in range(self.members)]
+        hosts = [self.network.plain_host(member) for member in range(self.members)]
         return [{name: part.detach().cpu() for name, part in (*host.named_parameters(), *host.named_buffers())} for host in hosts]
 
     def grown(self, member: int, seeds: Sequence[KeptSeed]) -> GrownNetwork:
         """Return a copy of one host with these seeds as a plain module on the CPU."""
         banks = [self.network.bank(seed.slot, seed.blueprint, seed.blend is Blend.GATE) for seed in seeds]
         branches = [bank.fleet.member(member) for bank in banks]
-        return GrownNetwork(self.network.host.member(member), branches, seeds).cpu()
+        return GrownNetwork(self.network.plain_host(member), branches, seeds).cpu()
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
         """Save snapshots of the marked members; see `GrowingNetwork.remember`."""

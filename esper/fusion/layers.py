@@ -21,7 +21,7 @@ class MaskedConv2d(nn.Conv2d):
         self.register_buffer("mask", mask.clone())
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.conv2d(input, self.weight * self.mask, None, self.stride, self.padding, self.dilation, self.groups)
+        return F.conv2d(input, self.weight * self.mask, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class MaskedLinear(nn.Linear):

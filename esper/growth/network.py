@@ -16,6 +16,7 @@ in the precision of the network; gradients of weights are in single precision, a
 
 # M members, L live members of a bank, S slots, B batch, K classes, V counterfactual variants
 
+import copy
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
 from esper.fusion.precision import Precision, computed_in
 from esper.growth.active import ActiveSeeds, in_banks, live_seeds
@@ -32,6 +34,7 @@ from esper.growth.closed_loop import ClosedLoopPass, closed_loop_pass
 from esper.growth.learners import Learners, Pupils, several
 from esper.growth.loss import LastSegment, backpropagate
 from esper.growth.objective import CLASSIFICATION, Objective
+from esper.growth.snapshots import Snapshots
 from esper.growth.variants import Tree, path_logits, tree
 from esper.hosts.base import slot_specs
 from esper.lifecycle.roles import Blend, Incubation, Roles
@@ -78,7 +81,8 @@ class GrowingNetwork:
         self._computed = partial(computed_in, precision, self.device)
         self.members, self.slots, self.blueprints = len(hosts), slot_specs(hosts[0]), tuple(blueprints)
         self.incubation, self.frozen, self.objective = incubation, frozen, objective
-        self.host = Fleet(hosts, device)
+        self._frozen_hosts = tuple(hosts) if frozen else ()
+        self.host = Fleet([folded(host) for host in hosts] if frozen else hosts, device)
         self.host.flat.requires_grad_(not frozen)
         self.optimiser = optimiser.build(self.host.flat)
         self._config, self._rate_M1 = optimiser, rate_M1
@@ -90,7 +94,11 @@ class GrowingNetwork:
         self._roles: Roles | None = None
         self._version_M = np.zeros(len(hosts), np.int64)  # counts changes of each member's parameters
         self._changing_M = np.ones(len(hosts), np.bool_)  # members that an optimiser step changes
-        self._kept: dict[str, Tensor] = {}
+        self._snapshots = Snapshots()
+
+    def plain_host(self, member: int) -> nn.Module:
+        """Return a copy of one host as a plain module."""
+        return copy.deepcopy(self._frozen_hosts[member]) if self.frozen else self.host.member(member)
 
     def bank(self, slot: int, blueprint: int, gated: bool = False) -> SeedBank:
         """Return the bank of a slot and a blueprint, created on first use. Seeds with a gate have separate banks."""
@@ -375,23 +383,14 @@ class GrowingNetwork:
         return rows
 
     def remember(self, healthy_M: npt.NDArray[np.bool_]) -> None:
-        """Save the rows of the marked members as their snapshots; the snapshot of a new bank is zero at first."""
-        whole, mask = bool(healthy_M.all()), self._tensor(healthy_M)
-        for name, row in self.rows().items():
-            kept = self._kept.get(name)
-            if kept is None:
-                kept = self._kept[name] = torch.zeros_like(row)
-            kept.copy_(row if whole else torch.where(mask.view(-1, *[1] * (row.dim() - 1)), row, kept))
+        """Save the rows of the marked members as their snapshots; see `Snapshots`."""
+        self._snapshots.remember(self.rows(), None if healthy_M.all() else self._tensor(healthy_M))
 
     def restore(self, failed_M: npt.NDArray[np.bool_]) -> None:
         """Restore the marked members from their snapshots, exactly; other members do not change."""
-        if not failed_M.any():
-            return
-        self._version_M += failed_M
-        mask = self._tensor(failed_M)
-        for name, row in self.rows().items():
-            kept = self._kept.get(name, torch.zeros_like(row))
-            row.copy_(torch.where(mask.view(-1, *[1] * (row.dim() - 1)), kept, row))
+        if failed_M.any():
+            self._version_M += failed_M
+            self._snapshots.restore(self.rows(), self._tensor(failed_M))
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
