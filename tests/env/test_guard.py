@@ -149,7 +149,7 @@ def test_a_passing_suspicion_has_no_effect(make_env, wait):
         one, two = env.step(wait), calm.step(wait)
         assert np.array_equal(one[1], two[1])
         assert not one[4]["suspect"].any()
-    assert same_rows(network(env)._kept, network(calm)._kept), "snapshots are saved again"
+    assert same_rows(network(env)._snapshots._kept, network(calm)._snapshots._kept), "snapshots are saved again"
     env.step(wait)
 
 
