@@ -211,7 +211,8 @@ class Meter:
         self.training_N += samples_N * self.flops.training(roles, self.incubation, frozen=self.frozen)
 
     def measure(self, roles: Roles, alpha_VNS: npt.NDArray[np.float32], samples: int) -> None:
-        """Count measuring of each host on this many samples, under these settings of its alphas."""
+        """Count measuring of each host on this many samples, under these settings of its alphas, also of hosts whose results are
+        known; see `Shard.validate`."""
         self.measuring_N += samples * self.flops.measuring(roles, self.incubation, alpha_VNS)
 
 
