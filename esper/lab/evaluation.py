@@ -245,7 +245,7 @@ class Evaluation:
         place = f"{env.split}: {name}"
         if kept := journal and journal.recall(place):
             if progress:
-                progress.total -= 1
+                progress.expect(-1)
             return HostOutcomes(**kept)
         if progress:
             progress.begin(name)
@@ -305,7 +305,7 @@ class Evaluation:
         """Return the outcomes of the best fixed schedule and of the oracle, which uses the former for an unknown kind of host."""
         names = dict.fromkeys([choice.best, *choice.for_kind.values()])
         if self.progress:
-            self.progress.total += len(names) - 1  # so many were not known before the choice
+            self.progress.expect(len(names) - 1)  # so many were not known before the choice
         grown = {name: self.grow(self._schedule(name), name=f"schedule {name}") for name in names}
         best = grown[choice.best]
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]

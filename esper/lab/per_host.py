@@ -257,7 +257,7 @@ class HostSearch:
         name, journal = f"training {self._trained} of each host", self.evaluation.journal
         if kept := journal and journal.recall(name):
             if self.evaluation.progress:
-                self.evaluation.progress.total -= 1
+                self.evaluation.progress.expect(-1)
             return Training(outcomes=HostOutcomes(**kept.pop("outcomes")), **kept)
         curves: dict[str, list[npt.NDArray[Any]]] = {"score": [], "accuracy": [], "training": [], "measuring": []}
 

@@ -25,6 +25,10 @@ class Progress:
         """Receive the name of the controller that grows the hosts next."""
         self._name = name
 
+    def expect(self, more: int) -> None:
+        """Receive that hosts will be grown so many times more than was known, or fewer if it is negative."""
+        self.total += more
+
     def step(self, t: int, steps: int) -> None:
         """Receive that `t` of `steps` host epochs are done."""
         self.done += t == steps

@@ -49,7 +49,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("host/flops_committed", "FLOP", "FLOPs of a forward pass of one sample, as counted; mean over hosts."),
     Metric("host/latency_committed", "s", "Latency of one sample with host and fossils, if measured; mean over hosts."),
     Metric("host/training_flops", "FLOP", "FLOPs of training a host and its seeds in the episode, as counted; mean over hosts."),
-    Metric("host/measuring_flops", "FLOP", "FLOPs of validation in the episode, counterfactuals included, with every host in every epoch; mean over hosts."),
+    Metric(
+        "host/measuring_flops",
+        "FLOP",
+        "FLOPs of validating every host in every epoch, counterfactuals included; mean over hosts.",
+    ),
     Metric("host/gradient_norm", "1", "Norm of a host's own gradient before clipping, mean over host epochs and hosts."),
     Metric("host/gradient_norm_max", "1", "Largest such norm of a host, mean over its host epochs."),
     Metric(
