@@ -62,6 +62,7 @@ class Hosts:
 
     def validate(self) -> float:
         """Return the mean validation accuracy [pp], with and without the seeds."""
+        self.shard.forget()
         return float(self.shard.validate(np.stack([self.alpha, 0 * self.alpha])).accuracy_VM[0].mean())
 
 

@@ -110,6 +110,7 @@ BAD: list[tuple[str, str]] = [
     ("task.data_share=[0.5] task.events.kinds=[leave]", "task.data_share cannot limit arriving and leaving classes"),
     ("task=mnist5k task.crop_padding=-1", "task.crop_padding"),
     ("task=svhn task.crop_padding=128", "task.crop_padding"),
+    ("task=image_arrays task.channels=middle", "task.channels must be first, last or empty, got middle"),
     ("task=image_folder task.size=7", "task.size must be in [8, 1024], got 7"),
     ("task=diabetes task.delta=0", "task.delta must be finite and above 0"),
     ("task=diabetes task.objective=mae", "task.objective"),

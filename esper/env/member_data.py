@@ -36,7 +36,7 @@ class TrainedPart(NamedTuple):
     """The members, on the device of the data, which may repeat; None for all."""
 
     def of(self, members_L: Tensor) -> "TrainedPart":
-        """Return the part of some of all members."""
+        """Return the samples of some members, from those of all."""
         draws = None if self.draws_MB3 is None else self.draws_MB3[members_L]
         return TrainedPart(self.index_MB[members_L], draws, members_L)
 

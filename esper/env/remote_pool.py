@@ -27,8 +27,9 @@ from esper.task.instances import DataView
 
 TRAINING = ("epoch", "train")
 """Methods that train the hosts for an epoch."""
-READING = ("validate", "latency", "grown", "host_states", "machines")
-"""Methods that change nothing, and need not be repeated."""
+READING = ("latency", "grown", "host_states", "machines")
+"""Methods that change nothing, and need not be repeated. `validate` is none of them: which members are measured together, and so
+the rounding, depends on what was measured before."""
 
 
 class WorkerLost(Exception):

@@ -4,7 +4,7 @@ A shard is the only interface to its network. Its methods take and return arrays
 another process. All of its tensors are on its device; results are copied once per call.
 """
 
-# M members, S slots, K blueprints, B batch, V variants, n samples, I samples of an epoch
+# M members, L measured members, S slots, K blueprints, B batch, T targets of a sample, V variants, P paths, I samples of an epoch
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -254,8 +254,8 @@ class Shard:
     def validate(self, alpha_VMS: npt.NDArray[np.float32], *, test: bool = False) -> Measurement:
         """Measure every member under V settings of its alphas, on its data as in the last epoch of training.
 
-        Nothing is changed, batch statistics included. A member is not computed again if neither its parameters nor its alphas nor
-        its data have changed since it was last measured, as most frozen hosts in most epochs.
+        No member is changed, batch statistics included. A member is not computed again if its parameters, its alphas and its data
+        are those of its last measurement, as of a frozen host whose seed has learnt.
 
         Args:
             alpha_VMS: blend weights; variant 0 is the baseline of the others.

@@ -3,7 +3,7 @@
 Sums of members that have not changed are kept: a frozen host gives the same results until its seed learns or its data drift.
 """
 
-# M members, L measured members, S slots, B batch, T targets of a sample, V variants
+# M members, L measured members, B batch, T targets of a sample, V variants
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple

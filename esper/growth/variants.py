@@ -63,7 +63,7 @@ class Fork:
     kept: IntArray
     """Incoming paths that continue without the seed."""
     owner_P: IntArray
-    """Member of each outgoing path."""
+    """Computed member of each outgoing path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +71,13 @@ class Tree:
     """The forks of all paths, and the last path of each setting."""
 
     members: int
+    """Number of computed members."""
     forks: tuple[Fork | Unforked | None, ...]
     """Fork at each slot; None where there is no seed."""
     path_VM: IntArray
     """Last path of each setting of each member."""
     rows: IntArray | None = None
-    """The member behind each of them in the fleet, which may repeat; None for all in order."""
+    """Member of the fleet that each computed member is, which may repeat; None: all of the fleet, in order."""
 
     @property
     def paths(self) -> list[int]:
@@ -89,7 +90,7 @@ class Tree:
 
     @property
     def owner_P(self) -> IntArray:
-        """Member of each path at the end."""
+        """Computed member of each path at the end."""
         owner_P = np.empty(self.path_VM.max() + 1, dtype=np.int64)
         owner_P[self.path_VM] = np.arange(self.members)
         return owner_P

@@ -60,5 +60,5 @@ class Roles:
     """Fossils."""
 
     def of(self, rows: slice) -> "Roles":
-        """Return the roles of some of the hosts."""
-        return Roles(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
+        """Return the roles of some of the hosts, in arrays of their own."""
+        return Roles(**{entry.name: getattr(self, entry.name)[rows].copy() for entry in fields(self)})

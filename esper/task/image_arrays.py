@@ -2,30 +2,41 @@
 
 # n images, H, W height and width, C channels
 
+import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.images import AugmentedConfig, normalised
 from esper.task.regression import shares
 
 Array = npt.NDArray[Any]
-SETS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+SETS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
 """Set -> its names in a file."""
+PAIRS = (("x", "y"), ("images", "labels"))
+"""Names of images and of their classes."""
 COLOURS = (1, 3, 4)
-"""Numbers of channels by which images whose channels come last are told."""
-INPUTS, CLASSES = ("x", "images"), ("y", "labels")
-"""Names of images and classes."""
-NAMES = "x and y, or train_x, train_y, test_x and test_y (also x_train, or train_images and train_labels)"
+"""Usual numbers of channels, by which their axis is found."""
+NEEDED = "x and y, or train_x, train_y, test_x and test_y"
 """Arrays of a file, in words."""
+
+
+class Images(NamedTuple):
+    """One set."""
+
+    x: Array
+    """Images `[n, C, H, W]`."""
+    y: Array
+    """Classes `[n]`, numbers or text."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,103 +49,152 @@ class ImageArraysConfig(AugmentedConfig):
     """File of NumPy with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
     and with `valid_x` and `valid_y` or a tenth of the training images. Names as `x_train`, and as `train_images`, `val_labels`,
     are read too. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
+    channels: str = ""
+    """Axis of the channels: `first` or `last`; empty: the one of length 1, 3 or 4."""
     batch_size: int = 32
 
-    def load(self, context: int) -> Data:
-        path, rng = Path(self.file), stream(self.split_seed, "image_arrays_split")
-        with reading(path, f"set task.file to an .npz file with {NAMES}"):
-            arrays = _arrays(path)
-        sets = {part: found for part in SETS if (found := _find(arrays, part))}
-        if "train" not in sets and (whole := _pair(arrays, INPUTS, CLASSES)):
-            images, classes = (np.asarray(one) for one in self._checked("the file", *whole))
-            chosen = shares(len(classes), rng, f"task.file={self.file}")
-            sets = {part: (images[rows], classes[rows]) for part, rows in chosen.items()}
-        elif {"train", "test"} <= sets.keys():
-            sets = {part: self._checked(part, *pair) for part, pair in sets.items()}
-            order = rng.permutation(len(sets["train"][1]))
-            tenth = 0 if "valid" in sets else max(1, round(len(order) / 10))
-            images, classes = sets["train"]
-            sets |= {"valid": (images[order[:tenth]], classes[order[:tenth]])} if tenth else {}
-            sets["train"] = images[order[tenth:]], classes[order[tenth:]]
-        else:
-            raise TaskError(f"task.file={self.file} has the arrays {', '.join(arrays) or 'none'}, and needs {NAMES}: rename them")
-        kinds = np.unique(sets["train"][1])
-        for part, (_, classes) in sets.items():
-            if len(unknown := np.setdiff1d(classes, kinds)):
-                raise TaskError(
-                    f"task.file={self.file}: the {part} set has class {unknown[0]}, of which there is no training image: "
-                    "add some, or remove it"
-                )
-        if len(kinds) < 2:
-            raise TaskError(f"task.file={self.file} has one class, and learning needs two: check its classes")
-        return _data({part: (images, np.searchsorted(kinds, classes)) for part, (images, classes) in sets.items()}, len(kinds))
+    def __post_init__(self) -> None:
+        AugmentedConfig.__post_init__(self)
+        if self.channels not in ("", "first", "last"):
+            raise ValueError(f"task.channels must be first, last or empty, got {self.channels}")
 
-    def _checked(self, part: str, images: Array, classes: Array) -> tuple[Array, Array]:
-        """Return images `[n, C, H, W]` and classes `[n]`.
+    def load(self, context: int) -> Data:
+        with reading(Path(self.file), f"set task.file to an .npz file with {NEEDED}"):
+            arrays = _arrays(self.file)
+        sets = {part: self._checked(part, found) for part in SETS if (found := _find(arrays, part))}
+        rng = stream(self.split_seed, "image_arrays_split")
+        if sets.keys() & {"train", "test"} == {"train"}:
+            raise TaskError(f"task.file={self.file} has no test set: add test_x and test_y")
+        if "train" in sets:
+            known = set(np.unique(sets["train"].y).tolist())
+            for part, (_, classes) in sets.items():
+                if unknown := set(np.unique(classes).tolist()) - known:
+                    raise TaskError(
+                        f"task.file={self.file}: the {part} set has class {min(unknown)}, of which there is no training image: "
+                        "add some, or remove it"
+                    )
+            sets = sets if "valid" in sets else _held_out(sets, rng)
+        elif whole := _find(arrays, ""):
+            images = self._checked("the file", whole)
+            if len(images.y) < 8:
+                raise TaskError(f"task.file={self.file} has {len(images.y)} images, too few for three sets: add some")
+            rows = shares(len(images.y), rng, f"task.file={self.file}")
+            sets = {part: Images(images.x[chosen], images.y[chosen]) for part, chosen in rows.items()}
+        else:
+            raise TaskError(
+                f"task.file={self.file} needs the arrays {NEEDED} (or x_train, or train_images and train_labels), and has "
+                f"{', '.join(arrays) or 'none'}: rename them"
+            )
+        return _data(sets, f"task.file={self.file}")
+
+    def _checked(self, part: str, images: Images) -> Images:
+        """Return images `[n, C, H, W]` as bytes or numbers, and classes `[n]`.
 
         Raises:
-            TaskError: they are of other shapes or types.
+            TaskError: they have other shapes or types.
         """
-        where = f"task.file={self.file}: {part} has"
-        if images.ndim == 3:
-            images = images[:, None]
-        elif images.ndim == 4 and images.shape[3] in COLOURS and images.shape[1] not in COLOURS:
-            images = images.transpose(0, 3, 1, 2)
-        if images.ndim != 4:
+        x, where = images.x, f"task.file={self.file}: {part} has"
+        if x.ndim not in (3, 4):
             raise TaskError(
-                f"{where} images of shape {list(images.shape)}, not [n, H, W], [n, C, H, W] or [n, H, W, C]: reshape them; "
-                "for rows of numbers use task=table_classes"
+                f"{where} images of shape {list(x.shape)}, not [n, H, W], [n, C, H, W] or [n, H, W, C]: reshape them; for rows "
+                "of numbers use task=table_classes"
             )
-        if images.dtype.kind not in "uif" or (images.dtype.kind == "f" and not np.isfinite(images).all()):
-            raise TaskError(f"{where} images of type {images.dtype} or with values that are not finite: give finite numbers")
-        classes = classes[:, 0] if classes.ndim == 2 and classes.shape[1] == 1 else classes
-        if classes.shape != images.shape[:1]:
-            raise TaskError(f"{where} {len(images)} images and classes of shape {list(classes.shape)}: give one class per image")
-        if not len(classes):
+        if x.dtype.kind not in "buif":
+            raise TaskError(f"{where} images of type {x.dtype}: give numbers")
+        x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1) if self._last(x.shape, where) else x
+        x = x if x.dtype == np.uint8 else x.astype(np.float64)
+        if not np.isfinite(x).all():
+            raise TaskError(f"{where} images with NaN or infinite values: remove or replace them")
+        y = images.y[:, 0] if images.y.ndim == 2 and images.y.shape[1] == 1 else images.y
+        if y.shape != x.shape[:1]:
+            raise TaskError(f"{where} {len(x)} images and classes of shape {list(y.shape)}: give one class per image")
+        if not len(y):
             raise TaskError(f"{where} no images: add some")
-        if classes.dtype.kind not in "biuSU" and not (classes.dtype.kind == "f" and (classes % 1 == 0).all()):
-            raise TaskError(f"{where} classes of type {classes.dtype} that are no whole numbers: give whole numbers or text")
-        return images, classes
+        y = cast(Array, np.char.decode(y) if y.dtype.kind == "S" else y)
+        if y.dtype.kind not in "biuU" and not (y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 == 0).all()):
+            raise TaskError(f"{where} classes that are neither whole numbers nor text: give those")
+        return Images(x, y)
+
+    def _last(self, shape: tuple[int, ...], where: str) -> bool:
+        """Return whether the channels of images come last."""
+        first, last = shape[1] in COLOURS, shape[3] in COLOURS
+        if not self.channels and first == last:
+            raise TaskError(
+                f"{where} images of shape {list(shape)}, whose axis of channels is not plain: add task.channels=first for "
+                "[n, C, H, W], or task.channels=last for [n, H, W, C]"
+            )
+        return self.channels == "last" if self.channels else last
 
 
-def _arrays(path: Path) -> dict[str, Array]:
-    """Return the arrays of an archive by name.
+def _arrays(file: str) -> dict[str, Array]:
+    """Return the arrays of an archive that have known names; a notice names the others.
 
     Raises:
-        ValueError: the file is no archive of plain arrays.
+        ValueError: the file is no archive of arrays.
+        TaskError: an array holds Python objects.
     """
+    names = {name for part in ("", *SETS) for pair in _names(part) for name in pair}
+    arrays = dict[str, Array]()
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        with np.load(file, allow_pickle=False) as archive:
+            for name in names.intersection(archive.files):
+                try:
+                    arrays[name] = np.asarray(archive[name])
+                except ValueError as error:
+                    raise TaskError(
+                        f"task.file={file}: {name} cannot be read ({error}): save it as numbers or text, as in {name}.astype(str)"
+                    ) from error
+            others = sorted(set(archive.files) - names)
     except (TypeError, AttributeError, zipfile.BadZipFile) as error:  # a single array, or a cut archive
         raise ValueError("it is no .npz archive") from error
+    if others and arrays:
+        warnings.warn(f"task.file={file}: not used: {', '.join(others)}", Notice, stacklevel=2)
+    return arrays or dict.fromkeys(others, np.empty(0))
 
 
-def _find(arrays: dict[str, Array], part: str) -> tuple[Array, Array] | None:
+def _names(part: str) -> list[tuple[str, str]]:
+    """Return the names that the images and classes of a set may have; those of the whole file for an empty name."""
+    if not part:
+        return list(PAIRS)
+    named = [(f"{name}_{x}", f"{name}_{y}") for name in SETS[part] for x, y in PAIRS]
+    return named + [(f"{x}_{name}", f"{y}_{name}") for name in SETS[part] for x, y in PAIRS]
+
+
+def _find(arrays: Mapping[str, Array], part: str) -> Images | None:
     """Return the images and classes of a set, if both are there."""
-    for name in SETS[part]:
-        for pattern in ("{0}_{1}", "{1}_{0}"):
-            names = ([pattern.format(name, one) for one in several] for several in (INPUTS, CLASSES))
-            if found := _pair(arrays, *names):
-                return found
-    return None
+    return next((Images(arrays[x], arrays[y]) for x, y in _names(part) if x in arrays and y in arrays), None)
 
 
-def _pair(arrays: dict[str, Array], inputs: Iterable[str], classes: Iterable[str]) -> tuple[Array, Array] | None:
-    """Return the first arrays of either kind, if both are there."""
-    x, y = (next((arrays[name] for name in names if name in arrays), None) for names in (inputs, classes))
-    return None if x is None or y is None else (x, y)
+def _held_out(sets: dict[str, Images], rng: np.random.Generator) -> dict[str, Images]:
+    """Return the sets with a tenth of the training images as the validation set."""
+    x, y = sets["train"]
+    order = rng.permutation(len(y))
+    tenth = max(1, round(len(y) / 10))
+    return sets | {name: Images(x[rows], y[rows]) for name, rows in (("valid", order[:tenth]), ("train", order[tenth:]))}
 
 
-def _data(sets: dict[str, tuple[Array, Array]], num_classes: int) -> Data:
-    """Return the sets, scaled by each channel of the training images; bytes stay bytes."""
-    tensors: dict[str, Any] = {}
-    for part, (images, classes) in sets.items():
-        tensors[f"{part}_x"] = torch.from_numpy(np.ascontiguousarray(images))
-        tensors[f"{part}_y"] = torch.from_numpy(classes.astype(np.int64))
-    if all(tensors[f"{part}_x"].dtype == torch.uint8 for part in SETS):
-        return normalised(Data(**tensors, num_classes=num_classes))
-    inputs = {part: tensors[f"{part}_x"].double() for part in SETS}
-    std, mean = torch.std_mean(inputs["train"], (0, 2, 3), correction=0, keepdim=True)
-    tensors |= {f"{part}_x": ((x - mean) / std.clamp(min=1e-6)).float() for part, x in inputs.items()}
-    return Data(**tensors, num_classes=num_classes)
+def _data(sets: Mapping[str, Images], where: str) -> Data:
+    """Return the sets, scaled by each channel of the training images; bytes stay bytes.
+
+    Raises:
+        TaskError: there are not two classes with training images each, or hardly classes.
+    """
+    kinds = np.unique(np.concatenate([images.y for images in sets.values()]))
+    if len(kinds) < 2:
+        raise TaskError(f"{where} has one class, and learning needs two: check its classes")
+    if len(kinds) > sum(len(images.y) for images in sets.values()) / 2:
+        raise TaskError(f"{where} has {len(kinds)} different classes, more than half as many as images: check its classes")
+    if len(missing := np.setdiff1d(kinds, sets["train"].y)):
+        raise TaskError(f"{where} has too few images of class {missing[0]} for all sets: add some, or remove them")
+    packed = all(images.x.dtype == np.uint8 for images in sets.values())
+    x = {part: images.x if packed else images.x.astype(np.float64) for part, images in sets.items()}
+    if not packed:
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = (of(x["train"], axis=(0, 2, 3), keepdims=True) for of in (np.mean, np.std))
+        if not np.isfinite(std).all():
+            raise TaskError(f"{where} has values too large to be scaled: divide them")
+        x = {part: ((images - mean) / np.where(std > 0, std, 1.0)).astype(np.float32) for part, images in x.items()}
+    tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(np.ascontiguousarray(images)) for part, images in x.items()}
+    tensors |= {f"{part}_y": torch.from_numpy(np.searchsorted(kinds, images.y)) for part, images in sets.items()}
+    data = Data(**tensors, num_classes=len(kinds))
+    return normalised(data) if packed else data

@@ -171,7 +171,7 @@ def test_a_repeated_episode_leaves_out_what_only_reads(make_env, plan_actions):
     with pytest.warns(UserWarning, match="hosts 0 to 1 repeat 2 epochs"):
         env.pool.validate(env.state.alpha[None])
     again = [method for _, method in crew.seen[before + 1 :]]
-    assert again == ["start", "potential", *["remember", "arrange", "epoch"] * 2, "remember", "validate"]
+    assert again == ["start", "potential", "validate", *["remember", "arrange", "epoch"] * 2, "remember", "validate"]
 
 
 def test_workers_that_keep_dying_end_the_run(played):

@@ -8,6 +8,7 @@ from torch import nn
 
 from esper.fusion.folding import folded
 from esper.fusion.fuse import Fleet
+from esper.hosts.base import Host, SlotSpec
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
 from esper.hosts.transformer import TransformerConfig
@@ -50,12 +51,56 @@ class Doubled(nn.Conv2d):
         return super().forward(x).square()
 
 
-def test_what_cannot_be_folded_stays():
-    norm = nn.BatchNorm2d(2)
-    module = seasoned(nn.Sequential(norm, Doubled(2, 2, 1), norm, nn.ReLU(), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), norm))
+class Residual(nn.Module):
+    """Uses the parts of a sequence one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.ReLU())
+
+    def forward(self, x):
+        y = self.parts[0](x)
+        return self.parts[2](self.parts[1](y)) + y
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, x, y: 2 * y)
+    return layer
+
+
+def kinds(sequence):
+    return [type(layer).__name__ for layer in sequence]
+
+
+NORM = nn.BatchNorm2d(2)
+STAY = {
+    "no convolution before": [NORM, nn.ReLU(), nn.BatchNorm2d(2)],
+    "another convolution": [Doubled(2, 2, 1), nn.BatchNorm2d(2)],
+    "own code": [Residual()],
+    "hook of the convolution": [hooked(nn.Conv2d(2, 2, 1)), nn.BatchNorm2d(2)],
+    "hook of the norm": [nn.Conv2d(2, 2, 1), hooked(nn.BatchNorm2d(2))],
+    "weights from a hook": [nn.utils.spectral_norm(nn.Conv2d(2, 2, 1)), nn.BatchNorm2d(2)],
+    "parametrized weights": [nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 1)), nn.BatchNorm2d(2)],
+    "no statistics": [nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2, track_running_stats=False)],
+}
+FOLD = {
+    "shared": ([nn.Conv2d(2, 2, 1), NORM, nn.Conv2d(2, 2, 1), NORM], ["Conv2d", "Identity", "Conv2d", "Identity"]),
+    "no scale": ([nn.Conv2d(2, 2, 1, bias=False), nn.BatchNorm2d(2, affine=False)], ["Conv2d", "Identity"]),
+    "nested": ([nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)), nn.BatchNorm2d(2)], ["Sequential", "BatchNorm2d"]),
+    "hook of a sequence": ([hooked(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)))], ["Sequential"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [*((layers, None) for layers in STAY.values()), *FOLD.values()], ids=[*STAY, *FOLD]
+)
+def test_only_what_computes_the_same_is_folded(layers, expected):
+    module = Host([nn.Sequential(*layers), nn.Flatten()], [SlotSpec("one", 2)]).double().eval()
     small, x = folded(module), torch.randn(3, 2, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(small(x), module(x), rtol=1e-12, atol=1e-12)
-    assert [type(layer).__name__ for layer in small] == ["BatchNorm2d", "Doubled", "BatchNorm2d", "ReLU", "BatchNorm2d", "Conv2d"]
+    assert kinds(small.segments[0]) == (expected or kinds(layers))
+    parts = sum(isinstance(layer, nn.Identity) for layer in small.modules())
+    assert bool(parts) == (expected is not None)
 
 
 def test_a_transformer_has_nothing_to_fold():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.checkpoint import Notice
 from esper.hosts.cnn import CNNConfig
 from esper.task.data import TaskError
 from esper.task.image_arrays import ImageArraysConfig
@@ -68,25 +69,55 @@ def test_layouts_types_and_names_of_classes_make_no_difference(tmp_path):
     torch.testing.assert_close(numbers.inputs(numbers.test_x), plain.inputs(plain.test_x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(12, 12, 2), (10, 14, 13), (12, 1, 3), (12, 4, 1)])
+def test_the_axis_of_channels_is_asked_for_where_it_is_not_plain(tmp_path, shape):
+    x = RNG.integers(0, 256, (60, *shape), dtype=np.uint8)
+    plain = (shape[0] in (1, 3, 4)) != (shape[2] in (1, 3, 4))
+    last = data(tmp_path, {"x": x, "y": Y}, channels="last")
+    assert last.train_x.shape[1:] == (shape[2], *shape[:2])
+    if plain:
+        assert same(last, data(tmp_path, {"x": x, "y": Y}))
+        return
+    with pytest.raises(TaskError, match=r"add task\.channels=first for"):
+        data(tmp_path, {"x": x, "y": Y})
+
+
+def test_numbers_of_any_type_are_scaled_channel_by_channel(tmp_path):
+    x = X.astype(np.float64) * np.array([1e-9, 1.0, 1e9])[:, None, None]
+    found = data(tmp_path, {"x": x, "y": Y})
+    assert found.train_x.std((0, 2, 3)).tolist() == pytest.approx([1, 1, 1], rel=1e-3)
+    assert same(found, data(tmp_path, {"x": x.astype(">f8"), "y": Y.astype(">i4")}))
+    data(tmp_path, {"x": X.astype(np.longdouble), "y": Y})
+    assert not data(tmp_path, {"x": np.zeros(X.shape), "y": Y}).train_x.any(), "a constant channel becomes 0"
+    data(tmp_path, {"x": X > 127, "y": Y})
+
+
+def test_arrays_that_are_not_used_are_named(tmp_path):
+    with pytest.warns(Notice, match="images.npz: not used: names, x_dev"):
+        found = data(tmp_path, SPLIT | {"names": np.array(["ant", None]), "x_dev": X})
+    assert same(found, data(tmp_path, SPLIT))
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"pictures": X}, "has the arrays pictures, and needs x and y, or train_x"),
+        ({"pictures": X}, "needs the arrays x and y, or train_x.* and has pictures: rename them"),
         ({"x": X[:, :, 0, 0], "y": Y}, r"images of shape \[60, 3\], not .*use task=table_classes"),
         ({"x": X, "y": Y[:50]}, r"60 images and classes of shape \[50\]: give one class per image"),
         ({"x": X, "y": np.eye(3)[Y]}, r"classes of shape \[60, 3\]: give one class per image"),
-        ({"x": X, "y": Y / 2}, "classes of type float64 that are no whole numbers"),
-        ({"x": np.full(X.shape, np.nan), "y": Y}, "not finite: give finite numbers"),
-        ({"x": X.astype(str), "y": Y}, "images of type <U3"),
+        ({"x": X, "y": Y / 2}, "classes that are neither whole numbers nor text"),
+        ({"x": X, "y": np.where(Y > 1, np.inf, Y)}, "classes that are neither whole numbers nor text"),
+        ({"x": np.full(X.shape, np.nan), "y": Y}, "images with NaN or infinite values"),
+        ({"x": 1e300 * X, "y": Y}, "values too large to be scaled: divide them"),
+        ({"x": X.astype(str), "y": Y}, "images of type <U3: give numbers"),
         ({"x": X, "y": 0 * Y}, "has one class, and learning needs two"),
-        ({"x": X[:5], "y": Y[:5]}, "needs at least 8"),
+        ({"x": X, "y": np.arange(60)}, "has 60 different classes, more than half as many as images"),
+        ({"x": X[:5], "y": Y[:5]}, "has 5 images, too few for three sets: add some"),
         (SPLIT | {"test_y": Y[30:45] + 1}, "the test set has class 3, of which there is no training image"),
         (SPLIT | {"valid_x": X[:0], "valid_y": Y[:0]}, "valid has no images: add some"),
-        (
-            {name: array for name, array in SPLIT.items() if "test" not in name},
-            "has the arrays train_x, train_y, valid_x, valid_y",
-        ),
-        ({"x": np.array([None] * 60), "y": Y}, "is damaged .*Object arrays cannot be loaded"),
+        ({name: SPLIT[name] for name in SPLIT if "test" not in name}, "has no test set: add test_x and test_y"),
+        ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y cannot be read \(Object arrays.*as in y.astype\(str\)"),
+        ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
     ],
 )
 def test_unfit_arrays_are_refused_in_one_sentence(tmp_path, arrays, words):
