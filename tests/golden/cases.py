@@ -37,7 +37,7 @@ TRAIN: dict[str, str] = {
     "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",
     "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,lora,mlp_small]",
     "python_text": "experiment=python_text updates=1 hosts=4 steps=4 task.epoch_samples=128 optimiser=sgd_text",
-    "drift": f"{SMALL} task=digits_drift task.pretrain=2 task.pretrain_pool=4 agent=random steps=12",
+    "drift": f"{SMALL} task=digits_drift task.pretrain=2 task.pretrain_pool=4 agent=random steps=16",
     "mixed": "experiment=mixed_instances updates=1 hosts=4 steps=8",
 }
 """Name -> overrides of `esper.train`."""
