@@ -125,7 +125,8 @@ def test_image_folder(tmp_path, mapped):
 
 def test_image_arrays(tmp_path):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "images.npz", x=rng.integers(0, 256, (80, 16, 16), dtype=np.uint8), y=np.arange(80) % 4)
+    x, y = rng.integers(0, 256, (160, 16, 16), dtype=np.uint8), np.arange(160)[:, None] % 4
+    np.savez(tmp_path / "images.npz", train_images=x[:120], train_labels=y[:120], test_images=x[120:], test_labels=y[120:])
     train(tmp_path, "task=image_arrays", f"task.file={tmp_path}/images.npz", *SMALL, "steps=2", "blueprint=[norm]")
 
 

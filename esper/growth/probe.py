@@ -131,7 +131,8 @@ def _probe_vmap(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
     """Check that no `if` or `.item()` decides for all hosts of a shard, or of a measurement of growth potential, at once."""
     try:
         with warnings.catch_warnings(action="ignore"):  # slow operations, such as attention
-            torch.func.vmap(forward)(x.expand(2, *x.shape))
+            plain = x.clone(memory_format=torch.contiguous_format)  # group norm cannot be mapped over channels-last features
+            torch.func.vmap(forward)(plain.expand(2, *x.shape))
     except RuntimeError as error:
         why = " ".join(str(error).split(". ")[0].split())
         raise Flaw(f"cannot run under torch.func.vmap ({why}): choose by torch.where instead of if and .item()") from error

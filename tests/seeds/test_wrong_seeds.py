@@ -118,7 +118,10 @@ class Wrong(BlueprintConfig):
 
 def probe(blueprint: BlueprintConfig, layout: Layout = Layout.IMAGES, *, signed: bool = True, members: int = 2) -> None:
     features = torch.randn(FEATURES[layout], generator=torch.Generator().manual_seed(0))
-    features = features if signed else features.relu()
+    if not signed:  # as after a ReLU, and as after a convolution of images whose channels come last
+        features = features.relu().contiguous(
+            memory_format=torch.channels_last if features.dim() == 4 else torch.contiguous_format
+        )
     check_seeds({"mine": blueprint}, {SlotSpec("r0c0", WIDTH, layout): features}, members, "task=mine host=mine")
 
 
