@@ -187,7 +187,7 @@ def _data(sets: Mapping[str, Images], where: str) -> Data:
     if len(missing := np.setdiff1d(kinds, sets["train"].y)):
         raise TaskError(f"{where} has too few images of class {missing[0]} for all sets: add some, or remove them")
     packed = all(images.x.dtype == np.uint8 for images in sets.values())
-    x = {part: images.x if packed else images.x.astype(np.float64) for part, images in sets.items()}
+    x = {part: images.x if packed else np.asarray(images.x, np.float64) for part, images in sets.items()}
     if not packed:
         with np.errstate(over="ignore", invalid="ignore"):
             mean, std = (of(x["train"], axis=(0, 2, 3), keepdims=True) for of in (np.mean, np.std))
