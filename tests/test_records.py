@@ -172,7 +172,7 @@ def test_the_study_of_transfer_tells_its_numbers():
     study, text = runpy.run_path(str(folder / "transfers.py")), (folder / "README.md").read_text()
     log, worlds = (ROOT / "experiments" / "LOG.md").read_text(), (ROOT / "docs" / "worlds.md").read_text()
     for world in study["WORLDS"]:
-        table = study["returns"](world)
+        table = study["returns"](folder / f"{world}.csv")
         rival, means = study["best_rival"](table), table.mean()
         found = [study["difference"](table, *pair) for pair in (("ppo", rival), ("forest", rival), ("ppo", "forest"))]
         differences = [f"{one.mean:.1f} ({one.low:.1f} to {one.high:.1f})" for one in found]

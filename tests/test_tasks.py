@@ -186,13 +186,15 @@ def test_generated_python_text(tmp_path, generated_text):
         ("digits_trials", 3, []),
         ("mnist5k_drift", 3, SMALL),
         ("mnist5k_deep", 10, SMALL),
+        ("fashion_drift", 3, SMALL),
         ("python_text_drift", 4, SMALL),
     ],
 )
 def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, name, slots, other):
     events = ["task.events.first=1", "task.events.last=1", "task.events.count=[1]", "task.pretrain=2", "task.pretrain_pool=2"]
-    text = generated_text if name == "python_text_drift" else []
-    overrides = [f"task={name}", *other, *text, *events, f"task.pretrain_folder={tmp_path}"]
+    fashion_files(tmp_path)
+    files = {"python_text_drift": generated_text, "fashion_drift": [f"task.root={tmp_path}", "task.valid_samples=6"]}.get(name, [])
+    overrides = [f"task={name}", *other, *files, *events, f"task.pretrain_folder={tmp_path}"]
     train(tmp_path, *overrides)
     config = check([*TINY, *overrides])
     assert (config.choice("reward"), config.choice("governor"), config.host.frozen) == ("online", "tolerant", True)

@@ -1,10 +1,11 @@
 """Policies on worlds that they have not seen, against rivals fitted there, by the rule of README.md.
 
-    python experiments/2026-11-25_drift_transfer/transfers.py
+    python experiments/2026-11-25_drift_transfer/transfers.py [FILE ...]
 
-Reads WORLD.csv beside it, the comparison.csv of each world that was measured. Needs the extra compare.
+Reads the comparison.csv of each world that was measured: WORLD.csv beside it, or the named files. Needs the extra compare.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ MARGIN = 1.0
 """Points of return by which a policy may be worse than its best rival and still count as transferred."""
 
 
-def returns(world: str) -> pd.DataFrame:
+def returns(file: Path) -> pd.DataFrame:
     """Return the return of every run in a world, blocks by arms."""
-    return pd.read_csv(HERE / f"{world}.csv").pivot(index="block", columns="arm", values="return")
+    return pd.read_csv(file).pivot(index="block", columns="arm", values="return")
 
 
 def difference(table: pd.DataFrame, first: str, second: str) -> Interval:
@@ -37,13 +38,11 @@ def best_rival(table: pd.DataFrame) -> str:
     return str(table[list(RIVALS)].mean().idxmax())
 
 
-def main() -> None:
-    for world in WORLDS:
-        if not (HERE / f"{world}.csv").exists():
-            continue
-        table = returns(world)
+def main(*files: str) -> None:
+    for file in [Path(file) for file in files] or [HERE / f"{world}.csv" for world in WORLDS]:
+        table = returns(file)
         rival = best_rival(table)
-        print(f"{world}: {', '.join(f'{arm} {mean:.1f}' for arm, mean in table.mean().items())}; {len(table)} blocks")
+        print(f"{file.stem}: {', '.join(f'{arm} {mean:.1f}' for arm, mean in table.mean().items())}; {len(table)} blocks")
         for policy in ("ppo", "forest"):
             found = difference(table, policy, rival)
             verdict = "transfers" if found.low > -MARGIN else "not shown"
@@ -53,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
