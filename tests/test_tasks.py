@@ -193,7 +193,8 @@ def test_generated_python_text(tmp_path, generated_text):
 def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, name, slots, other):
     events = ["task.events.first=1", "task.events.last=1", "task.events.count=[1]", "task.pretrain=2", "task.pretrain_pool=2"]
     fashion_files(tmp_path)
-    files = {"python_text_drift": generated_text, "fashion_drift": [f"task.root={tmp_path}", "task.valid_samples=6"]}.get(name, [])
+    clothes = [f"task.root={tmp_path}", "task.valid_samples=6"]
+    files = {"python_text_drift": generated_text, "fashion_drift": clothes}.get(name, [])
     overrides = [f"task={name}", *other, *files, *events, f"task.pretrain_folder={tmp_path}"]
     train(tmp_path, *overrides)
     config = check([*TINY, *overrides])
