@@ -98,24 +98,52 @@ def test_sentence_on_rewards() -> None:
     assert round(parameters["simplified"] / parameters["shaped"]) == 4
 
 
-STUDY = "experiments/2026-11-23_drift_study"
+RIVALS_TOLD = [
+    ("2026-11-23_drift_study", "README.md", ("fixed", "forest")),
+    ("2026-11-23_drift_study", "docs/worlds.md", ("fixed", "forest", "react_bandit", "oracle")),
+    ("2026-11-23_drift_study", "experiments/LOG.md", ("fixed", "forest", "react_bandit", "rollout")),
+    (
+        "2026-11-23_drift_study",
+        "README of the record",
+        ("fixed", "forest", "react_bandit", "rollout", "react", "bandit", "mlp", "oracle"),
+    ),
+    ("2026-11-23_mnist_study", "README.md", ("forest",)),
+    ("2026-11-23_mnist_study", "docs/worlds.md", ("fixed", "forest", "react_bandit", "oracle")),
+    ("2026-11-23_mnist_study", "experiments/LOG.md", ("fixed", "forest", "react_bandit", "react")),
+    ("2026-11-23_mnist_study", "README of the record", ("fixed", "forest", "react_bandit", "react", "bandit", "oracle")),
+]
+"""Study, page, and the rivals to which the page tells PPO's difference in return."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/worlds.md", "experiments/LOG.md", f"{STUDY}/README.md"])
-def test_the_drift_study_is_told_as_it_was(page):
-    text, folder = (ROOT / page).read_text(), ROOT / STUDY
+@pytest.mark.parametrize(("study", "page", "rivals"), RIVALS_TOLD)
+def test_the_drift_studies_are_told_as_they_were(study: str, page: str, rivals: tuple[str, ...]) -> None:
+    folder = ROOT / "experiments" / study
+    own = page == "README of the record"
+    text = (folder / "README.md" if own else ROOT / page).read_text()
     differences = pd.read_csv(folder / "differences.csv").query("outcome == 'return' and first == 'ppo'").set_index("second")
-    digits = 2 if page.endswith("study/README.md") else 1
-    told = 0
-    for rival in ("fixed", "forest", "react_bandit", "rollout", "oracle"):
+    for rival in rivals:
         mean, low, high = differences.loc[rival, ["mean", "low", "high"]]
-        if mean < 0 and digits == 1:
+        if mean < 0 and not own:
             mean, low, high = -mean, -high, -low
-        told += f"({low:.{digits}f} to {high:.{digits}f}" in text and f"{mean:.{digits}f}" in text
-    assert told >= (2 if page == "README.md" else 4 if digits == 1 else 5)
-    share, low, high = closed(values(folder.name, "return"), "ppo", RIVALS, "oracle")
+        digits = 2 if own else 1
+        assert f"{mean:.{digits}f}" in text, rival
+        assert f"({low:.{digits}f} to {high:.{digits}f}" in text, rival
+    share, low, high = closed(values(study, "return"), "ppo", RIVALS, "oracle")
     assert re.search(rf"{100 * share:.0f} %", text)
     assert page == "README.md" or f"({100 * low:.0f} to {100 * high:.0f})" in text
+
+
+def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:
+    folder = ROOT / "experiments" / "2026-11-23_mnist_study"
+    moments = pd.read_csv(folder / "moments.csv")
+    stays = moments.query("during == 'change that stays'").set_index(["arm", "epochs_after_its_start"])["seeds"] / 960
+    nothing = moments.query("during == 'no change'").set_index("arm")["seeds"] / 960
+    exact, late = f"{stays['ppo', 2]:.0%}", f"{stays['ppo'].loc[3:5].sum():.0%}"
+    assert abs(stays["ppo"].sum() - stays["forest"].sum()) < 0.02
+    text = (folder / "README.md").read_text().replace(" %", "%")
+    assert f"plants {stays['forest', 2]:.0%} of its seeds there" in text
+    assert f"only {exact} in that epoch and {late} three to five epochs" in text
+    assert f"plants {nothing['ppo']:.0%} where nothing" in text
 
 
 def test_the_gates_of_the_page_are_those_of_the_records():

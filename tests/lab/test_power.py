@@ -15,7 +15,13 @@ from esper.stats.paired import blocks_needed
 from esper.stats.power import PlannedTest
 
 RECORDS = Path(__file__).parents[2] / "experiments"
-OTHER_WORLDS = ("2026-11-23_drift_gate", "2026-11-23_drift_study", "2026-11-23_mnist_gate", "2026-11-24_trials_gate")
+OTHER_WORLDS = (
+    "2026-11-23_drift_gate",
+    "2026-11-23_drift_study",
+    "2026-11-23_mnist_gate",
+    "2026-11-23_mnist_study",
+    "2026-11-24_trials_gate",
+)
 """Records that are not about digits."""
 BLOCKS, HOSTS = 300, 24
 
