@@ -158,7 +158,8 @@ def test_the_second_drift_study_tells_when_its_controllers_plant() -> None:
 
 def test_the_gates_of_the_page_are_those_of_the_records():
     page, preset = (ROOT / "docs" / "worlds.md").read_text(), (ROOT / "esper" / "task" / "digits_drift.py").read_text()
-    rows = re.findall(r"^\| \[`(\w+)`\]\(\.\./(experiments/[^/]+)/README.md\) \| (.* \| (?:passed|failed)) \|$", page, flags=re.MULTILINE)
+    row = r"^\| \[`(\w+)`\]\(\.\./(experiments/[^/]+)/README.md\) \| (.* \| (?:passed|failed)) \|$"
+    rows = re.findall(row, page, flags=re.MULTILINE)
     assert rows
     for world, folder, cells in rows:
         *means, lead, verdict = cells.split(" | ")
