@@ -181,8 +181,8 @@ def test_the_study_of_one_training_tells_its_numbers():
     """Every row of the record, the sentences of the README, and the break-even."""
     folder = ROOT / "experiments" / "2026-11-24_one_training"
     study = runpy.run_path(str(folder / "break_even.py"))
-    text, table = (folder / "README.md").read_text(), study["means"]()
-    differences = pd.read_csv(folder / "differences.csv").set_index(["outcome", "second"])
+    text, table = (folder / "README.md").read_text(), study["means"]("digits")
+    differences = pd.read_csv(folder / "digits" / "differences.csv").set_index(["outcome", "second"])
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (.+?) \| (\w+) \| (\S+) \| (.+?) \|$", text, flags=re.MULTILINE)
     assert {name for name, *_ in rows} == set(table.index) - {"ppo"}
 
@@ -199,10 +199,10 @@ def test_the_study_of_one_training_tells_its_numbers():
     assert "3.3 points more than a random search that trains every new host four times (2.4 to 4.2)" in README
     assert shown("return", "search_random_8") == "-0.3 (-1.0 to 0.3)"
     assert "trainings (-0.3, -1.0 to 0.3)" in README
-    paid = {k: sorted(study["break_even"](name) for name in table.index if name.endswith(f"_{k}")) for k in (4, 8)}
+    paid = {k: sorted(study["break_even"]("digits", name) for name in table.index if name.endswith(f"_{k}")) for k in (4, 8)}
     for k, hosts in paid.items():
         assert f"{hosts[0]:.0f} to {hosts[-1]:.0f}" in text, k
-    assert f"{study['training']():.1e}".replace("+", "") in text
+    assert f"{study['training']('digits'):.1e}".replace("+", "") in text
 
 
 def test_the_study_of_transfer_tells_its_numbers():

@@ -1,46 +1,50 @@
 """Return against compute per new host, and the number of hosts after which a policy has paid for its own training.
 
-    python experiments/2026-11-24_one_training/break_even.py
+    python experiments/2026-11-24_one_training/break_even.py [WORLD ...]
 
-Reads comparison.csv and training.csv beside it. FLOPs are those of training hosts; measuring them and learning are left out.
+Reads comparison.csv and training.csv in the folder of each world beside it. FLOPs are those of training hosts; measuring them
+and learning are left out.
 """
 
+import sys
 from pathlib import Path
 
 import pandas as pd
 
 HERE = Path(__file__).parent
+WORLDS = ("digits", "mnist5k_drift")
 HOSTS = (1, 10, 100, 1_000, 10_000)
 
 
-def means() -> pd.DataFrame:
+def means(world: str) -> pd.DataFrame:
     """Return the mean of each outcome by arm."""
-    return pd.read_csv(HERE / "comparison.csv").groupby("arm")[["return", "accuracy", "parameters", "training_flops"]].mean()
+    runs = pd.read_csv(HERE / world / "comparison.csv")
+    return runs.groupby("arm")[["return", "accuracy", "parameters", "training_flops"]].mean()
 
 
-def training() -> float:
+def training(world: str) -> float:
     """Return the FLOPs of the hosts that a policy is trained on, mean over blocks."""
-    return float(pd.read_csv(HERE / "training.csv")["training_flops"].mean())
+    return float(pd.read_csv(HERE / world / "training.csv")["training_flops"].mean())
 
 
-def break_even(rival: str) -> float:
+def break_even(world: str, rival: str) -> float:
     """Return the number of new hosts after which the policy has cost as much as the rival."""
-    flops = means()["training_flops"]
-    return training() / (flops[rival] - flops["ppo"])
+    flops = means(world)["training_flops"]
+    return training(world) / (flops[rival] - flops["ppo"])
 
 
-def main() -> None:
-    table = means()
-    table["trainings"] = table["training_flops"] / table.loc["same_seed", "training_flops"]
-    print(table.sort_values("training_flops").to_string(float_format="%.4g"))
-    each = {hosts: table.loc["ppo", "training_flops"] + training() / hosts for hosts in HOSTS}
-    print(
-        "FLOPs per new host of the policy, its training shared out:", ", ".join(f"{n}: {flops:.3g}" for n, flops in each.items())
-    )
-    for rival in table.index:
-        if rival.startswith("search"):
-            print(f"{rival}: as dear as the policy after {break_even(rival):.0f} hosts")
+def main(*worlds: str) -> None:
+    for world in worlds or WORLDS:
+        table, total = means(world), training(world)
+        table["trainings"] = table["training_flops"] / table.loc["same_seed", "training_flops"]
+        print(f"{world}\n{table.sort_values('training_flops').to_string(float_format='%.4g')}")
+        each = {hosts: table.loc["ppo", "training_flops"] + total / hosts for hosts in HOSTS}
+        shared = ", ".join(f"{hosts}: {flops:.3g}" for hosts, flops in each.items())
+        print(f"FLOPs per new host of the policy, its training shared out: {shared}")
+        for rival in table.index:
+            if rival.startswith("search"):
+                print(f"{rival}: as dear as the policy after {break_even(world, rival):.0f} hosts")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
