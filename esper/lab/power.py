@@ -1,7 +1,7 @@
 """Power of an experiment before it runs, and whether more hosts or more blocks would raise it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -19,21 +19,43 @@ from esper.stats.power import PlannedTest, VarianceParts, variance_parts
 Pairs = Sequence[tuple[str, str]]
 LEAST_BLOCKS = 5
 """Fewest blocks from which a variance is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """How much outcomes vary in a task, from records in experiments/."""
+
+    spreads: Mapping[str, float]
+    """Standard deviation of the difference of two controllers in a block, by outcome, rounded to two digits."""
+    sizes: Mapping[str, tuple[str, ...]]
+    """Settings of the records that determine how much an outcome varies."""
+
+
 TYPICAL = {
-    "accuracy": 2.4,
-    "accuracy_greedy": 13.0,
-    "validation": 2.4,
-    "parameters": 51.0,
-    "flops": 1900.0,
-    "training_flops": 1.2e8,
-    "return": 2.0,
-    "learning": 1.5,
-    "rollbacks": 0.0035,
+    "digits": Typical(
+        {
+            "accuracy": 2.4,
+            "accuracy_greedy": 13.0,
+            "validation": 2.4,
+            "parameters": 51.0,
+            "flops": 1900.0,
+            "training_flops": 1.2e8,
+            "return": 2.0,
+            "learning": 1.5,
+            "rollbacks": 0.0035,
+        },
+        {"updates": ("25", "50"), "hosts": ("32",), "steps": ("20",), "score_hosts": ("96",)},
+    ),
+    "digits_drift": Typical(
+        {"accuracy": 4.6, "validation": 4.6, "return": 1.4},
+        {"updates": ("120",), "hosts": ("32",), "steps": ("20",), "score_hosts": ("64",)},
+    ),
+    "mnist5k_drift": Typical(
+        {"accuracy": 3.8, "validation": 3.7, "return": 1.8},
+        {"updates": ("60",), "hosts": ("32",), "steps": ("20",), "score_hosts": ("64",)},
+    ),
 }
-"""Standard deviation of the difference of two policies in a block of `task=digits`, with 96 held-out hosts, by outcome: median of
-the records in experiments/ that compare trained policies, rounded to two digits."""
-RECORDED = {"updates": ("25", "50"), "hosts": ("32",), "steps": ("20",), "score_hosts": ("96",)}
-"""Settings of these records that determine how much an outcome varies."""
+"""Task: median over the records that compare trained policies in `digits`, and over the rivals of PPO in the other tasks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +128,12 @@ def expected_power(design: Design) -> list[str]:
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
     elif (assumed := assumed_spread(design)) is not None:
-        sizes = [*_settings(design, *RECORDED), f"score_hosts={plan.score_hosts}"]
-        unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in RECORDED[size.split("=")[0]]]
+        recorded = TYPICAL[str(_task(design))].sizes
+        sizes = [*_settings(design, *recorded), f"score_hosts={plan.score_hosts}"]
+        unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in recorded[size.split("=")[0]]]
         caveat = f" at the default size, but a guess for {' '.join(unlike)}" if unlike else ""
         spread = Spread(value=assumed)
-        source = f"typical of digits{caveat}; pilot=FOLDER takes it from an experiment"
+        source = f"typical of {_task(design)}{caveat}; pilot=FOLDER takes it from an experiment"
     else:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
     test = PlannedTest(margin=plan.margin, looks=plan.looks, alpha=plan.alpha, pairs=len(pairs))
@@ -126,8 +149,18 @@ def expected_power(design: Design) -> list[str]:
 
 def assumed_spread(design: Design) -> float | None:
     """Return the typical spread that the power of an experiment without a pilot assumes; None if none is known for its task."""
-    known = all(setting in ("task=digits", "env=growth") for setting in _settings(design, "task", "env"))
-    return TYPICAL.get(design.plan.outcome) if known and design.plan.pilot is None else None
+    task = _task(design)
+    return TYPICAL[task].spreads.get(design.plan.outcome) if task and design.plan.pilot is None else None
+
+
+def _task(design: Design) -> str | None:
+    """Return the task of all arms if its typical spreads are known, else None."""
+    tasks: set[str] = set()
+    for own in design.arms.values():
+        named = [one.partition("=")[2] for one in (*design.common, *own) if one.partition("=")[0] in ("task", "experiment")]
+        tasks |= {*named} or {"digits"}
+    growth = all(setting == "env=growth" for setting in _settings(design, "env"))
+    return tasks.pop() if growth and len(tasks) == 1 and tasks <= TYPICAL.keys() else None
 
 
 def _settings(design: Design, *keys: str) -> list[str]:

@@ -30,7 +30,7 @@ def planned(blocks: int = 12, *, arms: str = "reward: shaped,sparse", common: tu
     return design(arms, blocks=blocks, root=1, common=common, plan=Claims(**plan))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("outcome", TYPICAL)
+@pytest.mark.parametrize("outcome", TYPICAL["digits"].spreads)
 def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> None:
     """The median over records that compare trained policies on digits of the root mean square over their pairs."""
     spreads: list[float] = []
@@ -43,7 +43,37 @@ def test_typical_spreads_are_those_of_the_committed_records(outcome: str) -> Non
         if len(arms) > 1:
             spreads.append(np.sqrt(np.mean([(cells[a] - cells[b]).var() for a, b in combinations(arms, 2)])))
     assert len(spreads) >= 4
-    assert float(f"{np.median(spreads):.2g}") == TYPICAL[outcome]
+    assert float(f"{np.median(spreads):.2g}") == TYPICAL["digits"].spreads[outcome]
+
+
+@pytest.mark.parametrize(
+    ("task", "study"), [("digits_drift", "2026-11-23_drift_study"), ("mnist5k_drift", "2026-11-23_mnist_study")]
+)
+def test_typical_spreads_of_worlds_are_those_of_their_studies(task: str, study: str) -> None:
+    for outcome, typical in TYPICAL[task].spreads.items():
+        cells = read_outcomes(RECORDS / study / "comparison.csv", outcome)
+        spreads = [(cells["ppo"] - cells[arm]).std() for arm in cells if arm != "ppo"]
+        assert float(f"{np.median(spreads):.2g}") == typical, outcome
+
+
+@pytest.mark.parametrize(
+    ("common", "arms", "source"),
+    [
+        (("task=digits_drift",), "{a: agent=react, b: agent=bandit}", "1.4, typical of digits_drift; pilot"),
+        ((), "{a: experiment=mnist5k_drift updates=60, b: task=mnist5k_drift}", "1.8, typical of mnist5k_drift; pilot"),
+        (
+            ("task=mnist5k_drift", "updates=9"),
+            "reward.rent: 1,2",
+            "1.8, typical of mnist5k_drift at the default size, but a guess for",
+        ),
+        ((), "{a: experiment=python_text, b: ''}", None),
+        ((), "{a: task=digits_drift, b: ''}", None),
+        ((), "{a: experiment=healthy, b: ''}", None),
+    ],
+)
+def test_the_power_is_that_of_the_task_of_all_arms(common: tuple[str, ...], arms: str, source: str | None) -> None:
+    (line,) = expected_power(planned(common=common, arms=arms, outcome="return", score_hosts=64))
+    assert line.startswith("power unknown") if source is None else source in line
 
 
 def test_the_power_is_printed_for_typical_values() -> None:
