@@ -46,9 +46,9 @@ class ImageArraysConfig(AugmentedConfig):
     default_host: ClassVar[str] = "cnn_pooled"
 
     file: str = "data/images.npz"
-    """File of NumPy with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
-    and with `valid_x` and `valid_y` or a tenth of the training images. Names as `x_train`, and as `train_images`, `val_labels`,
-    are read too. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
+    """NumPy .npz file with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
+    and with `valid_x` and `valid_y` or a tenth of the training images. Names such as `x_train`, `train_images` and `val_labels`
+    also work. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
     channels: str = ""
     """Axis of the channels: `first` or `last`; empty: the one of length 1, 3 or 4."""
     batch_size: int = 32

@@ -48,7 +48,7 @@ class PublishedConfig(AugmentedConfig):
     """Arguments of that class, one download each."""
 
     root: str = "data"
-    """Folder of the files, which may also lie in the subfolder that the archive or torchvision makes."""
+    """Folder of the files, or its parent, if the archive or torchvision puts them into a subfolder."""
     download: bool = False
     """If true, files that are missing are downloaded to `root` through torchvision."""
 

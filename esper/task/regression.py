@@ -32,7 +32,7 @@ class RegressionConfig(TaskConfig):
     objective: RegressionLoss = RegressionLoss.mse
     """Loss of the hosts: mse, the mean squared error, or huber, which limits the influence of outliers. The score is R2."""
     delta: float = 1.0
-    """Error where the Huber loss passes from a square to a line, > 0 [standard deviations of the training targets]. Lower:
+    """Error at which the Huber loss changes from quadratic to linear, > 0 [standard deviations of the training targets]. Lower:
     outliers count less. Only with objective=huber."""
     batch_size: int = 32
 

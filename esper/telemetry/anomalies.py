@@ -33,7 +33,7 @@ class AnomaliesConfig:
     nonfinite: float = 0.0
     """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later; inf: never."""
     explained_variance: float = -0.1
-    """Share of the returns' variance below which a critic is useless, at most 1. A constant or untrained critic explains 0.
+    """Explained variance of the returns below which a critic is useless, at most 1. A constant or untrained critic explains 0.
     Lower: later; -inf: never."""
     gradient_above: float = 100.0
     """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.

@@ -18,7 +18,7 @@ class CsvConfig(WriterConfig):
     """A table in `metrics.csv`: one row per written update, one column per metric, times included."""
 
     delimiter: str = ","
-    """Character between columns. Spreadsheets of countries with a decimal comma want ';'."""
+    """Character between columns. Spreadsheets in locales with a decimal comma expect ';'."""
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n' or self.delimiter.isalnum():
