@@ -149,8 +149,9 @@ class RayCrew:
         if not done:
             config = self.config
             warnings.warn(
-                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: ray status shows "
-                f"whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs (cluster.cpus, cluster.gpus)",
+                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: run "
+                f"ray status to see whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs "
+                f"(cluster.cpus, cluster.gpus)",
                 Notice,
                 stacklevel=2,
             )

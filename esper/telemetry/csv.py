@@ -89,7 +89,7 @@ def read_table(path: Path) -> tuple[list[str], list[list[str]]]:
     else:
         head, *rows = csv.reader(io.StringIO(whole), delimiter=delimiter)
     if head[:1] != ["update"]:
-        raise FileError(f"{path} is no table of updates: move it away")
+        raise FileError(f"{path} is not a table of updates: move it away")
     for number, row in enumerate(rows, 2):
         if len(row) != len(head) or not row[0].isdecimal():
             raise FileError(f"line {number} of {path} does not fit its columns: fix the line, or move the file away")

@@ -122,7 +122,7 @@ class TrackerConfig(WriterConfig):
             finally:
                 tracker.end(finished=True)
         except Exception as error:  # of the library: any
-            warnings.warn(f"{self.library} did not take {_names(files)}: {sentence(error)}", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} did not accept {_names(files)}: {sentence(error)}", Notice, stacklevel=2)
 
 
 def file_of(folder: Path, library: str) -> Path:

@@ -88,7 +88,7 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
         before = state["hparams"].get(name, now)
         if before != now:
             raise ConfigError(
-                f"the run was started on other data (fingerprint {before}, now {now}): restore the data, or start a new run"
+                f"the run was started with other data (fingerprint {before}, now {now}): restore the data, or start a new run"
             )
 
 
@@ -105,7 +105,7 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     state = load_run(find_checkpoint(config.resume, "resume"))
     if state.get("policy_only"):
         raise ConfigError(
-            f"resume={config.resume} names a policy without the state of its training: evaluate it with esper.evaluate "
+            f"resume={config.resume} names a policy without its training state: evaluate it with esper.evaluate "
             f"checkpoint={config.resume}, or start a new run"
         )
     saved = from_plain(state["config"])
