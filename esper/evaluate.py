@@ -71,12 +71,12 @@ class EvaluateConfig:
     planted at the start; and static_nets, nothing and every network with one seed that is active from initialisation, without
     incubation. Their FLOPs are those of all trainings."""
     trainings: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
-    """Budgets of each search, in full trainings per host, at least 1; no effect on enumerate and static_nets."""
+    """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
     search_by: str = "return"
     """Objective of `search_per_host`, on the validation split: return, or validation for the accuracy of the committed
     network."""
     details: bool = False
-    """If true, also print the intervals of all means, and FLOPs; the file always has all numbers."""
+    """If true, also print the intervals of all means, and FLOPs; the file has all numbers in any case."""
     search_times: Times | None = None
     """Distribution of the planting times in the schedules of `search_per_host`, uniform or early; null: early, or uniform for a
     task with events."""

@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
                 notice("writing the policy")
                 write_policy(path)
                 return
-            notice("growing the host again")
+            notice("growing the host once more")
             network, about, samples = regrow(path, asked.host, asked.episode, asked.controller)
             notice()
         run = run_of(path)

@@ -43,7 +43,7 @@ class BlocksConfig:
     """If true, every block divides the data into training, validation and test samples in its own way (task.split_seed), so that
     verdicts are not about a single split."""
     pilot: str | None = None
-    """Folder of an earlier experiment, already compared, whose outcomes give the power of this one; null: typical values."""
+    """Folder of an earlier experiment that was compared. Its outcomes tell the power of this one; null: typical values."""
     plan: str | None = None
     """YAML file with any of these keys. Those of the command line take precedence."""
 

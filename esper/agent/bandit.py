@@ -263,7 +263,7 @@ class Bandit(Learner):
         memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
         if memory.seen.shape[1:] != self._memory.seen.shape[1:] or memory.next_legal.shape[1] != len(self.names):
             raise ValueError(
-                "agent=bandit was trained with other slots or blueprints: evaluate it on hosts like those of its run"
+                "agent=bandit learned on hosts with other slots or blueprints: evaluate it on hosts like those of its run"
             )
         self._memory = memory
         if len(memory.choice):

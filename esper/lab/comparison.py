@@ -103,7 +103,7 @@ class Comparison:
             longer = f", as in updates={self._longer}" if self._longer else ""
             lines.append(
                 f"warning: the most probable actions of all arms give the same accuracy in {alike[0]} of "
-                f"{alike[1]} blocks, so the arms act alike, and more blocks will not tell them apart: train longer{longer}"
+                f"{alike[1]} blocks: the arms act alike, and more blocks will not tell them apart: train longer{longer}"
             )
         lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]

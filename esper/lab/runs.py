@@ -108,7 +108,7 @@ class CompareConfig:
     final: bool = False
     """If true, give a verdict despite missing runs, which will never finish, if it holds whatever their results."""
     figures: str | None = None
-    """Format of additional figure files, for a paper: png, pdf or svg; null for none."""
+    """File format in which figures are also written, for a paper: png, pdf or svg; null for none."""
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:

@@ -54,8 +54,7 @@ class GatesConfig:
 
 @dataclass(kw_only=True, slots=True)
 class StrictConfig(GatesConfig):
-    """Long trials with thresholds on learning and contribution. A seed takes at least 22 host epochs, so set steps well above
-    that."""
+    """Long trials with thresholds on learning and contribution. A seed takes at least 22 host epochs, so set steps well above."""
 
     min_training: int = 10
     min_improvement: float | None = 0.5

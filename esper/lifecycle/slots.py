@@ -42,7 +42,7 @@ class SlotsConfig:
     auto_advance: list[str] = field(default_factory=lambda: ["training", "holding"])
     """Stages entered without an action as soon as their gate opens, out of training, blending, holding, fossilized."""
     min_prune_age: int = 5
-    """Minimum age at which a seed may be pruned, at least 0 [host epochs]. Higher: less churn."""
+    """Minimum age of a seed to be pruned, at least 0 [host epochs]. Higher: less churn."""
     embargo: int = 2
     """Embargo on an emptied slot, at least 0 [host epochs]: a slot emptied in step t may be planted again in step
     t + embargo + 2. Higher: less churn."""

@@ -17,7 +17,7 @@ class TextFolderConfig(TextConfig):
     folder: str = "data/text"
     """Folder of the files, searched recursively."""
     pattern: str = "*.txt"
-    """Pattern of file names, as in *.md or chapter_*."""
+    """Pattern of the names of the files, as in *.md or chapter_*."""
     batch_size: int = 16
     epoch_samples: int = 512
     valid_samples: int = 128

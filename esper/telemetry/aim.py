@@ -29,7 +29,7 @@ class AimConfig(TrackerConfig):
     """Tags of the run."""
     artifacts_uri: str = ""
     """Where files are stored, as in file:///data/files or s3://bucket. If empty, `.aim_artifacts` in the folder of the
-    repository; a server then receives no files."""
+    repository; a server then takes no files."""
 
     def connect(self, run: RunInfo) -> "AimTracker":
         repo = self.repo if not self.repo or self.repo.startswith(REMOTE) else str(Path(self.repo).absolute())

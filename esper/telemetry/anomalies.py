@@ -134,7 +134,7 @@ MEANINGS = {
     "entropy_collapse": "a head no longer explores",
     "hardly_learned": "nearly all minibatches were skipped",
     "useless_critic": "a constant would predict the returns better",
-    "gradient_drift": "the gradient norm of a part, or of hosts, differs from its mean of about ten updates by a large factor",
+    "gradient_drift": "a gradient norm, of a part or of hosts, is far from its running mean of about ten updates",
     "dead_core": "most units of the LSTM never change their output",
     "saturated_core": "most outputs or gates of the LSTM are saturated",
     "monoculture": "nearly all planted seeds were of one blueprint",

@@ -51,7 +51,7 @@ class TelemetryConfig:
         if "jsonl" not in check_writers(self.writers):
             warnings.warn(
                 "telemetry.writers leaves jsonl out, so there will be no metrics.jsonl, which esper.compare and sweep=tune need: "
-                "add jsonl unless you will never compare this run",
+                "add jsonl unless this run is never compared",
                 stacklevel=2,
             )
 

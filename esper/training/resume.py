@@ -88,7 +88,7 @@ def check_data(state: Mapping[str, Any], found: Mapping[str, object]) -> None:
         before = state["hparams"].get(name, now)
         if before != now:
             raise ConfigError(
-                f"the run was started with other data (fingerprint {before}, now {now}): restore the data, or start a new run"
+                f"the run was started on other data (fingerprint {before}, now {now}): restore the data, or start a new run"
             )
 
 
