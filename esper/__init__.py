@@ -11,8 +11,8 @@ except PackageNotFoundError:
     pass
 else:
     warnings.warn(
-        "another distribution named esper is installed and writes into the same folder: pip uninstall esper, and install "
-        "esper-growth again",
+        "another distribution named esper is installed and writes into the same folder: run pip uninstall "
+        "esper, then reinstall esper-growth",
         stacklevel=2,
     )
 

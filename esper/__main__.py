@@ -29,7 +29,7 @@ for example:
   esper train                                   one run with the defaults, about five minutes on two cores
   esper train task=mnist5k reward=sparse        another task, another reward
   esper evaluate checkpoint=FOLDER              the folder that the run printed
-  eval "$(esper completion bash)"               complete what can be typed with the Tab key"""
+  eval "$(esper completion bash)"               turn on Tab completion"""
 
 
 def help_text() -> str:

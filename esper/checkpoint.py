@@ -194,11 +194,11 @@ def load(path: Path | str) -> dict[str, Any]:
         if memory_shortage(error) is not None:
             raise
         raise CheckpointError(
-            f"{path} holds more than tensors and primitives and was not loaded, since that could run foreign code: "
-            f"use a checkpoint that this program wrote"
+            f"{path} holds more than tensors and primitives and was not loaded, since that could execute "
+            f"arbitrary code: use a checkpoint written by Esper"
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds no state: use a checkpoint that this program wrote")
+        raise CheckpointError(f"{path} holds no state: use a checkpoint written by Esper")
     return cast(dict[str, Any], state)
 
 
@@ -215,9 +215,7 @@ def entries(path: Path | str) -> Generator[None]:
         if isinstance(error, ValueError) and type(error) is not ValueError:  # a sentence for the user
             raise
         what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{path} holds a state that does not fit ({what}): use a checkpoint that this program wrote"
-        ) from error
+        raise CheckpointError(f"{path} holds a state that does not fit ({what}): use a checkpoint written by Esper") from error
 
 
 _ENTRIES = {"config": dict, "update": int, **dict.fromkeys(("hparams", "agent", "buffer", "env", "watch"), dict)}
@@ -313,7 +311,9 @@ def _verified(path: Path) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}: name one that exists") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): fix that") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({(error.strerror or str(error)).lower()}): use another one, or make it readable"
+        ) from error
     if match and hashlib.sha256(content[:-64]).hexdigest() != match[2].decode():
         raise CheckpointError(f"{path} is damaged (its checksum differs): use the previous checkpoint")
     if (version := match or former) and int(version[1]) != FORMAT:
@@ -321,7 +321,7 @@ def _verified(path: Path) -> bytes:
             f"{path} has format {int(version[1])} and this Esper reads format {FORMAT}: use the version that wrote it"
         )
     if not match:
-        raise CheckpointError(f"{path} is cut short, damaged or not a checkpoint of this program: use another one")
+        raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint of Esper: use another one")
     return content
 
 

@@ -41,7 +41,7 @@ def parse(arguments: list[str]) -> tuple[list[Path], CompareConfig, list[str]]:
     settings = [argument for argument in arguments if "=" in argument and not Path(argument).is_dir()]
     overrides = [argument for argument in settings if is_run_override(argument)]
     if seed := next((argument for argument in overrides if argument.startswith("seed=")), None):
-        raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, each run has held-out hosts of its own")
+        raise ConfigError(f"{seed} would score all runs on the same hosts: remove it, since each run has its own held-out hosts")
     design = planned(folders)
     if design and split_plugins(design.common)[0]:  # of which a baseline may be
         rehearsal.end(shows=True)

@@ -175,8 +175,8 @@ class Config(Chosen):
             warnings.warn("host.frozen=true freezes untrained hosts: set task.pretrain to train them first", stacklevel=2)
         if self.optimiser.micro_batches > self.task.batch_size:
             raise ValueError(
-                f"optimiser.micro_batches={self.optimiser.micro_batches} exceeds task.batch_size={self.task.batch_size}: "
-                "lower the former"
+                f"optimiser.micro_batches={self.optimiser.micro_batches} exceeds "
+                f"task.batch_size={self.task.batch_size}: lower optimiser.micro_batches"
             )
         for name, blueprint in self.blueprint.items():
             blueprint.check(f"blueprint.{name}")

@@ -73,11 +73,13 @@ class EvaluateConfig:
     trainings: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
     """Budgets of each search, in full trainings per host, at least 1; without effect on enumerate and static_nets."""
     search_by: str = "return"
-    """Objective of these searches, on the validation split: return, or validation for the accuracy of the committed network."""
+    """Objective of `search_per_host`, on the validation split: return, or validation for the accuracy of the committed
+    network."""
     details: bool = False
     """If true, also print the intervals of all means, and FLOPs; the file has all numbers in any case."""
     search_times: Times | None = None
-    """Distribution of the planting times of their schedules, uniform or early; null: early, or uniform for a task with events."""
+    """Distribution of the planting times in the schedules of `search_per_host`, uniform or early; null: early, or uniform for a
+    task with events."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:

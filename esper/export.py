@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
         seeds = ", ".join(f"{seed['blueprint']} in {seed['slot']}" for seed in about["seeds"]) or "no seeds"
         print(f"host {asked.host} with {seeds}: test accuracy {about['test_accuracy']:.1f} %, {about['parameters']} parameters")
         print(f"files: {folder}")
-        print(f"read again, outputs differ by at most {worst:.0e} of their size, on {len(samples)} test samples")
+        print(f"reloaded, its outputs have a relative error of at most {worst:.0e} on {len(samples)} test samples")
         if path.parent.name == CHECKPOINTS:
             from_plain(load_run(path)["config"]).telemetry.attach(run, files_of(folder))
 

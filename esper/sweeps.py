@@ -8,7 +8,7 @@ BLOCK_SWEEPER = "hydra_plugins.esper_sweeps.BlockSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class BlocksConfig:
-    """An experiment in blocks and the plan of its claims, run by `sweep=ab`; see `esper.lab.design`. Only `blocks` may change
+    """An experiment in blocks with its analysis plan, run by `sweep=ab`; see `esper.lab.design`. Only `blocks` may change
     after the first run has started."""
 
     _target_: str = BLOCK_SWEEPER
@@ -53,7 +53,7 @@ TUNE_SWEEPER = "hydra_plugins.esper_sweeps.TuneSweeper"
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """A tuning of the keys swept over against a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
+    """A tuning of the swept keys, compared with a baseline, run by `sweep=tune`; see `esper.lab.tuning`."""
 
     _target_: str = TUNE_SWEEPER
     trials: int = 20

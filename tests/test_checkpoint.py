@@ -156,7 +156,7 @@ def test_files_cut_short_or_too_long_are_refused(folder: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(CheckpointError) as error:
             load(path)
-        assert_one_sentence(error, path.name, "cut short", "use another one")
+        assert_one_sentence(error, path.name, "truncated", "use another one")
 
 
 def test_flipped_bits_are_refused(folder: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(folder: Path) -> 
     checkpoints = Checkpoints(folder)
     checkpoints.save({"u": 1}, 1)
     damage(checkpoints.save({"u": 2}, 2))
-    with pytest.warns(UserWarning, match=r"checkpoint_000002\.pt is cut short"):
+    with pytest.warns(UserWarning, match=r"checkpoint_000002\.pt is truncated"):
         assert checkpoints.latest() == folder / "checkpoint_000001.pt"
 
 
@@ -261,7 +261,7 @@ def test_all_damaged_is_an_error(folder: Path) -> None:
     damage(checkpoints.save({}, 1))
     damage(checkpoints.save({}, 2))
     with (
-        pytest.warns(UserWarning, match="cut short"),
+        pytest.warns(UserWarning, match="truncated"),
         pytest.raises(CheckpointError, match=r"all 2 checkpoints in .* are damaged"),
     ):
         checkpoints.latest()

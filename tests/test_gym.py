@@ -163,7 +163,7 @@ def play_forked() -> None:
     [
         ({"overrides": ["updates=5"]}, "updates=5 has no effect in an environment"),
         ({"overrides": ["agent=ppo"]}, "agent=ppo has no effect in an environment"),
-        ({"overrides": ["hosts=4"]}, "hosts=4 is not for an environment: give num_envs to make_vec_env"),
+        ({"overrides": ["hosts=4"]}, "hosts=4 cannot be overridden in an environment: set num_envs of make_vec_env instead"),
         ({"overrides": ["stepz=4"]}, "did you mean steps"),
         ({"overrides": "steps=4"}, "overrides must be a list, got 'steps=4'"),
         ({"split": "test"}, "split must be training or held_out, got 'test'"),

@@ -41,7 +41,7 @@ class BanditConfig(AgentConfig):
     """Regression: ridge (linear, fast), or forest (of regression trees, for returns that depend on combinations of features;
     fitting takes seconds per update)."""
     memory: int = 8192
-    """Decisions that the regressions use, the newest ones, at least 2. Higher: better predictions, larger checkpoints."""
+    """Number of newest decisions that the regressions use, at least 2. Higher: better predictions, larger checkpoints."""
 
     def __post_init__(self) -> None:
         AgentConfig.__post_init__(self)

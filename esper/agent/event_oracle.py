@@ -16,9 +16,8 @@ from esper.env.actions import EnvSpec, Observation
 
 @dataclass(kw_only=True, slots=True)
 class EventOracleConfig(BanditConfig):
-    """A contextual bandit that knows the timetable of a host and looks at nothing else. Whenever an event begins or ends, it
-    plants the one seed with the highest predicted return, or none. It needs env.timetable=true, and shows what knowing events is
-    worth."""
+    """A contextual bandit that observes only the timetable of a host. Whenever an event begins or ends, it plants the one seed
+    with the highest predicted return, or none. It needs env.timetable=true, and shows how much it helps to know the events."""
 
     needs_timetable: ClassVar[bool] = True
 

@@ -27,8 +27,8 @@ ERRORS = (None, 0.0, 1.0, 2.0)
 @dataclass(kw_only=True, slots=True)
 class ReactConfig(AgentConfig):
     """A rule that plants one seed at a time: at the start, or when the accuracy falls or the growth potential rises. It keeps the
-    seed, or takes it back if its contribution is not significant. One rule is tried per update, on the same hosts, and the best
-    one so far by mean return is played. The first rule never plants; the others are drawn at random or change one part of the
+    seed, or prunes it if its contribution is not significant. One rule is tried per update, on the same hosts, and the best one
+    so far by mean return is played. The first rule never plants; the others are drawn at random or change one part of the
     best."""
 
     one_episode: ClassVar[bool] = True

@@ -22,8 +22,8 @@ class ReactBanditConfig(BanditConfig):
 
     needs_hosts: ClassVar[bool] = True
     drop: float = 4.0
-    """Fall of the accuracy from its highest value since the last decision at which it decides, > 0 [pp]. Higher: reacts later,
-    and less often by mistake."""
+    """Fall in accuracy that triggers a decision, from the highest value since the last decision, > 0 [pp]. Higher: later
+    reactions, fewer false alarms."""
 
     def __post_init__(self) -> None:
         BanditConfig.__post_init__(self)

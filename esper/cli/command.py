@@ -58,7 +58,7 @@ def in_one_sentence() -> Generator[None]:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
-        print("esper: the reader of the output went away; what was saved before is intact", file=sys.stderr)
+        print("esper: the output pipe was closed; what was saved before is intact", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         _report(error)
@@ -103,8 +103,9 @@ def _from_hydra(main: Callable[[], object], folder: Path | None = None) -> Gener
         raise
     except BrokenProcessPool as error:
         raise ConfigError(
-            "the process of a run was killed, most likely out of memory, and with it the others; all are saved up to their last "
-            f"update: lower hydra.launcher.n_jobs if it happens again, and {go_on(folder) if folder else 'repeat the command'}"
+            "the process of a run was killed, most likely out of memory, and the other runs ended with it; all "
+            "are saved up to their last update: lower hydra.launcher.n_jobs if it happens again, and "
+            f"{go_on(folder) if folder else 'repeat the command'}"
         ) from error
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -252,7 +253,7 @@ def _look_ahead(overrides: list[str], config_name: str, *, many: bool, show: boo
     """Compose the configs of all runs, check that this machine can run them, and return the folder, created if it is new."""
     configs, folder = (plan_sweep if many else plan_run)(overrides, config_name=config_name)
     if many and any(config.resume is not None for config in configs):
-        raise ConfigError("resume continues one run: leave out -m and the values swept over")
+        raise ConfigError("resume continues one run: leave out -m and the swept values")
     if not show:
         shown = bool(configs) and "console" in check_writers(configs[0].telemetry.writers)
         rehearsal.end(configs[0].title() if shown and not many else "", shows=shown)

@@ -11,7 +11,7 @@ from esper.config import ConfigError
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; --help lists what can be typed")
+    raise ConfigError(f"{message}; see --help")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

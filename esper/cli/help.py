@@ -20,7 +20,7 @@ from esper.telemetry.writers import WRITERS
 
 USAGE = """\
   python -m esper.train                                  one run with the defaults
-  python -m esper.train reward=sparse hosts=64           other reward, more hosts
+  python -m esper.train reward=sparse hosts=64           another reward, more hosts
   python -m esper.train 'devices=[cuda:0,cuda:1]'        two devices (quoted: the shell reads [...])
   python -m esper.train -m reward=shaped,sparse seed=1,2 four runs, one after another
   python -m esper.train -m sweep=ab_reward               an A/B comparison on shared seeds

@@ -218,7 +218,7 @@ def _check_folder(cfg: DictConfig, key: str) -> Path:
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"nothing can be written into {folder} ({why}): choose another {key}, or fix that") from error
+        raise ConfigError(f"cannot write to {folder} ({why}): choose another {key}, or remove the cause") from error
     return folder
 
 

@@ -38,7 +38,8 @@ class ClusterConfig:
             each = f"{self.num_workers} workers with {len(devices)}" if self.num_workers > 1 else f"{len(devices)}"
             lower = ", lower cluster.workers," if self.num_workers > 1 else ""
             raise ValueError(
-                f"hosts={hosts} cannot be dealt to {each} device{'s' * (len(devices) > 1)} ({', '.join(devices)}): raise hosts "
+                f"hosts={hosts} cannot be distributed over {each} device{'s' * (len(devices) > 1)} "
+                f"({', '.join(devices)}): raise hosts "
                 f"to at least {places}{lower} or name fewer devices"
             )
         for name in (name for name, device in devices.items() if device.tune and self.is_remote):

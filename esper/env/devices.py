@@ -21,8 +21,8 @@ class DeviceConfig:
     as fit the cache, at most 16. Shards run in parallel threads. Results are the same for every value up to float rounding."""
 
     tune: bool = False
-    """If true, times sizes of shards before training and takes the fastest in the place of `members_per_shard`, which the run
-    then keeps. Two runs of one command may take different sizes, and differ by float rounding."""
+    """If true, time several shard sizes before training and use the fastest instead of `members_per_shard`; the run then keeps
+    it. Two runs of the same command may use different sizes, and then differ by float rounding."""
     resident: bool | None = None
     """If true, the data is copied to the device; if false, a background thread reads each batch ahead of its use, from memory or
     from memory-mapped files. Null: resident where the data takes at most half of a GPU's free memory, and on a CPU unless it is
@@ -31,7 +31,7 @@ class DeviceConfig:
     precision: Precision = Precision.fp32
     """Precision in which hosts and seeds are computed: `fp32`; `bf16`, faster, at 3 digits; `fp16`, for GPUs without bf16, with a
     loss scale for each host; `auto` takes bf16 or else fp16 on a GPU, and fp32 on a CPU. Weights, optimisers, losses, batch
-    statistics and the policy are in single precision anyway."""
+    statistics and the policy always use single precision."""
 
     def __post_init__(self) -> None:
         check_ranges("devices.<name>", self, {"[0, inf]": ["members_per_shard"]})

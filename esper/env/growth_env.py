@@ -48,7 +48,8 @@ class GrowthConfig(EnvConfig):
     potential: bool = True
     """If true, growth potential is measured and observed. If false, it is unknown: only trying a seed tells what it is worth."""
     timetable: bool = False
-    """If true, the observation tells which events happen to a host, and for how long: for oracles, as agent=event_oracle."""
+    """If true, the observation includes which events happen to a host, and for how long: for oracles such as
+    agent=event_oracle."""
 
     def build(self, parts: EnvParts) -> "GrowthEnv":
         return GrowthEnv(load_task(parts.task, parts.host), parts, self)

@@ -67,7 +67,7 @@ class Prefetch(Generic[Key, Batch]):
             if not attempt:
                 self._start(self._place)
         raise TaskError(
-            f"the data could not be read, also at a second attempt ({self._error}): check the disk and the memory of this "
+            f"the data could not be read, even on a second attempt ({self._error}): check the disk and the memory of this "
             "machine, and continue with resume="
         )
 

@@ -168,7 +168,7 @@ def _write(path: Path, states: Sequence[State]) -> None:
             write_whole(own, encode({key: torch.stack([state[key] for state in states]) for key in states[0]}))
             os.replace(own, path)
     except DiskError as error:
-        warnings.warn(f"pretrained hosts are not kept: {error}; or set task.pretrain_folder", stacklevel=2)
+        warnings.warn(f"pretrained hosts are not cached: {error}; or set task.pretrain_folder", stacklevel=2)
 
 
 @torch.no_grad()

@@ -24,7 +24,8 @@ PATIENCE = 30.0
 
 @dataclass(kw_only=True, slots=True)
 class RayClusterConfig(ClusterConfig):
-    """Hosts are dealt to workers, processes of a Ray cluster, which train them on their own `devices`; needs the extra ray.
+    """Hosts are distributed over workers, which are processes of a Ray cluster and train them on their own `devices`; needs the
+    extra ray.
 
     One policy learns from all of them. A worker that is lost is replaced, and its hosts repeat the episode.
     """
@@ -41,7 +42,7 @@ class RayClusterConfig(ClusterConfig):
     address: str | None = None
     """Address of the cluster, as in ray.init, such as auto; null starts one on this machine, which ends with the command."""
     replacements: int = 3
-    """How often lost workers are replaced within one episode, at least 0; the next loss ends the command."""
+    """Maximum number of lost workers replaced within one episode, at least 0; the next loss ends the command."""
 
     def __post_init__(self) -> None:
         check_ranges("cluster", self, {"[1, inf]": ["workers", "cpus"], "[0, inf]": ["gpus", "replacements"]})
@@ -148,8 +149,9 @@ class RayCrew:
         if not done:
             config = self.config
             warnings.warn(
-                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: ray status shows "
-                f"whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs (cluster.cpus, cluster.gpus)",
+                f"worker {worker} of {self.size} has not started after {PATIENCE:.0f} s, and the run waits: run "
+                f"ray status to see whether the cluster lacks its {config.cpus} CPUs and {config.gpus:g} GPUs "
+                f"(cluster.cpus, cluster.gpus)",
                 Notice,
                 stacklevel=2,
             )

@@ -155,14 +155,14 @@ class RemotePool(HostPool):
         which = f"worker {worker} of {self._crew.size} was lost ({' '.join(str(lost).split())})"
         if self._left == 0:
             raise ClusterError(
-                f"{which}, and {self._replacements} in this episode were replaced before (cluster.replacements): find out why; "
-                "what was saved before is intact"
+                f"{which}, and the {self._replacements} replacements of an episode are used up "
+                f"(cluster.replacements): find the cause; what was saved before is intact"
             )
         self._left -= 1
         epochs = sum(message.method in TRAINING for message in self._log[worker])
         again = f"hosts {rows.start} to {rows.stop - 1} repeat {epochs} epochs of this episode"
         number = self._replacements - self._left  # tells one warning from the next
-        warnings.warn(f"{which}: {again}, no other host is affected (replacement {number})", Notice, stacklevel=2)
+        warnings.warn(f"{which}: {again}; no other host is affected (replacement {number})", Notice, stacklevel=2)
         self._crew.replace(worker)
 
     def _of(self, host: int) -> tuple[int, int]:

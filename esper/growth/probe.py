@@ -26,11 +26,14 @@ from esper.seeds.blueprints.base import BlueprintConfig, is_informed
 from esper.seeds.informed import feeding_map
 
 DRAWS = "draws random numbers in its forward, so that a resumed run would differ: remove dropout and torch.rand"
-BORN_BY_CHANCE = "draws initial weights from another stream than torch's, so that a resumed run would differ: use torch.nn.init"
-UNSTEADY = "has another output for the same input in a second call: remove random numbers and state between calls"
+BORN_BY_CHANCE = (
+    "draws initial weights from a random stream other than torch's, so that a resumed run would differ: use torch.nn.init"
+)
+UNSTEADY = "returns a different output for the same input in a second call: remove random numbers and state between calls"
 MIXES = "mixes the samples of a batch: compute each sample alone, as GroupNorm and LayerNorm do"
 FUSED = (
-    "mixes the hosts of a shard, as views that count channels do: see docs/extending.md, or set devices.auto.members_per_shard=1"
+    "mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending.md, or set "
+    "devices.auto.members_per_shard=1"
 )
 
 
@@ -123,7 +126,7 @@ def _probe_birth(branch: nn.Module, x: Tensor) -> None:
     if not given.equal(h):
         raise Flaw("changes its input in place: use inplace=False")
     if delta.any():
-        raise Flaw("is not the identity at birth: end it in a map of zeros (born_as_zero)")
+        raise Flaw("is not the identity at birth: end it in a layer initialised to zero (born_as_zero)")
     check_gradients(delta, {"its input": h, **{f"its parameter {name}": weight for name, weight in branch.named_parameters()}})
 
 
@@ -156,7 +159,9 @@ def probe_host(host: nn.Module, same: nn.Module, x: Tensor, fleet: Fleet | None)
     with torch.no_grad():
         y = _probe_steady(lambda x: _through(host, x)[-1], x)
         if not all(one.equal(other) for one, other in zip(host.buffers(), same.buffers(), strict=True)):
-            raise Flaw("changes its buffers in evaluation mode, so that measuring would change it: do so in training mode only")
+            raise Flaw(
+                "changes its buffers in evaluation mode, so that measuring would change it: change them in training mode only"
+            )
         if fleet is not None:
             _probe_vmap(lambda x: _through(host, x)[-1], x)
         if not _close(_through(host, _others(x))[-1][1:], y[1:]):

@@ -56,8 +56,8 @@ class HostConfig:
     """Field that most enlarges a host; empty if there is none."""
 
     frozen: bool = False
-    """If true, a host does not learn, as a deployed network: its parameters and batch statistics never change in an episode, and
-    only seeds learn. Combine it with `task.pretrain`, or hosts stay as initialised."""
+    """If true, a host does not learn, like a deployed network: its parameters and batch statistics stay constant in an episode,
+    and only seeds learn. Combine it with `task.pretrain`, or hosts stay as initialised."""
 
     def num_parts(self) -> int:
         """Return the number of blocks or layers that can be lesioned."""

@@ -55,7 +55,9 @@ class CNNConfig(HostConfig):
             got = ",".join(self.surfaces)
             raise ValueError(f"host.surfaces must name one or both of {', '.join(SURFACES)}, each once, got [{got}]")
         if self.surfaces == ["post"] and not self.pools:
-            raise ValueError("host.surfaces=[post] leaves no slots without pooling: use host.surfaces=[pre], or set host.pools")
+            raise ValueError(
+                "host.surfaces=[post] needs pooled blocks, and host.pools=0: use host.surfaces=[pre], or raise host.pools"
+            )
 
     def num_parts(self) -> int:
         return self.blocks

@@ -23,7 +23,7 @@ WORDS = {
     "verdict": "Better, equivalent (within the margin) or undecided; withheld where it would mislead, for the reason given.",
     "look": "A number of blocks at which the plan allows a verdict.",
     "A/A control": "The first arm once more, with other policy seeds: it shows how much the same config differs from itself.",
-    "collapsed": "Said of a run that is far below the others of its arm and of its block.",
+    "collapsed": "A run that is far below the others of its arm and of its block.",
     "kind": "What a host lacks, block of layers by block: o for intact, x for a built-in defect. The controller is not told.",
 }
 """Words of a report and their meanings."""

@@ -102,8 +102,8 @@ class Comparison:
         if alike := self._alike:
             longer = f", as in updates={self._longer}" if self._longer else ""
             lines.append(
-                f"warning: the most probable actions of all arms give the same accuracy in {alike[0]} of {alike[1]} blocks: the "
-                f"arms act alike, and more blocks will not tell them apart: train longer{longer}"
+                f"warning: the most probable actions of all arms give the same accuracy in {alike[0]} of "
+                f"{alike[1]} blocks: the arms act alike, and more blocks will not tell them apart: train longer{longer}"
             )
         lines += self._advice(results)
         missing = [run for run in self.runs if not run.finished]
@@ -291,11 +291,11 @@ def _refuse_unlike(runs: Sequence[Run], strata: Sequence[str], *, planned: bool,
     """Raise ConfigError if only some runs train hosts, or if runs that no plan holds together learn different tasks."""
     apart = {measures_hosts(run): run for run in runs}
     if len(apart) > 1:
-        raise ConfigError(f"{apart[True].folder} trains hosts, and {apart[False].folder} does not: compare them apart")
+        raise ConfigError(f"{apart[True].folder} trains hosts, and {apart[False].folder} does not: compare them separately")
     tasks = dict.fromkeys(str(run.config.get("task")) for run in runs)
     if len(tasks) > 1 and not planned and "task" not in strata and not any(one.startswith("task=") for one in overrides):
         raise ConfigError(
-            f"these runs learn different tasks ({', '.join(tasks)}), and no experiment holds them together: name the folders of "
+            f"these runs learn different tasks ({', '.join(tasks)}) and belong to no common experiment: name the folders of "
             "runs with one task, or set strata=[task]"
         )
 
@@ -341,9 +341,7 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
     if config.against not in (None, *arms):
         raise ConfigError(f"against={config.against} is not an arm: choose from {', '.join(arms)}")
     if config.outcome == "return" and not paid_alike:
-        raise ConfigError(
-            f"outcome=return cannot compare arms that are paid by different {', '.join(REWARD_KEYS)}: choose outcome=accuracy"
-        )
+        raise ConfigError(f"outcome=return cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy")
 
 
 def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:

@@ -161,6 +161,6 @@ def write(network: nn.Module, samples: Tensor, folder: Path, form: str, about: M
         pairs = [(network(part), again(part)) for part in (samples, samples[:1])]
     worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) for one, other in pairs)
     if not worst <= TOLERANCE:
-        raise ConfigError(f"format={form} changes the outputs by {worst:.1e} of their size: choose another format")
+        raise ConfigError(f"format={form} changes the outputs by a relative error of {worst:.1e}: choose another format")
     write_whole(folder / "topology.json", json.dumps(about, indent=1) + "\n")
     return worst

@@ -186,7 +186,9 @@ def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[
     wanted, got = asdict(as_planned(found.plan)), asdict(config)
     got["margin"] = config.margin or OUTCOMES[config.outcome].margin
     names = ("outcome", "margin", "hosts", "alpha", "baselines", "against", "strata")
-    lines = [f"{name} is {_shown(got[name])}, planned was {_shown(wanted[name])}" for name in names if got[name] != wanted[name]]
+    lines = [
+        f"{name} is {_shown(got[name])}, but {_shown(wanted[name])} was planned" for name in names if got[name] != wanted[name]
+    ]
     return lines + [f"{override} was not planned" for override in overrides]
 
 

@@ -211,7 +211,7 @@ def _read_hosts(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
         if table.set_index(["arm", "controller", "block", "host"]).index.has_duplicates:
-            raise ValueError("a host is there twice")
+            raise ValueError("a host appears twice")
         return table.astype({name: float for name in table.columns if name in OUTCOMES})
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} is damaged ({error}): run python -m esper.compare on {path.parent} again") from error

@@ -106,7 +106,7 @@ class CompareConfig:
     workers: int = 1
     """Processes that score runs in parallel, at least 1, each with its share of the cores. Higher: faster, more memory."""
     final: bool = False
-    """If true, missing runs will never finish: a verdict is given if it holds whatever they would have shown."""
+    """If true, give a verdict despite missing runs, which will never finish, if it holds whatever their results."""
     figures: str | None = None
     """File format in which figures are also written, for a paper: png, pdf or svg; null for none."""
 

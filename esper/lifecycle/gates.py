@@ -24,7 +24,7 @@ class GatesConfig:
     min_improvement: float | None = None
     """Minimum gain in host accuracy during training before a seed may blend [pp]; null: no threshold. Higher: stricter."""
     min_gradient_ratio: float | None = None
-    """Minimum ratio of the seed's to its host's gradient per parameter in the last epoch, before a seed may blend, at least 0;
+    """Minimum ratio of the seed's gradient to its host's, per parameter in the last epoch, before a seed may blend, at least 0;
     null: no threshold. Higher: only seeds that still learn fast pass."""
     max_gradient_norm: float | None = None
     """Maximum norm of the seed's gradient in the last epoch for it to blend [nats per unit of weight], above 0; null: no

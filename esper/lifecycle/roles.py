@@ -24,7 +24,7 @@ class Incubation(StrEnum):
     """Training of a seed before it is blended into the host's output."""
 
     straight_through = "straight_through"
-    """Behind the host, with the gradient of its output at alpha 1."""
+    """Behind the host, with the gradient that its output would get at alpha 1."""
     closed_loop = "closed_loop"
     """Behind the host, in a second pass of the rest of the network that includes its effect and in which only it learns."""
     none = "none"

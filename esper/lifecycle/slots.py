@@ -59,7 +59,7 @@ class SlotsConfig:
     """Training of fossils: learning (they learn with the host) or frozen (their parameters stay constant)."""
     learning_epochs: int = 0
     """Host epochs in which a seed learns, counted from its germination, at least 0; then its parameters stay constant. 0: no
-    limit. Lower: when to grow matters more, since a seed learns only the data of its time."""
+    limit. Lower: timing matters more, since a seed learns only the data of its time."""
     switchable: bool = False
     """If true, SET_ALPHA_TARGET on a fossil switches it off (alpha 0), or on again (alpha 1), at once. A fossil that is off stays
     in the network and costs its rent."""
@@ -125,7 +125,7 @@ class InServiceConfig(SlotsConfig):
     """Training of a seed before it is blended in: straight_through, closed_loop or none."""
     learning_epochs: int = 8
     """Host epochs in which a seed learns, counted from its germination, at least 0; then its parameters stay constant. 0: no
-    limit. Lower: when to grow matters more, since a seed learns only the data of its time."""
+    limit. Lower: timing matters more, since a seed learns only the data of its time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,7 +175,7 @@ class PostConfig(SlotsConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DeepConfig(SlotsConfig):
-    """The slots of the last half of the blocks, including the middle one of an odd number."""
+    """The slots of the last half of the blocks, including the middle block if their number is odd."""
 
     def meant(self, names: tuple[str, ...]) -> list[str]:
         columns = sorted({column for _, column in map(_place, names) if column >= 0})

@@ -20,9 +20,9 @@ class AdamWConfig(OptimiserConfig):
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     beta1: float = 0.9
-    """Share of the mean gradient that is kept, in [0, 1). Higher: smoother."""
+    """Decay rate of the running mean of gradients, in [0, 1). Higher: smoother."""
     beta2: float = 0.999
-    """Share of the mean squared gradient that is kept, in [0, 1). Higher: steadier steps, slower to adapt."""
+    """Decay rate of the running mean of squared gradients, in [0, 1). Higher: steadier steps, slower to adapt."""
     eps: float = 1e-8
     """Term added to the root of the mean squared gradient, above 0. Higher: smaller steps where gradients are small."""
 

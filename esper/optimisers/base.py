@@ -66,9 +66,10 @@ class OptimiserConfig:
     weight_decay: float = 0.0
     """Decay of every parameter towards 0 per step, as a multiple of the learning rate, at least 0. Higher: smaller weights."""
     max_norm: float = 1.0
-    """Maximum gradient norm of a member, above 0; larger ones are scaled down, hosts and seeds separately; inf sets no limit."""
+    """Maximum gradient norm, above 0, for each host and each seed separately; larger gradients are scaled down; inf sets no
+    limit."""
     schedule: RateSchedule = RateSchedule.constant
-    """Course of the learning rate over an episode, or over pretraining. Seeds follow its fall as hosts do."""
+    """Learning rate schedule over an episode, or over pretraining. Its decay applies to seeds as well."""
     warmup: float | None = None
     """Share of the episode over which the hosts' learning rate rises, in [0, 1); null: 0.3 for one_cycle, else 0. Higher: a
     gentler start. Seeds have `optimiser.seeds.warmup_batches` instead."""
@@ -76,7 +77,7 @@ class OptimiserConfig:
     """Parts of a batch whose gradients are computed one after the other and accumulated for one step, at least 1. Higher: less
     memory, slower. The step is that of the whole batch up to rounding, except that batch norm normalises each part alone."""
     seeds: SeedSettingsConfig = field(default_factory=SeedSettingsConfig)
-    """Settings for seeds. Fossils that learn have those for hosts."""
+    """Settings for seeds. Fossils that learn use those for hosts."""
 
     def __post_init__(self) -> None:
         ranges = {"(0, inf)": ["learning_rate"], "[0, inf)": ["weight_decay"], "(0, inf]": ["max_norm"]}

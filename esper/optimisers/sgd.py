@@ -18,7 +18,7 @@ class SGDConfig(OptimiserConfig):
 
     weight_decay: float = 5e-4
     momentum: float = 0.9
-    """Share of the last step that is kept, in [0, 1). Higher: smoother."""
+    """Momentum factor, the share of the last step that is kept, in [0, 1). Higher: smoother."""
 
     def __post_init__(self) -> None:
         OptimiserConfig.__post_init__(self)
@@ -30,7 +30,7 @@ class SGDConfig(OptimiserConfig):
 
 @dataclass(kw_only=True, slots=True)
 class NesterovConfig(SGDConfig):
-    """Stochastic gradient descent with Nesterov momentum: a step looks ahead by the momentum that it adds to."""
+    """Stochastic gradient descent with Nesterov momentum."""
 
     nesterov: ClassVar[bool] = True
 

@@ -76,7 +76,8 @@ def rows(
     wall, cpu = (sum(one.get(name, 0.0) for one in history) for name in ("wall_seconds", "cpu_seconds"))
     found: Rows = []
     if history:  # a saved policy has none
-        spent = f"{wall / 60:.1f} min by the clock, {cpu / 60:.1f} min of processor time, in {counted(len(history), 'session')}"
+        sessions = counted(len(history), "session")
+        spent = f"{wall / 60:.1f} min of wall-clock time, {cpu / 60:.1f} min of processor time, in {sessions}"
         found.append(("time", f"{spent}, without this page"))
     totals = {tag: sum(record.get(tag, 0.0) for record in records) for tag in PHASES}
     if total := sum(totals.values()):

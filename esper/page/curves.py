@@ -29,7 +29,7 @@ SHOWN = {
 """Metrics of each group of curves; those that a run did not measure are left out."""
 CAPTIONS = {
     "policy/explained_variance": "How well the critic predicts the returns: 1 is perfect, 0 no better than a constant.",
-    "audit/goodhart": "Rank correlation over hosts between return and committed accuracy: whether what is paid is what is meant.",
+    "audit/goodhart": "Rank correlation over hosts between return and committed accuracy: whether rewards reflect the goal.",
     "audit/ransomware": (
         "Share of the measured contributions that come from seeds on which a host depends although it has lost accuracy since "
         "they were planted."

@@ -225,7 +225,7 @@ def rival_sentence(report: Mapping[str, Any]) -> str:
     if found is None or found[0] == "wait":
         return ""
     name, difference, hosts = found
-    return f"its best rival is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
+    return f"its best baseline is {name.partition(' (')[0]}: {_paired(difference, hosts)}"
 
 
 def oracle_sentence(report: Mapping[str, Any]) -> str:

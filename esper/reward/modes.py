@@ -220,7 +220,7 @@ class SparseConfig(RewardConfig):
 
 @dataclass(kw_only=True, slots=True)
 class MinimalConfig(SparseConfig):
-    """Sparse with a small cost per pruning, a signal against alternate planting and pruning.
+    """Sparse with a small cost per pruning, which discourages alternate planting and pruning.
 
     A cost restricted to prunings before `slots.min_prune_age` would never apply, since the masks forbid them.
     """
@@ -285,7 +285,7 @@ class OnlineConfig(RewardConfig):
 
     For hosts that serve while they change. The accuracy is that of the network in service, with all seeds at their current alpha;
     an epoch that is rolled back pays nothing. Rent is charged for every epoch in which a seed is held, from its germination on,
-    so late and removed seeds cost less. The objective at the end only is `accuracy_minus_rent`.
+    so late and removed seeds cost less. For the objective at the end only, see `accuracy_minus_rent`.
     """
 
     pays: ClassVar[Pays] = {"rent": table.MEAN_RENT, "online": table.ONLINE}

@@ -59,7 +59,7 @@ class TaskConfig:
     """Kinds of lesion, drawn uniformly: one letter per block or layer in forward order, x lesioned, o intact. Empty: the task's
     standard kinds for a host of this many parts, as its description lists them."""
     batch_size: int = 128
-    """Samples per optimiser step of a host, at least 1. The remainder of an epoch that fills no batch is dropped."""
+    """Samples per optimiser step of a host, at least 1. The last incomplete batch of an epoch is dropped."""
     epoch_samples: int = 0
     """Training samples per epoch of a host, 0 for all. Fewer: shorter epochs, and a pass over the data spans several epochs."""
     valid_samples: int = 0
@@ -71,19 +71,19 @@ class TaskConfig:
     rate_factor: list[float] = field(default_factory=lambda: [1.0])
     """Factor on the learning rates of a host and its seeds, each above 0."""
     pretrain: int = 0
-    """Host epochs of training before the episode, without seeds, at least 0; 0: the hosts are newborn. Higher: better hosts, and
-    a longer first start of a run; pretrained hosts are kept for later runs."""
+    """Host epochs of training before the episode, without seeds, at least 0; 0: the hosts are newborn. Higher: better hosts, but
+    a slower first start; pretrained hosts are cached for later runs."""
     pretrain_pool: int = 32
     """Number of pretrained hosts for each root seed and split, at least 1; each host of an episode is a copy of one of them, with
-    its instance. Higher: more varied hosts, and a longer first start."""
+    its instance. Higher: more varied hosts, but a slower first start."""
     pretrain_folder: str = ""
-    """Folder in which pretrained hosts are kept; empty: `esper/pretrained` in the user's cache folder. It may be emptied at any
+    """Folder in which pretrained hosts are cached; empty: `esper/pretrained` in the user's cache folder. It may be emptied at any
     time."""
     split_seed: int = 0
-    """Seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can be
-    compared."""
+    """Random seed of the split into training, validation and test samples. It is independent of the run's seed, so that runs can
+    be compared."""
     events: EventsConfig = field(default_factory=EventsConfig)
-    """What happens to the data of a host while it trains; by default nothing."""
+    """Events that happen to a host while it trains, such as drift of its data; none by default."""
 
     def __post_init__(self) -> None:
         check_ranges("task", self, {"[1, inf]": ["batch_size", "pretrain_pool"], "[0, inf]": ["valid_samples", "pretrain"]})

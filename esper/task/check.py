@@ -88,8 +88,8 @@ def mistakes(data: Data, layout: Layout, *, numbers: bool = False) -> list[str]:
         if abs(mean) > FAR_MEAN or std > FAR_STD:
             found.append(
                 f"train_x has mean {mean:.3g} and standard deviation {std:.3g}{' after Data.mean and Data.std' * scaled}: "
-                "hosts learn best from mean 0 and deviation 1, so "
-                f"{'correct those, which are from 0 to 255' if scaled else 'subtract and divide'}"
+                "hosts learn best from mean 0 and standard deviation 1, so "
+                f"{'correct those, which are from 0 to 255' if scaled else 'standardise it'}"
             )
     if not numbers and (most := ends(data.train_y)[1]) < data.num_classes - 1:
         found.append(

@@ -16,8 +16,8 @@ from esper.task.instances import Instances
 class DigitsDriftConfig(DigitsConfig):
     """Digits whose images or classes drift up to three times during an episode, each time in another way. Some drifts pass by
     themselves (inverted, rotated, blurred or noisy images), others stay (relabelled classes, shifted images). The hosts are
-    trained and frozen before. Each may take up one seed, which stays for good, and what counts is the accuracy in every epoch: a
-    seed spent on a drift that passes is lost for the one that stays."""
+    trained and frozen beforehand. Each may take up one seed, which stays for good, and what counts is the accuracy in every
+    epoch: a seed spent on a drift that passes is lost for the one that stays."""
 
     default_host: ClassVar[str] = "cnn_deployed"
     default_governor: ClassVar[str] = "tolerant"
@@ -38,4 +38,4 @@ class DigitsDriftConfig(DigitsConfig):
             lasts=[3, 4],
         )
     )
-    """What happens to the data of a host while it trains."""
+    """Events that happen to a host while it trains, such as drift of its data."""

@@ -123,7 +123,7 @@ class EventsConfig:
     """Events during the training of a host. Each host draws its own; of a list, each draw takes one value uniformly."""
 
     kinds: list[str] = field(default_factory=lambda: list[str]())
-    """Kinds of events, each at most once; none: nothing ever happens. Drifts of images are invert, rotate (by 90 degrees), turn
+    """Kinds of events, each at most once; empty: no events. Drifts of images are invert, rotate (by 90 degrees), turn
     (by 180), mirror, shift (by a quarter of the width), blur and noise (added); of python_text, prose and swapcase; of all data,
     relabel (the classes are permuted) and mislabel (40 % of the training labels become wrong). A drift replaces the one before
     it. Classes of images can arrive (they are absent before) and leave. Learning rates can become slow (times 0.1) and fast
@@ -145,8 +145,8 @@ class EventsConfig:
     """Kinds out of `kinds` that pass after `lasts`; any other stays, and no event follows it. Empty: all pass if `lasts` is above
     0."""
     recurs: int = 0
-    """Number of events of a host after which their kinds recur in the same order, at least 0: with 1 all are of one kind, with 2
-    two kinds alternate; 0: after all kinds."""
+    """Number of events after which the kinds of a host repeat in the same order, at least 0: 1 repeats one kind, 2 alternates
+    two; 0: after all kinds."""
     group: int = 2
     """Classes that arrive or leave in one event, at least 1; each class does so once at most, and two are always there."""
     replay: float = 1.0

@@ -42,7 +42,7 @@ def read_idx(path: Path) -> Bytes:
     """
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:3] != BYTES:
-        raise ValueError("it is no IDX file of bytes")
+        raise ValueError("it is not an IDX file of bytes")
     shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
     return np.frombuffer(raw, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()
 
@@ -56,7 +56,7 @@ class FashionMnistConfig(PublishedConfig):
     dataset: ClassVar[str] = "FashionMNIST"
     origin: ClassVar[str] = (
         "the four files of github.com/zalandoresearch/fashion-mnist, gzipped or plain (Debian's package dataset-fashion-mnist "
-        "has them, and is found by itself)"
+        "has them, and is detected automatically)"
     )
     versions: ClassVar[tuple[Version, ...]] = tuple(
         Version(folder=folder, train=FILES[:2], test=FILES[2:])

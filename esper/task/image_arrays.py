@@ -46,9 +46,9 @@ class ImageArraysConfig(AugmentedConfig):
     default_host: ClassVar[str] = "cnn_pooled"
 
     file: str = "data/images.npz"
-    """File of NumPy with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
-    and with `valid_x` and `valid_y` or a tenth of the training images. Names as `x_train`, and as `train_images`, `val_labels`,
-    are read too. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
+    """NumPy .npz file with images `x` and classes `y`, split 60 / 20 / 20 %; or with `train_x`, `train_y`, `test_x` and `test_y`,
+    and with `valid_x` and `valid_y` or a tenth of the training images. Names such as `x_train`, `train_images` and `val_labels`
+    also work. Images are `[n, H, W]`, `[n, C, H, W]` or `[n, H, W, C]`, bytes or numbers; classes are numbers or text."""
     channels: str = ""
     """Axis of the channels: `first` or `last`; empty: the one of length 1, 3 or 4."""
     batch_size: int = 32
@@ -112,7 +112,7 @@ class ImageArraysConfig(AugmentedConfig):
             raise TaskError(f"{where} no images: add some")
         y = cast(Array, np.char.decode(y) if y.dtype.kind == "S" else y)
         if y.dtype.kind not in "biuU" and not (y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 == 0).all()):
-            raise TaskError(f"{where} classes that are neither whole numbers nor text: give those")
+            raise TaskError(f"{where} classes that are neither whole numbers nor text: use either")
         return Images(x, y)
 
     def _last(self, shape: tuple[int, ...], where: str) -> bool:
@@ -120,7 +120,7 @@ class ImageArraysConfig(AugmentedConfig):
         first, last = shape[1] in COLOURS, shape[3] in COLOURS
         if not self.channels and first == last:
             raise TaskError(
-                f"{where} images of shape {list(shape)}, whose axis of channels is not plain: add task.channels=first for "
+                f"{where} images of shape {list(shape)}, whose channel axis is ambiguous: add task.channels=first for "
                 "[n, C, H, W], or task.channels=last for [n, H, W, C]"
             )
         return self.channels == "last" if self.channels else last
@@ -146,7 +146,7 @@ def _arrays(file: str) -> dict[str, Array]:
                     ) from error
             others = sorted(set(archive.files) - names)
     except (TypeError, AttributeError, zipfile.BadZipFile) as error:  # a single array, or a cut archive
-        raise ValueError("it is no .npz archive") from error
+        raise ValueError("it is not an .npz archive") from error
     if others and arrays:
         warnings.warn(f"task.file={file}: not used: {', '.join(others)}", Notice, stacklevel=2)
     return arrays or dict.fromkeys(others, np.empty(0))

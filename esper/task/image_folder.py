@@ -39,7 +39,7 @@ class ImageFolderConfig(AugmentedConfig):
     """Height and width of the images that the hosts read [pixels], from 8 to 1024. Each image is cropped to the square in its
     centre, resized, and converted to three colours. Higher: more detail; memory and time grow with the square."""
     mapped: bool = False
-    """If true, the images lie in a temporary file, in the folder that the variable TMPDIR names, not in memory."""
+    """If true, keep the images in a memory-mapped temporary file, in the folder that TMPDIR names, instead of in memory."""
     crop_padding: int = 4
     flip: bool = True
     """If true, mirror each training image with probability 1/2. Turn it off where left and right differ, as in text."""

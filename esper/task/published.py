@@ -48,7 +48,7 @@ class PublishedConfig(AugmentedConfig):
     """Arguments of that class, one download each."""
 
     root: str = "data"
-    """Folder of the files, which may also lie in the subfolder that the archive or torchvision makes."""
+    """Folder of the files, or its parent, if the archive or torchvision puts them into a subfolder."""
     download: bool = False
     """If true, files that are missing are downloaded to `root` through torchvision."""
 
@@ -99,11 +99,17 @@ class PublishedConfig(AugmentedConfig):
 
     def _located(self) -> tuple[Version, Path]:
         """Return the version to read and its folder, after a download if it is wanted and needed."""
-        found = self._found(all)
+        found = self._complete()
         if found is None and self.download:
             self._fetch()
-            found = self._found(all)
+            found = self._complete()
         return found or self._found(any) or (self.versions[0], Path(self.root))
+
+    def _complete(self) -> tuple[Version, Path] | None:
+        """Return the first complete version and its folder; one outside the root only if the root has none of the files."""
+        found = self._found(all)
+        outside = found is not None and Path(found[0].folder).is_absolute()
+        return None if outside and found != self._found(any) else found
 
     def _found(self, enough: Callable[[Iterable[bool]], bool]) -> tuple[Version, Path] | None:
         """Return the first version of which enough files are there, and their folder."""

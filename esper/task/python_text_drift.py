@@ -1,7 +1,7 @@
 """Python source that gives way to other text while the hosts are in service.
 
 In a probe of 24 hosts growth paid after every event, most after relabel, but `lora` in r1c0 was within 0.1 of the best choice for
-each kind: what matters here is when to grow, hardly where. The gate of this world is not measured yet.
+each kind: what matters here is when to grow, hardly where. Its gate (docs/worlds.md) is not measured yet.
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from esper.task.python_text import PythonTextConfig
 @dataclass(kw_only=True, slots=True)
 class PythonTextDriftConfig(PythonTextConfig):
     """Bytes of Python's standard library, which change for good in three quarters of the hosts: to prose, to another case, or to
-    other targets. The hosts are trained on the library and frozen before; only seeds learn, and what counts is the accuracy in
-    every epoch."""
+    other targets. The hosts are trained on the library and frozen beforehand; only seeds learn, and what counts is the accuracy
+    in every epoch."""
 
     default_host: ClassVar[str] = "transformer_deployed"
     default_governor: ClassVar[str] = "tolerant"
@@ -31,4 +31,4 @@ class PythonTextDriftConfig(PythonTextConfig):
     valid_samples: int = 48
     instances: Instances = Instances.healthy
     events: EventsConfig = field(default_factory=lambda: EventsConfig(kinds=["prose", "swapcase", "relabel"], count=[0, 1, 1, 1]))
-    """What happens to the data of a host while it trains."""
+    """Events that happen to a host while it trains, such as drift of its data."""

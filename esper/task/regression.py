@@ -32,7 +32,7 @@ class RegressionConfig(TaskConfig):
     objective: RegressionLoss = RegressionLoss.mse
     """Loss of the hosts: mse, the mean squared error, or huber, which limits the influence of outliers. The score is R2."""
     delta: float = 1.0
-    """Error where the Huber loss passes from a square to a line, > 0 [standard deviations of the training targets]. Lower:
+    """Error at which the Huber loss changes from quadratic to linear, > 0 [standard deviations of the training targets]. Lower:
     outliers count less. Only with objective=huber."""
     batch_size: int = 32
 
@@ -40,7 +40,7 @@ class RegressionConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         check_ranges("task", self, {"(0, inf)": ["delta"]})
         if self.objective is RegressionLoss.mse and self.delta != 1.0:
-            raise ValueError("task.delta is a limit of the Huber loss: set task.objective=huber, or leave it out")
+            raise ValueError("task.delta applies to the Huber loss only: set task.objective=huber, or leave it out")
         if self.label_noise != [0.0]:
             raise ValueError("task.label_noise exchanges classes, and the targets of this task are numbers: leave it out")
 

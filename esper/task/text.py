@@ -36,7 +36,7 @@ class TextConfig(TaskConfig):
     standard_kinds: ClassVar[Mapping[int, Sequence[str]]] = {2: ("oo", "xx")}
 
     mapped: bool = False
-    """If true, the blocks lie in a temporary file, in the folder that the variable TMPDIR names, not in memory."""
+    """If true, keep the blocks in a memory-mapped temporary file, in the folder that TMPDIR names, instead of in memory."""
 
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)

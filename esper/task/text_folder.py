@@ -15,7 +15,7 @@ class TextFolderConfig(TextConfig):
     """Bytes of your own files, split by file, with healthy hosts. Standard kinds: [oo,xx]."""
 
     folder: str = "data/text"
-    """Folder of the files, which are also looked for in its subfolders."""
+    """Folder of the files, searched recursively."""
     pattern: str = "*.txt"
     """Pattern of the names of the files, as in *.md or chapter_*."""
     batch_size: int = 16

@@ -33,7 +33,7 @@ class AnomaliesConfig:
     nonfinite: float = 0.0
     """Number of minibatches that an update may drop for non-finite losses or gradients, at least 0. Higher: later; inf: never."""
     explained_variance: float = -0.1
-    """Share of the returns' variance below which a critic is useless, at most 1. A constant or untrained critic explains 0.
+    """Explained variance of the returns below which a critic is useless, at most 1. A constant or untrained critic explains 0.
     Lower: later; -inf: never."""
     gradient_above: float = 100.0
     """Gradient norm of a part above which it explodes, above 0. About 1 is usual, as advantages and returns are normalised.
@@ -134,7 +134,7 @@ MEANINGS = {
     "entropy_collapse": "a head no longer explores",
     "hardly_learned": "nearly all minibatches were skipped",
     "useless_critic": "a constant would predict the returns better",
-    "gradient_drift": "the gradient norm of a part, or of hosts, differs from its mean of about ten updates by a large factor",
+    "gradient_drift": "a gradient norm, of a part or of hosts, is far from its running mean of about ten updates",
     "dead_core": "most units of the LSTM never change their output",
     "saturated_core": "most outputs or gates of the LSTM are saturated",
     "monoculture": "nearly all planted seeds were of one blueprint",

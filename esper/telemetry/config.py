@@ -35,11 +35,12 @@ class TelemetryConfig:
     """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
     decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     page_hosts: int = 24
-    """Held-out hosts that `run.html`, written at the end of the run, shows, at least 2 and at most `hosts` of the run; 0 writes
-    no page. Higher: narrower intervals, a longer end: up to three episodes of these hosts."""
+    """Number of held-out hosts in `run.html`, written at the end of the run, at least 2 and at most `hosts` of the run; 0 writes
+    no page. Higher: narrower intervals, but a longer end of the run: up to three episodes of these hosts."""
     profile: bool = False
-    """If true, profile the second update, or an only one: its last two host epochs, learning and saving. `profile/` then holds a
-    trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten dearest operations of each phase."""
+    """If true, profile the second update (the first if there is only one): its last two host epochs, learning and saving.
+    `profile/` then holds a trace, which Perfetto and TensorBoard's profile plugin show, and a table of the ten most expensive
+    operations of each phase."""
     anomalies: AnomaliesConfig = field(default_factory=AnomaliesConfig)
     """Thresholds of anomalies in learning, as in telemetry.anomalies.entropy_share=0.05."""
 
@@ -90,8 +91,8 @@ class QuietConfig(TelemetryConfig):
     """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
     decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     page_hosts: int = 0
-    """Held-out hosts that `run.html`, written at the end of the run, shows, at least 2 and at most `hosts` of the run; 0 writes
-    no page. Higher: narrower intervals, a longer end: up to three episodes of these hosts."""
+    """Number of held-out hosts in `run.html`, written at the end of the run, at least 2 and at most `hosts` of the run; 0 writes
+    no page. Higher: narrower intervals, but a longer end of the run: up to three episodes of these hosts."""
 
 
 class Telemetry:

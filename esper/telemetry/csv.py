@@ -18,7 +18,7 @@ class CsvConfig(WriterConfig):
     """A table in `metrics.csv`: one row per written update, one column per metric, times included."""
 
     delimiter: str = ","
-    """Character between columns. Spreadsheets of countries with a decimal comma want ';'."""
+    """Character between columns. Spreadsheets in locales with a decimal comma expect ';'."""
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n' or self.delimiter.isalnum():
@@ -89,7 +89,7 @@ def read_table(path: Path) -> tuple[list[str], list[list[str]]]:
     else:
         head, *rows = csv.reader(io.StringIO(whole), delimiter=delimiter)
     if head[:1] != ["update"]:
-        raise FileError(f"{path} is no table of updates: move it away")
+        raise FileError(f"{path} is not a table of updates: move it away")
     for number, row in enumerate(rows, 2):
         if len(row) != len(head) or not row[0].isdecimal():
             raise FileError(f"line {number} of {path} does not fit its columns: fix the line, or move the file away")

@@ -28,7 +28,7 @@ class MlflowConfig(TrackerConfig):
 
     tracking_uri: str = ""
     """Where MLflow keeps runs, such as http://localhost:5000 or sqlite:////data/mlflow.db. If empty, the environment variable
-    MLFLOW_TRACKING_URI says it, or else it is `mlflow.db` in the current folder."""
+    MLFLOW_TRACKING_URI, or else `mlflow.db` in the current folder."""
     experiment: str = "esper"
     """Experiment that holds the run, created if missing."""
     tags: dict[str, str] = field(default_factory=lambda: dict[str, str]())

@@ -55,7 +55,9 @@ METRICS: tuple[Metric, ...] = (
         "FLOPs of validating every host in every epoch, counterfactuals included; mean over hosts.",
     ),
     Metric("host/gradient_norm", "1", "Norm of a host's own gradient before clipping, mean over host epochs and hosts."),
-    Metric("host/gradient_norm_max", "1", "Largest such norm of a host, mean over its host epochs."),
+    Metric(
+        "host/gradient_norm_max", "1", "Norm of a host's own gradient before clipping, mean over host epochs, maximum over hosts."
+    ),
     Metric(
         "host/gradient_drift", "1", "Factor between `host/gradient_norm` and its running mean of about ten updates, at least 1."
     ),
@@ -95,9 +97,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/minibatches_nonfinite", "count", "Minibatches dropped, since a loss or a gradient was not finite."),
     Metric("policy/forced_fraction", "fraction", "Steps at which only one action was legal; nothing is learned there."),
     Metric("policy/anomalies", "count", "Kinds of anomalies present in this update; `events.jsonl` says which."),
-    Metric("policy/explained_variance_floored", "1", "The same, with Var(target) at least agent.advantage_floor squared."),
-    Metric("policy/value_slope", "1", "Slope of returns on predicted values: 1 is calibrated, below 1 too wide."),
-    Metric("policy/value_intercept", "reward", "Return where the prediction is 0, by the same line; 0 is calibrated."),
+    Metric(
+        "policy/explained_variance_floored", "1", "Explained variance with Var(target) at least agent.advantage_floor squared."
+    ),
+    Metric(
+        "policy/value_slope", "1", "Slope of the regression of returns on predicted values: 1 is calibrated, below 1 too wide."
+    ),
+    Metric("policy/value_intercept", "reward", "Intercept of the regression of returns on predicted values: 0 is calibrated."),
     Metric("policy/value_error_<quarter>", "reward", "Return minus prediction, mean over a quarter by prediction.", detail=True),
     Metric("policy/ratio_max", "1", "Largest change of an action's probability by the update, up or down, as a factor >= 1."),
     Metric("policy/ratio_q95", "1", "95 % quantile of this factor, over decisions that were not forced."),

@@ -80,7 +80,8 @@ class TrackerConfig(WriterConfig):
     """Module of the tracker, and its name as a writer."""
 
     name: str = ""
-    """Name of the run in the tracker. If empty, the name of its folder, in a sweep relative to that of the sweep."""
+    """Name of the run in the tracker. If empty, the name of its folder; in a sweep, its path relative to the folder of the
+    sweep."""
 
     def ready(self) -> None:
         if find_spec(self.library) is None:
@@ -121,7 +122,7 @@ class TrackerConfig(WriterConfig):
             finally:
                 tracker.end(finished=True)
         except Exception as error:  # of the library: any
-            warnings.warn(f"{self.library} did not take {_names(files)}: {sentence(error)}", Notice, stacklevel=2)
+            warnings.warn(f"{self.library} did not accept {_names(files)}: {sentence(error)}", Notice, stacklevel=2)
 
 
 def file_of(folder: Path, library: str) -> Path:

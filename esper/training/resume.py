@@ -105,7 +105,7 @@ def continued(config: Config, overrides: Sequence[str]) -> Config:
     state = load_run(find_checkpoint(config.resume, "resume"))
     if state.get("policy_only"):
         raise ConfigError(
-            f"resume={config.resume} names a policy without the state of its training: evaluate it with esper.evaluate "
+            f"resume={config.resume} names a policy without its training state: evaluate it with esper.evaluate "
             f"checkpoint={config.resume}, or start a new run"
         )
     saved = from_plain(state["config"])

@@ -232,7 +232,7 @@ class Trainer:
         state = load_run(newest)
         if differs := difference(from_plain(state["config"]), self.config):
             raise ConfigError(
-                f"{self.folder} holds a run with another {differs}: choose another folder, or leave {differs} as it was"
+                f"{self.folder} holds a run with a different {differs}: choose another folder, or leave {differs} as it was"
             )
         check_data(state, self.env.hparams())
         with entries(newest):
@@ -244,7 +244,11 @@ class Trainer:
                 self.learner.load_state_dict(state["agent"])
             self.env.prepare(state["env"])
         if self.update >= self.config.updates:
-            warnings.warn(f"the run has finished update {self.update}: set updates above it to go on", Notice, stacklevel=2)
+            warnings.warn(
+                f"the run has already finished update {self.update}: set updates above {self.update} to continue",
+                Notice,
+                stacklevel=2,
+            )
 
     # ---- text for people
 

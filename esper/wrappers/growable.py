@@ -330,7 +330,8 @@ class GrowableModule(nn.Module):
         """Plant the seeds of a checkpoint; `load_state_dict` then loads their parameters."""
         if tuple(state["slots"]) != self._names:
             raise ValueError(
-                f"the checkpoint has the slots {', '.join(state['slots'])}, and this module {', '.join(self._names)}"
+                f"the checkpoint has the slots {', '.join(state['slots'])}, but this module has "
+                f"{', '.join(self._names)}: call esper.grow with the slots of the checkpoint"
             )
         for index, slot in enumerate(self._slots):
             slot.clear()

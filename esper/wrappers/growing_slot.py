@@ -176,7 +176,7 @@ def slot_gradients(slots: list[GrowingSlot], loss: Callable[[], Tensor]) -> list
             for slot in slots:
                 if len(slot.captured) != 1:
                     raise ValueError(
-                        f"slot {slot.spec.name} was passed {len(slot.captured)} times in loss(): let it compute one batch, and "
+                        f"slot {slot.spec.name} ran {len(slot.captured)} times in loss(): let it compute one batch, and "
                         "put the slot after a submodule that is used once per forward pass"
                     )
             features = [slot.captured[0] for slot in slots]

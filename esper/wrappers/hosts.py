@@ -192,7 +192,7 @@ class HostsEnv(VectorEnv[Any, npt.NDArray[np.int64], Array]):
 
     def _current(self) -> dict[str, Array]:
         if self._now is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the environment is looked at")
+            raise gymnasium.error.ResetNeeded("call reset() before reading the environment's state")
         return self._now
 
     def _see(self, seen: dict[str, Array]) -> Any:
@@ -245,7 +245,7 @@ def _build(preset: Sequence[str], overrides: Sequence[str], *, num_envs: int, sp
     for override in others:
         key = root_key(override)
         if key == "hosts":
-            raise ConfigError(f"{override} is not for an environment: give num_envs to make_vec_env")
+            raise ConfigError(f"{override} cannot be overridden in an environment: set num_envs of make_vec_env instead")
         if key in WITHOUT_EFFECT or override.startswith("agent="):
             raise ConfigError(f"{override} has no effect in an environment, since another library trains the agent: leave it out")
     return build_env(config_of(["agent=wait", *others, f"hosts={num_envs}"]), split=Split(split))

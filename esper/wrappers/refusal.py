@@ -3,12 +3,12 @@
 from esper.lifecycle.stages import Stage
 
 NEEDS = {
-    "germinate": "the slot must be dormant, and rules.max_seeds not be reached",
+    "germinate": "the slot must be dormant, and the limit rules.max_seeds not reached",
     "advance": "a seed leaves training after gates.min_training epochs, blending at alpha 1, holding once it was measured",
-    "fossilize": "the seed must be holding, and its contribution be measured by contributions()",
+    "fossilize": "the seed must be holding, with a contribution measured by contributions()",
     "set_alpha": "the seed must be blending or holding, with alpha at its target",
-    "switch": "there must be a fossil, and rules.switchable be true",
-    "prune": "there must be a seed that is no fossil, of at least rules.min_prune_age epochs",
+    "switch": "the slot must hold a fossil, and rules.switchable must be true",
+    "prune": "the slot must hold a seed that is not a fossil and is at least rules.min_prune_age epochs old",
 }
 """What each operation needs."""
 

@@ -17,7 +17,7 @@ class SeedGroups:
             settings: settings of the groups, such as `lr`; others are the optimizer's defaults.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"attach needs an optimizer of PyTorch, got a {type(optimizer).__name__}")
+            raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
         self.optimizer, self._settings = optimizer, settings
         self._groups: dict[nn.Module, dict[str, Any]] = {}
 

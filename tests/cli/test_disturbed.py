@@ -59,7 +59,7 @@ def test_a_closed_output_is_one_sentence(tmp_path: Path) -> None:
         process.stdout.close()
         err = process.stderr.read()
     assert process.returncode == 1
-    assert sentence(err) == "esper: the reader of the output went away; what was saved before is intact"
+    assert sentence(err) == "esper: the output pipe was closed; what was saved before is intact"
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_a_damaged_file_is_trained_again(deployed, trainings, tmp_path, damage):
 
 def test_without_a_folder_hosts_are_trained_every_time_with_a_warning(deployed, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match=r"pretrained hosts are not kept: .*task\.pretrain_folder"):
+    with pytest.warns(UserWarning, match=r"pretrained hosts are not cached: .*task\.pretrain_folder"):
         bits = hosts_of(deployed(3, folder="file"))
     assert bits == hosts_of(deployed(3))
 

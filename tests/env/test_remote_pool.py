@@ -175,7 +175,7 @@ def test_a_repeated_episode_leaves_out_what_only_reads(make_env, plan_actions):
 
 
 def test_workers_that_keep_dying_end_the_run(played):
-    said = r"worker 0 of 2 was lost \(killed\), and 2 in this episode were replaced before"
+    said = r"worker 0 of 2 was lost \(killed\), and the 2 replacements of an episode are used up"
     with pytest.warns(UserWarning, match="was lost") as told, pytest.raises(ClusterError, match=said):
         played(Pickled(2, lambda *_: "before"), replacements=2)
     assert len(told) == 2

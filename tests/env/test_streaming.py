@@ -163,7 +163,7 @@ def test_a_reader_that_fails_twice_is_reported_in_one_sentence(monkeypatch):
     task = digits()
     Failing(monkeypatch, (4, OSError("no medium")), (5, OSError("no medium")))
     shard, orders = shard_of(task, place_data(task.data, CPU, False))
-    with pytest.raises(TaskError, match=r"^the data could not be read, also at a second attempt \(OSError: no medium\): check"):
+    with pytest.raises(TaskError, match=r"^the data could not be read, even on a second attempt \(OSError: no medium\): check"):
         shard.train_epoch(orders[0])
     assert no_thread_left()
 

@@ -115,7 +115,7 @@ def test_a_lesion_persists_in_training():
         ({"kernel": -1}, r"host\.kernel must be in \[1, 999\], got -1"),
         ({"surfaces": []}, r"host\.surfaces must name one or both of pre, post, each once, got \[\]"),
         ({"surfaces": ["pre", "pre"]}, r"host\.surfaces must name"),
-        ({"surfaces": ["post"], "pools": 0}, r"host\.surfaces=\[post\] leaves no slots without pooling"),
+        ({"surfaces": ["post"], "pools": 0}, r"host\.surfaces=\[post\] needs pooled blocks, and host\.pools=0"),
         ({"surfaces": ["top"]}, r"host\.surfaces must name one or both of pre, post, each once, got \[top\]"),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_folder_holds_what_its_card_says(run: Path, saved: Path) -> None:
 def test_every_command_reads_it_and_no_run_resumes_from_it(run: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (Evaluation.load(str(place), hosts=3).run(["policy"])["policy"] for place in (run, saved))
     assert np.array_equal(one.values["return"], other.values["return"])
-    with pytest.raises(ConfigError, match="names a policy without the state of its training"):
+    with pytest.raises(ConfigError, match="names a policy without its training state"):
         continued(check([f"resume={saved}"]), [])
     with pytest.raises(ConfigError, match="digits exists and is not empty"):
         esper.save_policy(run, saved)

@@ -64,9 +64,9 @@ def test_unlike_runs_are_refused_before_any_is_scored(
     refuse([digits, table], [], planned=True, overrides=())
     refuse([digits, table], [], planned=False, overrides=["task=digits"])
     refuse([digits, table], ["task"], planned=False, overrides=())
-    with pytest.raises(ConfigError, match=r"^these runs learn different tasks \(digits, table\), .* or set strata=\[task\]$"):
+    with pytest.raises(ConfigError, match=r"^these runs learn different tasks \(digits, table\) .* or set strata=\[task\]$"):
         refuse([digits, table], [], planned=False, overrides=())
-    with pytest.raises(ConfigError, match=r"^a trains hosts, and c does not: compare them apart$"):
+    with pytest.raises(ConfigError, match=r"^a trains hosts, and c does not: compare them separately$"):
         refuse([digits, sandbox], [], planned=True, overrides=())
     copy = shutil.copytree(experiment, tmp_path / "copy", ignore=shutil.ignore_patterns("comparison*", "looks*", "report*"))
     for path in copy.glob("shaped/block-00/scored*"):
@@ -169,7 +169,7 @@ def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["outcome=return"], "cannot compare arms that are paid by different reward"),
+        (["outcome=return"], "cannot compare arms with different reward"),
         (["strata=[tusk]"], "strata=tusk is not a key of these runs"),
         (["baselines=[shaped]"], "baselines=shaped is not known"),
         (["against=shapd"], "against=shapd is not an arm: choose from shaped, sparse"),

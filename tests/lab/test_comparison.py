@@ -142,11 +142,11 @@ def test_blocks_before_the_first_look_are_extended_to_it(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("asked", "overrides", "sentence"),
     [
-        ({"margin": 0.5}, [], "margin is 0.5, planned was 1"),
-        ({"hosts": 8}, [], "hosts is 8, planned was 96"),
-        ({"alpha": 0.01}, [], "alpha is 0.01, planned was 0.05"),
-        ({"outcome": "validation"}, [], "outcome is validation, planned was accuracy"),
-        ({"against": "a"}, [], "against is a, planned was null"),
+        ({"margin": 0.5}, [], "margin is 0.5, but 1 was planned"),
+        ({"hosts": 8}, [], "hosts is 8, but 96 was planned"),
+        ({"alpha": 0.01}, [], "alpha is 0.01, but 0.05 was planned"),
+        ({"outcome": "validation"}, [], "outcome is validation, but accuracy was planned"),
+        ({"against": "a"}, [], "against is a, but null was planned"),
         ({}, ["steps=3"], "steps=3 was not planned"),
     ],
 )
@@ -269,7 +269,7 @@ def test_returns_need_equal_rewards(key: str, monkeypatch: pytest.MonkeyPatch) -
     for run in runs:
         run.config[key] = 1.0 if run.arm == "a" else 2.0
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
-    with pytest.raises(ConfigError, match=f"paid by different .*{key.split('.')[0]}"):
+    with pytest.raises(ConfigError, match=f"arms with different .*{key.split('.')[0]}"):
         S.compare([], CompareConfig(outcome="return"))
     for run in runs:
         if run.arm == "b":

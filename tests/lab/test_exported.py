@@ -96,7 +96,7 @@ def test_seeds_take_part() -> None:
 def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, samples = grown("mlp")
     monkeypatch.setitem(exported.FORMATS, "pytorch", lambda program, folder: lambda x: network(x) * 1.001)
-    with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by 1\.0e-03 of their size"):
+    with pytest.raises(ConfigError, match=r"format=pytorch changes the outputs by a relative error of 1\.0e-03"):
         exported.write(network, samples, tmp_path, "pytorch", {})
     assert not (tmp_path / "topology.json").exists()
 

@@ -149,8 +149,8 @@ def test_what_was_planned_is_no_deviation() -> None:
     assert deviations(found, as_planned(found.plan), []) == []
     assert deviations(found, CompareConfig(hosts=8, workers=4, final=True, figures="pdf", baselines=["wait"]), []) == []
     assert deviations(found, CompareConfig(hosts=8, strata=["task"]), ["task=mnist5k"]) == [
-        "baselines is [], planned was [wait]",
-        "strata is [task], planned was []",
+        "baselines is [], but [wait] was planned",
+        "strata is [task], but [] was planned",
         "task=mnist5k was not planned",
     ]
 

@@ -71,9 +71,15 @@ WRONG = {
     "dropout": (lambda: Made(F.dropout), "draws random numbers in its forward, so that a resumed run would differ: remove"),
     "dropout_layer": (lambda: nn.Sequential(nn.Dropout(0.1), Made()), "0 is a Dropout, which draws from torch's global random"),
     "rand": (lambda: Made(lambda x: x + torch.rand(1)), "draws random numbers in its forward"),
-    "numpy": (lambda: Made(noisy_by_numpy), "has another output for the same input in a second call: remove random numbers"),
-    "state": (Counting, "has another output for the same input in a second call"),
-    "init_by_numpy": (by_numpy, "draws initial weights from another stream than torch's, so that a resumed run would differ"),
+    "numpy": (
+        lambda: Made(noisy_by_numpy),
+        "returns a different output for the same input in a second call: remove random numbers",
+    ),
+    "state": (Counting, "returns a different output for the same input in a second call"),
+    "init_by_numpy": (
+        by_numpy,
+        "draws initial weights from a random stream other than torch's, so that a resumed run would differ",
+    ),
     "dtype": (lambda: Made(after=torch.Tensor.double), "returns torch.float64: return torch.float32"),
     "weights": (lambda: Made().double(), "has parameters of torch.float64: use torch.float32"),
     "shape": (
@@ -92,11 +98,17 @@ WRONG = {
         lambda: with_weights(lambda made: made.map.weight.data.fill_(torch.nan)),
         "has initial weights that are NaN or infinite: correct their initialisation",
     ),
-    "not_zero": (lambda: Made(after=lambda y: y + 1e-6), "is not the identity at birth: end it in a map of zeros (born_as_zero)"),
+    "not_zero": (
+        lambda: Made(after=lambda y: y + 1e-6),
+        "is not the identity at birth: end it in a layer initialised to zero (born_as_zero)",
+    ),
     "batch": (lambda: Made(lambda x: x - x.mean(0)), "mixes the samples of a batch: compute each sample alone, as GroupNorm"),
     "batch_norm": (lambda: nn.Sequential(Made(), nn.BatchNorm2d(WIDTH)), "a branch of Wrong has buffers, which a bank"),
     "batch_statistics": (lambda: Made(lambda x: F.batch_norm(x, None, None, training=True)), "mixes the samples of a batch"),
-    "hosts": (lambda: Made(lambda x: x.softmax(1)), "mixes the hosts of a shard, as views that count channels do: see docs/"),
+    "hosts": (
+        lambda: Made(lambda x: x.softmax(1)),
+        "mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/",
+    ),
     "channels": (OneByOne, "mixes the hosts of a shard"),
     "item": (lambda: Made(lambda x: x / x.abs().amax().item()), "cannot run under torch.func.vmap (vmap: It looks like you're "),
     "if": (lambda: Made(lambda x: x if x.sum() > 0 else -x), "choose by torch.where instead of if and .item()"),

@@ -135,5 +135,5 @@ def test_a_damaged_file_is_named(tmp_path, content):
 
 def test_a_single_array_is_no_archive(tmp_path):
     np.save(tmp_path / "images.npy", X)
-    with pytest.raises(TaskError, match=r"images.npy is damaged \(it is no .npz archive\)"):
+    with pytest.raises(TaskError, match=r"images.npy is damaged \(it is not an .npz archive\)"):
         ImageArraysConfig(file=str(tmp_path / "images.npy")).build(CNNConfig())

@@ -2,7 +2,9 @@
 
 import gzip
 import importlib.util
+import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +163,17 @@ def test_a_missing_file_of_fashion_mnist_is_named(folder, name):
     with pytest.raises(TaskError, match=message) as caught:
         fashion(folder).build(CNNConfig())
     assert "\n" not in str(caught.value)
+
+
+def test_files_outside_the_root_count_only_if_the_root_has_none(folder, monkeypatch):
+    mine = folder / "mine"
+    mine.mkdir()
+    first = FashionMnistConfig.versions[0]
+    monkeypatch.setattr(FashionMnistConfig, "versions", (first, replace(first, folder=str(folder))))
+    assert fashion(mine).build(CNNConfig()).data is not None
+    shutil.copy(folder / FILES[0], mine)
+    with pytest.raises(TaskError, match=rf"{mine}/{FILES[1]}, which does not exist"):
+        fashion(mine).build(CNNConfig())
 
 
 @pytest.mark.parametrize("name", FILES)

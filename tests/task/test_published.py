@@ -258,7 +258,9 @@ def test_svhn_is_downloaded_in_two_parts_and_files_of_the_user_are_left_alone(ho
 
 @pytest.mark.parametrize("kind", [Cifar10Config, Cifar100Config, SvhnConfig, FashionMnistConfig])
 @pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("File not found\nor corrupted.")])
-def test_a_failed_download_is_one_sentence(tmp_path, torchvision, kind, error):
+def test_a_failed_download_is_one_sentence(tmp_path, torchvision, monkeypatch, kind, error):
+    monkeypatch.setattr(kind, "versions", kind.versions[:1])  # not what this machine has installed
+
     def fake(root, download, **part):
         raise error
 

@@ -165,7 +165,7 @@ def test_files_go_to_the_finished_run_and_a_failure_is_a_warning(tmp_path: Path)
     assert RUNS["run0"]["files"] == ["run.html", "export/host/network.py"]
     assert (RUNS["run0"]["ends"], RUNS.keys()) == ([True, True], {"run0"})
     FAILING.add("keep")
-    with pytest.warns(UserWarning, match=r"board did not take run\.html: the server is gone \(keep\)$"):
+    with pytest.warns(UserWarning, match=r"board did not accept run\.html: the server is gone \(keep\)$"):
         telemetry.attach(tmp_path, [tmp_path / "run.html"])
     assert json.loads(file_of(tmp_path, "board").read_text())["finished"]
 

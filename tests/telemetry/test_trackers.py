@@ -205,7 +205,7 @@ def test_csv_drops_a_row_that_a_kill_cut_short_and_refuses_a_foreign_file(tmp_pa
     for text, sentence in {
         "update,a\n1,2.0\nx,3\n": "line 3 of .* does not fit its columns",
         "update,a\n1\n": "line 2 of .* does not fit its columns",
-        "a,b\n": "is no table of updates",
+        "a,b\n": "is not a table of updates",
     }.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):

@@ -67,7 +67,7 @@ def test_a_resumed_run_says_what_is_left_and_what_is_damaged(whole, tmp_path, ca
     damaged.write_bytes(damaged.read_bytes()[:-64] + b"0" * 64)
     for updates, epochs, warning in (
         (3, 12, f"{damaged} is damaged (its checksum differs); trying the previous checkpoint"),
-        (2, 0, "the run has finished update 3: set updates above it to go on"),
+        (2, 0, "the run has already finished update 3: set updates above 3 to continue"),
     ):
         with pytest.warns(Notice) as said:
             Trainer(config(f"updates={updates}", "telemetry.writers=[jsonl,console]"), folder).run()
@@ -121,7 +121,7 @@ def test_a_policy_learned_in_chunks_is_evaluated_over_any_horizon(tmp_path):
 
 
 def test_a_folder_of_another_config_is_refused(whole):
-    with pytest.raises(ConfigError, match=r"another reward\.rent"):
+    with pytest.raises(ConfigError, match=r"a different reward\.rent"):
         Trainer(config("reward.rent=0.75"), whole).run()
     assert newest(whole)["update"] == 3
 

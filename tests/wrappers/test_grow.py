@@ -181,7 +181,7 @@ def test_fossils_are_kept_and_can_be_frozen_and_switched() -> None:
     net = grown(rules=SlotsConfig(min_prune_age=0, incubation=Incubation.none, fossils="frozen", switchable=True))  # pyright: ignore[reportArgumentType]
     active(net)
     net.advance("early")
-    with pytest.raises(ValueError, match="its contribution be measured by contributions"):
+    with pytest.raises(ValueError, match="with a contribution measured by contributions"):
         net.fossilize("early")
     net.contributions(lambda: -float(loss_of(net)()))
     net.fossilize("early")

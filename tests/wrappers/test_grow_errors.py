@@ -56,11 +56,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: active(grown()).germinate("early", "norm"),
         "germinate is not permitted in slot early, which is training",
     ),
-    "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early was passed 0 times"),
+    "loss": (lambda: grown().potential(lambda: torch.zeros((), requires_grad=True)), "slot early ran 0 times"),
     "slots as text": (lambda: esper.grow(module(), "1", batch()[0]), r"slots must be a list of paths, got '1'"),
     "slot twice": (lambda: esper.grow(module(), ["1", "1"], batch()[0]), "slots names a submodule twice"),
     "grown before": (lambda: esper.grow(grown().module, ["1"], batch()[0]), "submodule '1' has a slot already"),
-    "no optimizer": (lambda: grown().attach(None), "attach needs an optimizer of PyTorch, got a NoneType"),  # pyright: ignore[reportArgumentType]
+    "no optimizer": (lambda: grown().attach(None), "attach needs a PyTorch optimizer, got a NoneType"),  # pyright: ignore[reportArgumentType]
     "seed in the optimizer": (
         lambda: (net := active(grown())).attach(torch.optim.SGD(net.parameters(), lr=0.1)),
         "the optimizer has the parameters of the seed in slot early already",
@@ -115,5 +115,5 @@ def test_a_seed_that_nothing_trains_is_warned_of() -> None:
 
 def test_a_checkpoint_of_other_slots_is_refused() -> None:
     other = esper.grow(module(), ["1"], batch()[0])
-    with pytest.raises(ValueError, match="the checkpoint has the slots early, late, and this module 1"):
+    with pytest.raises(ValueError, match="the checkpoint has the slots early, late, but this module has 1"):
         other.load_state_dict(grown().state_dict())

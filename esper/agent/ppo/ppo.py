@@ -85,16 +85,16 @@ class PPOConfig(AgentConfig):
     policy."""
     reference: Reference = Reference.uniform
     """Policy that the entropy bonus draws towards: uniform (over legal actions), or initial (waits as agent.wait_bias says, then
-    uniform), for worlds where the right moment may come late: a uniform policy acts at once."""
+    uniform), for tasks in which the right moment may come late, since a uniform policy acts at once."""
     max_grad_norm: float = 0.5
-    """Norm to which longer gradients are clipped, above 0. Lower: smaller and steadier steps."""
+    """Maximum gradient norm, above 0; larger gradients are clipped. Lower: smaller and steadier steps."""
     twins: int = 2
     """Hosts that share instance, initial weights and data order, at least 1; hosts must be a multiple of it. Higher: less noisy
     advantages, fewer distinct hosts per rollout."""
     baseline: Baseline = Baseline.twins
     """Baseline of the advantages: critic (GAE), twins (leave-one-out mean of the twins' returns) or blend (mean of both)."""
     advantage_floor: float = 0.1
-    """Smallest standard deviation by which advantages are divided [reward], above 0. Higher: damps uneventful rollouts."""
+    """Lower bound of the standard deviation that divides advantages [reward], above 0. Higher: damps uneventful rollouts."""
     popart_step: float = 0.05
     """Weight of the newest rollout in the running scale of value targets (PopArt), in [0, 1]. Higher: adapts faster, less
     steadily; 0 leaves the targets unscaled."""

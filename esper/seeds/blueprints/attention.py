@@ -115,7 +115,7 @@ class AttentionConfig(BlueprintConfig):
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.IMAGES, Layout.SEQUENCES)
     sizes: ClassVar[Sequence[str]] = ("reduction", "heads")
     reduction: int = 4
-    """Divisor of the channels in the gate's hidden layer for images, at least 1. Higher: smaller."""
+    """Reduction ratio of the gate's hidden layer for images, at least 1. Higher: smaller."""
     heads: int = 4
     """Attention heads for sequences, at least 1; a divisor of the width."""
 

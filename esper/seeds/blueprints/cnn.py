@@ -74,7 +74,7 @@ class BottleneckConfig(ConvLightConfig):
 
     sizes: ClassVar[Sequence[str]] = ("kernel", "reduction")
     reduction: int = 4
-    """Divisor of the channels of the convolution, which has at least 8; at least 1. Higher: smaller."""
+    """Reduction ratio of the convolution's channels, at least 1; at least 8 channels remain. Higher: smaller."""
 
     def branch(self, slot: SlotSpec) -> nn.Module:
         channels, hidden = slot.channels, max(8, slot.channels // self.reduction)
