@@ -178,11 +178,7 @@ def compare_arms(
         pairs=len(pairs),
         looks=planned,
         bounds=bounds if final else None,
-        worst=""
-        if not final
-        else " (taken at their worst)"
-        if bounds
-        else " (the outcome has no bounds, so no worst case is known)",
+        worst="" if not final else " (taken at their worst)" if bounds else " (the outcome has no worst value)",
         withheld=withheld if taken else withheld or Conclusion.unfinished,
         seed=seed,
         unit=unit,
