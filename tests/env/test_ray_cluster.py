@@ -113,7 +113,7 @@ def test_killed_workers_change_no_number(said):
     lost = [text for text in said["told"] if "was lost" in text]
     assert len(lost) == 3
     assert [f"worker {worker} of 2 was lost" in text for worker, text in zip((0, 1, 0), lost, strict=True)] == [True] * 3
-    assert "hosts 2 to 3 repeat 3 epochs of this episode, no other host is affected" in lost[1]
+    assert "hosts 2 to 3 repeat 3 epochs of this episode; no other host is affected" in lost[1]
 
 
 def test_environments_share_workers_and_leave_none_behind(said):
