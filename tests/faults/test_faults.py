@@ -12,8 +12,8 @@ from tests.faults.injector import FAULTS
 from tests.faults.nonfinite import Nan
 from tests.faults.trial import Reference, reference, trial
 
-OPERATIONS = {"window": ("line", "disk", "step"), "growth": ("line", "disk", "epoch"), "workers": ("line",), "compare": ("line",)}
-"""Classes of operations at which faults strike, by case."""
+OPERATIONS = {"window": ("line", "disk", "step"), "growth": ("line", "disk", "epoch"), "compare": ("line",)}
+"""Classes of operations at which faults strike, by case. `workers` takes as long as all these, and is left to the command."""
 
 
 @pytest.fixture(scope="module", params=OPERATIONS)
