@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+import yaml
 from PIL import Image
 
 from esper.agent.scripted.base import compose
@@ -27,6 +28,7 @@ TINY = ["hosts=4", "steps=3", "updates=2", "telemetry=quiet", "agent.minibatches
 TINY += ["gates.min_training=1", "gates.min_blending=1"]  # an episode is short
 SMALL = ["task.batch_size=8", "task.epoch_samples=16", "task.valid_samples=8"]
 TASKS = groups()["task"]
+CONF = Path(__file__).parents[1] / "conf" / "task"
 CIFAR = [name for name in TASKS if name.startswith("cifar10_")]
 
 
@@ -210,6 +212,12 @@ def test_worlds_of_deployed_hosts(tmp_path, generated_mnist5k, generated_text, n
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg="the hosts are frozen")
     assert (abs(losses[2] - losses[1]) > 1e-4).all(), "and their data changes in epoch 1"
     env.close()
+
+
+def test_fashion_drift_is_mnist5k_drift_with_other_images():
+    clothes, digits = (yaml.safe_load((CONF / f"{name}_drift.yaml").read_text()) for name in ("fashion", "mnist5k"))
+    assert (clothes["defaults"][0], digits["defaults"][0]) == ("fashion_mnist", "mnist5k")
+    assert (clothes["defaults"][1:], clothes["task"]) == (digits["defaults"][1:], digits["task"])
 
 
 def test_tinystories(tmp_path):

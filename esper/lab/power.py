@@ -55,7 +55,8 @@ TYPICAL = {
         {"updates": ("60",), "hosts": ("32",), "steps": ("20",), "score_hosts": ("64",)},
     ),
 }
-"""Task: median over the records that compare trained policies in `digits`, and over the rivals of PPO in the other tasks."""
+"""By task: the median over the records that compare trained policies on `digits`, and over the baselines of PPO in the study of
+each drift world."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,13 +128,13 @@ def expected_power(design: Design) -> list[str]:
         return []
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
-    elif (assumed := assumed_spread(design)) is not None:
-        recorded = TYPICAL[str(_task(design))].sizes
+    elif (task := _task(design)) and (assumed := assumed_spread(design)) is not None:
+        recorded = TYPICAL[task].sizes
         sizes = [*_settings(design, *recorded), f"score_hosts={plan.score_hosts}"]
         unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in recorded[size.split("=")[0]]]
         caveat = f" at the default size, but a guess for {' '.join(unlike)}" if unlike else ""
         spread = Spread(value=assumed)
-        source = f"typical of {_task(design)}{caveat}; pilot=FOLDER takes it from an experiment"
+        source = f"typical of {task}{caveat}; pilot=FOLDER takes it from an experiment"
     else:
         return [f"power unknown: no record tells how {plan.outcome} varies here; pilot=FOLDER takes it from an experiment"]
     test = PlannedTest(margin=plan.margin, looks=plan.looks, alpha=plan.alpha, pairs=len(pairs))
@@ -157,8 +158,8 @@ def _task(design: Design) -> str | None:
     """Return the task of all arms if its typical spreads are known, else None."""
     tasks: set[str] = set()
     for own in design.arms.values():
-        named = [one.partition("=")[2] for one in (*design.common, *own) if one.partition("=")[0] in ("task", "experiment")]
-        tasks |= {*named} or {"digits"}
+        settings = (one.partition("=") for one in (*design.common, *own))
+        tasks |= {value for key, _, value in settings if key in ("task", "experiment")} or {"digits"}
     growth = all(setting == "env=growth" for setting in _settings(design, "env"))
     return tasks.pop() if growth and len(tasks) == 1 and tasks <= TYPICAL.keys() else None
 
