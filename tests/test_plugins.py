@@ -17,7 +17,7 @@ from esper.config import GROUPS, ConfigError
 from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins, split_plugins
 from esper.reward.modes import MinimalConfig, RewardConfig
-from esper.reward.table import TERMINAL
+from esper.reward.table import RENT, TERMINAL
 from esper.training.config_io import from_plain, resumed, to_plain
 from esper.training.trainer import Trainer
 
@@ -44,6 +44,14 @@ class TypoConfig(RewardConfig):
     terminal: float = 1.0
 
 
+@dataclass(kw_only=True, slots=True)
+class UnreadConfig(RewardConfig):
+    """Has a term without the field that it reads."""
+
+    pays = {"rent": RENT}  # noqa: RUF012
+    rent: float = 1.0
+
+
 class Bare(MinimalConfig):
     """Inherits its fields, and would declare none of its own."""
 
@@ -67,6 +75,7 @@ register("reward", "mine", MineConfig)
         ("rewrd", "mine", MineConfig, "there is no group rewrd to register mine in: choose one of .*; did you mean reward?"),
         ("telemetry", "mine", MineConfig, "there is no group telemetry"),
         ("reward", "typo", TypoConfig, "TypoConfig.pays names the weight trminal, .*: did you mean terminal"),
+        ("reward", "unread", UnreadConfig, "UnreadConfig.pays has the term rent, which reads rent_unit, .*: add it"),
         ("reward", "lost", LostConfig, "LostConfig.pays names the weight terminal, .* add terminal: float = 1.0"),
         (
             "reward",

@@ -37,8 +37,8 @@ def reward_modes() -> Iterator[str]:
 def ready_terms() -> Iterator[str]:
     """Yield the terms of esper.reward.table by their Python names."""
     named = {name: term for name, term in vars(terms).items() if isinstance(term, terms.Term)}
-    rows = ((f"`{name}`", term.unit, f"`{term.name}`", term.formula) for name, term in named.items())
-    return table(("name", "unit", "component", "formula"), rows)
+    rows = ((f"`{name}`", term.unit, f"`{term.name}`", ticked(term.reads), term.formula) for name, term in named.items())
+    return table(("name", "unit", "component", "fields that it reads", "formula"), rows)
 
 
 def signals() -> Iterator[str]:

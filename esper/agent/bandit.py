@@ -16,7 +16,7 @@ import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
 from esper.agent.regression import Model, Regression, choose
-from esper.agent.scripted.base import UniformArray, compose, draw, offered
+from esper.agent.scripted.base import UniformArray, compose, draw, offered, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
@@ -146,14 +146,24 @@ class Bandit(Learner):
         greedy: bool = False,
     ) -> Decision:
         """See `Controller`."""
-        choice_N = state["choice"].numpy()
-        due_N, level_N = self._due(observation, state["level"].numpy(), choice_N == UNDECIDED)
+        new_N = step_number(observation, self.spec) == 0
+        choice_N = np.where(new_N | self._done(observation, state["choice"].numpy()), UNDECIDED, state["choice"].numpy())
+        level_N = np.where(new_N, np.float32(np.nan), state["level"].numpy())
+        due_N, level_N = self._due(observation, level_N, choice_N == UNDECIDED)
         if due_N.any():
             choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
         action_NH = self._carry_out(observation, choice_N)
         if self.repeats:
             choice_N = np.where((action_NH[:, Head.OP] == Op.FOSSILIZE) | (choice_N == 0), UNDECIDED, choice_N)
         return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
+
+    def _done(self, observation: Observation, choice_N: IntArray) -> BoolArray:
+        """Return the hosts whose seed was kept without an action, by `slots.auto_advance` `[N]`; none if it decides once."""
+        if not self.repeats:
+            return np.zeros(len(choice_N), np.bool_)
+        kept_NS = slot_features(observation, self.spec, "stage_fossilized") > 0
+        slot_N = np.maximum(choice_N - 1, 0) // len(self.spec.blueprint_names)
+        return kept_NS[np.arange(len(slot_N)), slot_N] & (choice_N > 0)
 
     def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
         """Return the hosts to decide on now `[N]`, and the new levels `[N]`.
@@ -221,7 +231,7 @@ class Bandit(Learner):
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step."""
         assert self._record is not None, "call begin() first"
-        self._record.reward_TN.append(transition.reward_N)
+        self._record.reward_TN.append(transition.earned_N)
 
     def learn(self, progress: float) -> dict[str, float]:
         """Fit the predictions to all decisions in memory."""
@@ -251,8 +261,8 @@ class Bandit(Learner):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the decisions in memory, from which predictions are fitted."""
-        return {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
+        """Return the choices by name, and the decisions in memory, from which predictions are fitted."""
+        return {"choices": list(self.names)} | {name: torch.tensor(part) for name, part in self._memory.arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -261,9 +271,10 @@ class Bandit(Learner):
             ValueError: the observations have other features, or there are other choices.
         """
         memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
-        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or memory.next_legal.shape[1] != len(self.names):
+        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or state["choices"] != self.names:
             raise ValueError(
-                "agent=bandit learned on hosts with other slots or blueprints: evaluate it on hosts like those of its run"
+                f"the {type(self).__name__} learned to choose among {', '.join(state['choices'])}, and here are "
+                f"{', '.join(self.names)}, or other features: evaluate it on hosts with the slots and blueprints of its run"
             )
         self._memory = memory
         if len(memory.choice):

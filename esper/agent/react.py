@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.agent.base import AgentConfig, check_slot
+from esper.agent.base import AgentConfig, check_offered, check_slot
 from esper.agent.scripted.base import offered
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.agent.search import Search
@@ -87,7 +87,7 @@ class React(Search[ReactRule]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return Search.state_dict(self) | {"best": self.best.plain()}
+        return Search.state_dict(self) | {"best": self.best.plain(), "blueprints": list(self.spec.blueprint_names)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned.
@@ -98,7 +98,9 @@ class React(Search[ReactRule]):
         rule = ReactRule(**{field.name: state["best"][field.name] for field in fields(ReactRule)})
         if rule.slot is not None:
             check_slot(f"slot={rule.slot} in the best rule", rule.slot, self.spec.num_slots)
-        if rule.blueprint is not None and rule.blueprint >= len(self.spec.blueprint_names):
-            raise ValueError("the best rule plants a blueprint that this run lacks: use the blueprints of its own run")
+        if rule.blueprint is not None:
+            name = state["blueprints"][rule.blueprint]
+            check_offered(f"blueprint={name} in the best rule", name, self.spec.blueprint_names)
+            rule = replace(rule, blueprint=self.spec.blueprint_names.index(name))
         Search.load_state_dict(self, state)
         self.play(rule)

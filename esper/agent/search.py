@@ -79,7 +79,7 @@ class Search(Learner, Generic[Candidate]):
     def observe(self, transition: Transition) -> None:
         """Add the rewards of a step to the returns."""
         assert self._return_N is not None, "call begin() first"
-        self._return_N += transition.reward_N
+        self._return_N += transition.earned_N
 
     def learn(self, progress: float) -> dict[str, float]:
         """Keep the candidate just tried if its mean return is the highest; ties keep the earlier one."""

@@ -54,5 +54,14 @@ class Transition:
     """Everything measured in the step; None in an environment that trains no hosts."""
     paid: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
     """Terms of the reward by name `[N]`; empty in an environment that does not report them."""
+    restored_N: FloatArray | None = None
+    """Shaping potential from which each host goes on after a rollback, and which shaping therefore deducts a second time, 0 for
+    the others [reward]; None in an environment that has no rollbacks."""
     cause_N: npt.NDArray[np.int64] | None = None
     """Cause of each rollback, 0 for none; None in an environment without a governor."""
+
+    @property
+    def earned_N(self) -> FloatArray:
+        """Rewards `[N]` that add up to the return of a whole episode, rollbacks included; a learner of sub-episodes takes
+        `reward_N`."""
+        return self.reward_N if self.restored_N is None else self.reward_N + self.restored_N

@@ -288,6 +288,7 @@ class Evaluation:
         begun = time.perf_counter()
         config = without_incubation(self.config) if static else self.config
         env = build_env(config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
+        env.prepare(self.env.state_dict())
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
         kind = "static net" if static else "schedule"

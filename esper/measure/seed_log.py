@@ -88,8 +88,6 @@ class SeedLog:
         restored = host in self._restored
         if seed is not None and present and blueprint != seed.blueprint:
             seed.fate, present = "rolled_back" if restored else "removed", False
-        elif seed is not None and not present and restored and blueprint == seed.blueprint:
-            present = True  # the rollback has brought it back
         if blueprint == NONE:
             return
         if seed is None or not present:

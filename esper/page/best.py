@@ -19,20 +19,22 @@ def best_update(best: Mapping[str, Any] | None) -> str:
     """Return the sentence that names the checkpoint with the highest return in training; empty before the first update.
 
     Args:
-        best: `best` of a checkpoint. The policy after update u plays update u + 1.
+        best: `best` of a checkpoint.
     """
     if not best:
         return ""
-    return (
-        f"The highest return in training is {best['return']:.1f} points, in update {best['update'] + 1}, by the policy after "
-        f"{counted(best['update'], 'update')}: {_where(best['update'])}."
-    )
+    who = "which tried it" if _played(best) == best["update"] else f"by the policy after {counted(best['update'], 'update')}"
+    update, checkpoint = _played(best), _where(best["update"])
+    return f"The highest return in training is {best['return']:.1f} points, in update {update}, {who}: {checkpoint}."
 
 
 def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | None) -> str:
-    """Return a sentence if the last updates return less than those beside the best one, by Welch's 95 % interval; else ""."""
+    """Return a sentence if the last updates return less than those beside the best one, by Welch's 95 % interval; else "", as for
+    a search, whose updates try candidates that have nothing to do with each other."""
+    if best and _played(best) == best["update"]:
+        return ""
     played = [record for record in records if np.isfinite(record.get(RETURN, np.nan))]
-    place = next((i for i, record in enumerate(played) if best and record["update"] == best["update"] + 1), None)
+    place = next((i for i, record in enumerate(played) if best and record["update"] == _played(best)), None)
     if place is None or best is None or place + BESIDE >= len(played) - LAST:
         return ""
     beside = [one[RETURN] for one in [*played[max(0, place - BESIDE) : place], *played[place + 1 : place + 1 + BESIDE]]]
@@ -46,9 +48,14 @@ def decline(records: Sequence[Mapping[str, float]], best: Mapping[str, Any] | No
     fall = f"{np.mean(beside) - np.mean(last):.1f} less ({low:.1f} to {high:.1f})"
     return (
         f"Returns in training have fallen since the best one: the last {LAST} updates return {np.mean(last):.1f} points on "
-        f"average, {fall} than updates {first} to {end} without the best, update {best['update'] + 1}. "
+        f"average, {fall} than updates {first} to {end} without the best, update {_played(best)}. "
         f"{_where(best['update'])} is the policy of that time: evaluate it to see whether it does better on held-out hosts, too."
     )
+
+
+def _played(best: Mapping[str, Any]) -> int:
+    """Return the update in which the best policy acted; a policy that learns acts in the update after that of its checkpoint."""
+    return best.get("played", best["update"] + 1)
 
 
 def _where(update: int) -> str:

@@ -62,13 +62,6 @@ class Reward:
     def reset(self) -> None:
         """Start a new episode and clear the memory of hosts."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the memory of hosts within an episode; empty at its start."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-
 
 class WeightedReward(Reward):
     """The weighted terms of a mode; terms of weight 0 are not computed."""
@@ -76,24 +69,27 @@ class WeightedReward(Reward):
     def __init__(self, config: Weights, gamma: float) -> None:
         self.gamma = gamma
         self._potentials: list[tuple[float, Callable[[FloatArray, SlotState], FloatArray]]] = []
-        self._terms: dict[str, tuple[float, Pay]] = {}
-        """Signed weight and term, by the name of the component."""
+        self._terms: dict[str, list[tuple[float, Pay]]] = {}
+        """Signed weights and terms, by the name of the component that they add up to."""
         chosen = {key: entry for key, entry in config.pays.items() if getattr(config, key)}
         for key, entry in chosen.items():
             weight = getattr(config, key)
             if entry.potential is not None:
                 self._potentials.append((weight, entry.potential))
-                self._terms.setdefault(SHAPING, (1.0, self._shaping))
+                self._terms.setdefault(SHAPING, [(1.0, self._shaping)])
             elif entry.make is not None:
-                self._terms[entry.name] = (entry.sign * weight, entry.make(config, gamma))
+                self._terms.setdefault(entry.name, []).append((entry.sign * weight, entry.make(config, gamma)))
         self.names = tuple(self._terms)
         self.needs_latency = "rent" in self.names and getattr(config, "rent_unit", None) is terms.RentUnit.latency
         self.needs = frozenset(plan for entry in chosen.values() for plan in entry.needs)
-        self._memories = {name: pay for name, (_, pay) in self._terms.items() if isinstance(pay, Memory)}
+        self._memories = [pay for entries in self._terms.values() for _, pay in entries if isinstance(pay, Memory)]
 
     def components(self, signals: StepSignals) -> dict[str, FloatArray]:
-        hosts = len(signals.op_N)
-        return {name: _per_host(name, weight, pay(signals), hosts) for name, (weight, pay) in self._terms.items()}
+        return {name: self._component(name, signals) for name in self._terms}
+
+    def _component(self, name: str, signals: StepSignals) -> FloatArray:
+        first, *others = (_per_host(name, weight, pay(signals), len(signals.op_N)) for weight, pay in self._terms[name])
+        return np.sum([first, *others], axis=0, dtype=np.float32) if others else first
 
     def _shaping(self, signals: StepSignals) -> FloatArray:
         before_N = self.potential(signals.accuracy_before_N, signals.before)
@@ -109,15 +105,8 @@ class WeightedReward(Reward):
         return (self.gamma * self.potential(accuracy_N, state)).astype(np.float32)
 
     def reset(self) -> None:
-        for memory in self._memories.values():
+        for memory in self._memories:
             memory.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: memory.state_dict() for name, memory in self._memories.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, memory in self._memories.items():
-            memory.load_state_dict(state[name])
 
 
 def _per_host(name: str, weight: float, paid: Any, hosts: int) -> FloatArray:
@@ -157,10 +146,3 @@ class PerHost(Reward):
     def reset(self) -> None:
         for part in self._parts.values():
             part.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {mode: part.state_dict() for mode, part in self._parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mode, part in self._parts.items():
-            part.load_state_dict(state[mode])

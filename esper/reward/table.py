@@ -43,6 +43,8 @@ class Term:
     potential: Callable[[FloatArray, SlotState], FloatArray] | None = None
     """Part of the shaping potential, paid on entering a state and deducted on leaving it: a function from host accuracies [pp]
     and slot states to `[N]`."""
+    reads: tuple[str, ...] = ()
+    """Fields that it reads of the config of its mode, beside its weight."""
 
 
 Pays = Mapping[str, Term]
@@ -58,7 +60,14 @@ def _counted(op: Op, name: str) -> Term:
 
 
 def _rent(formula: str, **keys: bool) -> Term:
-    return Term("rent", "host sizes", formula, lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit, **keys), sign=-1)
+    return Term(
+        "rent",
+        "host sizes",
+        formula,
+        lambda mode, gamma: partial(terms.rent, unit=mode.rent_unit, **keys),
+        -1,
+        reads=("rent_unit",),
+    )
 
 
 def _potential(unit: str, formula: str, potential: Callable[[FloatArray, SlotState], FloatArray]) -> Term:
@@ -85,6 +94,7 @@ ESCROW = Term(
     "pp",
     "change of each seed's balance towards the minimum of min(c, g) over the last steps; only fossils keep it",
     lambda mode, gamma: terms.Escrow(mode.window, mode.most),
+    reads=("window", "most"),
 )
 FOSSILIZED = Term("fossilized", "pp", "sum over new fossils of min(c, g)", lambda mode, gamma: terms.Fossilized())
 DRIP = Term(
@@ -92,6 +102,7 @@ DRIP = Term(
     "pp",
     "sum over fossils of min(c0, g0) / max(steps left then, min_steps) * clip(c / c0, -1, 1)",
     lambda mode, gamma: terms.Drip(mode.min_steps),
+    reads=("min_steps",),
 )
 HINDSIGHT = Term(
     "hindsight",

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from esper.lifecycle.stages import LIVE, OCCUPIED, Op, SlotState, Stage
 from esper.reward.signals import StepSignals
@@ -45,7 +44,8 @@ class RentUnit(StrEnum):
 
 def contributions(state: SlotState) -> FloatArray:
     """Return the last measured contribution of each seed `[N, S]` [pp]; 0 where there is none."""
-    return np.where(state.measured & state.within(*OCCUPIED), state.contribution, 0.0).astype(np.float32)
+    counts_NS = state.measured & state.within(*OCCUPIED) & (state.alpha > 0)  # a seed that is off adds nothing
+    return np.where(counts_NS, state.contribution, 0.0).astype(np.float32)
 
 
 def attribution(signals: StepSignals) -> FloatArray:
@@ -173,14 +173,6 @@ class Memory:
     def reset(self) -> None:
         """Start a new episode."""
         self.kept = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the arrays as tensors, for a checkpoint within an episode."""
-        return {name: torch.tensor(array) for name, array in self.kept.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self.kept = {name: tensor.numpy().copy() for name, tensor in state.items()}
 
     def recall(self, name: str, shape: tuple[int, ...], value: float = 0.0) -> FloatArray:
         """Return the array of this name; `value` everywhere at first."""

@@ -31,7 +31,8 @@ def domains(data: Data, drifts: Mapping[str, Callable[[Data], Data]], stream: np
     copies = [data, *(drift(data) for drift in drifts.values())]
 
     def stacked(name: str) -> Tensor:
-        return torch.stack([getattr(copy, name) for copy in copies])
+        parts = [getattr(copy, name) for copy in copies]
+        return torch.stack(parts) if drifts else parts[0][None]  # without drifts, nothing is copied
 
     def rank(samples: Tensor) -> Tensor:
         return torch.from_numpy((stream.permutation(len(samples)) + 0.5) / len(samples))

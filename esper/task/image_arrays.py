@@ -17,7 +17,7 @@ from esper.checkpoint import Notice
 from esper.seeding import stream
 from esper.task.data import Data, TaskError, reading
 from esper.task.images import AugmentedConfig, normalised
-from esper.task.regression import shares
+from esper.task.regression import mean_and_deviation, shares
 
 Array = npt.NDArray[Any]
 SETS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -60,22 +60,25 @@ class ImageArraysConfig(AugmentedConfig):
 
     def load(self, context: int) -> Data:
         with reading(Path(self.file), f"set task.file to an .npz file with {NEEDED}"):
-            arrays = _arrays(self.file)
-        sets = {part: self._checked(part, found) for part in SETS if (found := _find(arrays, part))}
+            arrays, unknown = _arrays(self.file)
+        found = {part: names for part in ("", *SETS) if (names := _find(arrays, part))}
+        sets = {part: self._checked(part, Images(*(arrays[name] for name in found[part]))) for part in SETS if part in found}
         rng = stream(self.split_seed, "image_arrays_split")
         if sets.keys() & {"train", "test"} == {"train"}:
             raise TaskError(f"task.file={self.file} has no test set: add test_x and test_y")
+        if sets and "train" not in sets:
+            raise TaskError(f"task.file={self.file} has {found[min(sets)][0]} and no train_x and train_y: add them")
         if "train" in sets:
             known = set(np.unique(sets["train"].y).tolist())
             for part, (_, classes) in sets.items():
-                if unknown := set(np.unique(classes).tolist()) - known:
+                if strange := set(np.unique(classes).tolist()) - known:
                     raise TaskError(
-                        f"task.file={self.file}: the {part} set has class {min(unknown)}, of which there is no training image: "
+                        f"task.file={self.file}: the {part} set has class {min(strange)}, of which there is no training image: "
                         "add some, or remove it"
                     )
             sets = sets if "valid" in sets else _held_out(sets, rng)
-        elif whole := _find(arrays, ""):
-            images = self._checked("the file", whole)
+        elif "" in found:
+            images = self._checked("the file", Images(*(arrays[name] for name in found[""])))
             if len(images.y) < 8:
                 raise TaskError(f"task.file={self.file} has {len(images.y)} images, too few for three sets: add some")
             rows = shares(len(images.y), rng, f"task.file={self.file}")
@@ -83,8 +86,11 @@ class ImageArraysConfig(AugmentedConfig):
         else:
             raise TaskError(
                 f"task.file={self.file} needs the arrays {NEEDED} (or x_train, or train_images and train_labels), and has "
-                f"{', '.join(arrays) or 'none'}: rename them"
+                f"{', '.join([*arrays, *unknown]) or 'none'}: rename them"
             )
+        used = {name for part in (sets if "train" in found else [""]) for name in found.get(part, ())}
+        if rest := sorted({*arrays, *unknown} - used):
+            warnings.warn(f"task.file={self.file}: not used: {', '.join(rest)}", Notice, stacklevel=2)
         return _data(sets, f"task.file={self.file}")
 
     def _checked(self, part: str, images: Images) -> Images:
@@ -126,8 +132,8 @@ class ImageArraysConfig(AugmentedConfig):
         return self.channels == "last" if self.channels else last
 
 
-def _arrays(file: str) -> dict[str, Array]:
-    """Return the arrays of an archive that have known names; a notice names the others.
+def _arrays(file: str) -> tuple[dict[str, Array], list[str]]:
+    """Return the arrays of an archive that have known names, and the names of the others.
 
     Raises:
         ValueError: the file is no archive of arrays.
@@ -147,9 +153,7 @@ def _arrays(file: str) -> dict[str, Array]:
             others = sorted(set(archive.files) - names)
     except (TypeError, AttributeError, zipfile.BadZipFile) as error:  # a single array, or a cut archive
         raise ValueError("it is not an .npz archive") from error
-    if others and arrays:
-        warnings.warn(f"task.file={file}: not used: {', '.join(others)}", Notice, stacklevel=2)
-    return arrays or dict.fromkeys(others, np.empty(0))
+    return arrays, others
 
 
 def _names(part: str) -> list[tuple[str, str]]:
@@ -160,9 +164,9 @@ def _names(part: str) -> list[tuple[str, str]]:
     return named + [(f"{x}_{name}", f"{y}_{name}") for name in SETS[part] for x, y in PAIRS]
 
 
-def _find(arrays: Mapping[str, Array], part: str) -> Images | None:
-    """Return the images and classes of a set, if both are there."""
-    return next((Images(arrays[x], arrays[y]) for x, y in _names(part) if x in arrays and y in arrays), None)
+def _find(arrays: Mapping[str, Array], part: str) -> tuple[str, str] | None:
+    """Return the names of the images and classes of a set, if both are there."""
+    return next(((x, y) for x, y in _names(part) if x in arrays and y in arrays), None)
 
 
 def _held_out(sets: dict[str, Images], rng: np.random.Generator) -> dict[str, Images]:
@@ -190,10 +194,10 @@ def _data(sets: Mapping[str, Images], where: str) -> Data:
     x = {part: images.x if packed else np.asarray(images.x, np.float64) for part, images in sets.items()}
     if not packed:
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, std = (of(x["train"], axis=(0, 2, 3), keepdims=True) for of in (np.mean, np.std))
+            mean, std = mean_and_deviation(x["train"], (0, 2, 3))
         if not np.isfinite(std).all():
             raise TaskError(f"{where} has values too large to be scaled: divide them")
-        x = {part: ((images - mean) / np.where(std > 0, std, 1.0)).astype(np.float32) for part, images in x.items()}
+        x = {part: ((images - mean) / std).astype(np.float32) for part, images in x.items()}
     tensors: dict[str, Any] = {f"{part}_x": torch.from_numpy(np.ascontiguousarray(images)) for part, images in x.items()}
     tensors |= {f"{part}_y": torch.from_numpy(np.searchsorted(kinds, images.y)) for part, images in sets.items()}
     data = Data(**tensors, num_classes=len(kinds))

@@ -56,22 +56,26 @@ class ImageFolderConfig(AugmentedConfig):
         tenth = round(len(sets["train"]) / 10)
         for name in [name for name in ("valid", "test") if name not in sets]:
             sets[name], sets["train"] = sets["train"][:tenth], sets["train"][tenth:]
+        for kind in set(range(len(classes))) - {kind for _, kind in sets["train"]}:
+            raise TaskError(f"task.folder={self.folder} has too few images of class {classes[kind]} for all sets: add some")
         parts: dict[str, Any] = {}
         for name, files in sets.items():
             with ThreadPoolExecutor() as pool:
                 images = pool.map(partial(_read, size=self.size), [path for path, _ in files])
                 parts[f"{name}_x"] = joined((image[None] for image in images), mapped=self.mapped)
             parts[f"{name}_y"] = torch.tensor([kind for _, kind in files])
-        return normalised(Data(**parts, num_classes=classes, mapped=self.mapped))
+        return normalised(Data(**parts, num_classes=len(classes), mapped=self.mapped))
 
-    def _listed(self) -> tuple[int, dict[str, list[tuple[Path, int]]]]:
-        """Return the number of classes, and the image files of each set with their classes.
+    def _listed(self) -> tuple[list[str], dict[str, list[tuple[Path, int]]]]:
+        """Return the names of the classes, and the image files of each set with their classes.
 
         Raises:
             TaskError: there are fewer than two classes, a class is unknown or empty, or there are too few images.
         """
         top = Path(self.folder)
         found = {name: top / folder for folder, name in SETS.items() if (top / folder).is_dir()}
+        if (top / "val").is_dir() and (top / "valid").is_dir():
+            raise TaskError(f"task.folder={self.folder} has both val and valid: keep one")
         if "train" not in found or not _subfolders(found["train"]):
             found = {"train": top}
         classes, sets = _subfolders(found["train"]), dict[str, list[tuple[Path, int]]]()
@@ -92,7 +96,7 @@ class ImageFolderConfig(AugmentedConfig):
             sets[name] = [(path, kind) for kind, one in enumerate(classes) for path in files[one]]
         if len(sets["train"]) < 10 or not all(sets.values()):
             raise TaskError(f"task.folder={self.folder} has too few images: a set has at least one, and training at least ten")
-        return len(classes), sets
+        return classes, sets
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -105,12 +109,14 @@ def _read(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """Read an image `[3, size, size]`.
 
     Raises:
-        TaskError: the file is damaged.
+        TaskError: the file is damaged, or has more than 8 bits per channel.
     """
     pillow: Any = importlib.import_module("PIL.ImageOps")
     with reading(path, "replace or remove it"):
         try:
             with pillow.Image.open(path) as image:
+                if image.mode.startswith(("I", "F")):  # Pillow would clip them to 0..255
+                    raise TaskError(f"{path} has more than 8 bits per channel: save it with 8")
                 square = pillow.fit(image.convert("RGB"), (size, size), pillow.Image.Resampling.BILINEAR)
         except (SyntaxError, pillow.Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error

@@ -20,6 +20,9 @@ from esper.task.drifts import IMAGE_DRIFTS, Drift
 from esper.task.events import CLASSES, RATES
 from esper.task.instances import Name
 
+CONSTANT = 1e-6
+"""A channel whose variance over the training set is at most this is constant, and is not scaled [squared grey levels]."""
+
 
 @dataclass(kw_only=True, slots=True)
 class ImagesConfig(TaskConfig):
@@ -114,7 +117,7 @@ def divide(
 
 
 def normalised(data: Data) -> Data:
-    """Return byte images with the exact mean and standard deviation of each channel of the training set."""
+    """Return byte images with the exact mean and standard deviation of each channel of the training set; 1 for a constant one."""
     images, channels = data.train_x, data.train_x.shape[1]
     counts = np.zeros((channels, 256), np.int64)
     for part in images.split(ROWS):
@@ -124,7 +127,8 @@ def normalised(data: Data) -> Data:
     value = np.arange(256)
     mean = np.array([np.average(value, weights=count) for count in counts])
     square = np.array([np.average(value**2, weights=count) for count in counts])
-    std = np.sqrt(np.maximum(square - mean**2, 1e-12))
+    variance = square - mean**2
+    std = np.sqrt(np.where(variance > CONSTANT, variance, 1.0))
     shape = (channels, 1, 1)
     return replace(
         data,

@@ -16,6 +16,7 @@ from esper.task.base import TaskConfig
 from esper.task.data import Data, TaskError
 from esper.task.drifts import Drift, noise
 
+Floats = npt.NDArray[np.float64]
 SHARE = 0.2
 """Share of the rows held out for validation, and again for testing."""
 
@@ -48,9 +49,7 @@ class RegressionConfig(TaskConfig):
         return Numbers(self.objective, self.delta)
 
 
-def divided(
-    rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64], shuffle: np.random.Generator, name: str, target: str = ""
-) -> Data:
+def divided(rows: Floats, targets: Floats, shuffle: np.random.Generator, name: str, target: str = "") -> Data:
     """Return shuffled rows `[n, C]` and targets `[n]`, divided into three sets, with mean 0 and deviation 1 over training.
 
     Rows become images `[n, C, 1, 1]`, which every host reads that reads images.
@@ -91,7 +90,15 @@ def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt
     return {"valid": order[:held_out], "test": order[held_out : 2 * held_out], "train": order[2 * held_out :]}
 
 
-def scaled(values: npt.NDArray[np.float64], train: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return values with mean 0 and deviation 1 over the training rows, column by column; constant columns become 0."""
-    mean, std = values[train].mean(0), values[train].std(0)
-    return ((values - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
+def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation over these axes, which are kept; of constant values exactly these, and 1."""
+    lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
+    mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
+    return np.where(lowest == highest, lowest, mean), np.where(lowest == highest, 1.0, std)  # rounding gives 1e-17, not 0
+
+
+def scaled(values: Floats, train: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return values with mean 0 and deviation 1 over the training rows, column by column; columns that are constant there are
+    only shifted, to 0."""
+    mean, std = mean_and_deviation(values[train])
+    return ((values - mean) / std).astype(np.float32)

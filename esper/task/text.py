@@ -105,12 +105,22 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: boo
 def divided(
     texts: Mapping[str, bytes], rng: np.random.Generator, context: int, *, mapped: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Divide texts at random, and return the blocks of training, validation and test texts."""
+    """Divide texts at random, and return the blocks of training, validation and test texts.
+
+    Raises:
+        TaskError: a large text leaves too little for training.
+    """
     names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
     parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
     for place in rng.permutation(len(names)):
         part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
         part.append(texts[names[place]])
+    if not all(parts) or sum(map(len, parts[2])) < sum(map(len, texts.values())) / 2:
+        largest = max(texts, key=lambda name: len(texts[name]))
+        raise TaskError(
+            f"texts are kept whole, and with {largest}, which has {len(texts[largest]):,} of {sum(map(len, texts.values())):,} "
+            "bytes, less than half would be left for training: divide it into several files"
+        )
     valid, test, train = (
         blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts
     )

@@ -1,5 +1,6 @@
 """Config I/O: conversion of configs to and from checkpoints, and the changes that a resumed run allows."""
 
+from functools import reduce
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -108,9 +109,11 @@ def resumed(saved: Config, asked: Config, overrides: list[str]) -> Config:
                 "run"
             )
     config = from_plain(to_plain(saved))
-    for name in CHANGEABLE:
-        if name in roots:
-            setattr(config, name, getattr(asked, name))
-    if "telemetry" in roots:
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    for root, key in zip(roots, keys, strict=True):
+        *path, last = [root] if root in keys else key.split(".")  # a key within a group changes that key alone
+        source, target = (reduce(getattr, path, one) for one in (asked, config))
+        setattr(target, last, getattr(source, last))
+    if "telemetry" in keys:
         config.choices["telemetry"] = asked.choice("telemetry")
-    return config
+    return from_plain(to_plain(config))

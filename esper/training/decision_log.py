@@ -42,7 +42,7 @@ class DecisionLog:
         action = decision.action[host]
         op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
         name = f"{self._update}/{host}/{self._step}"
-        if op is Op.GERMINATE:
+        if op is Op.GERMINATE and (signals is None or signals.op_N[host] == op):
             self._seeds[host, slot] = name
         record: dict[str, Any] = {"id": name, "seed": self._seeds.get((host, slot)), "op": op.name.lower()}
         record["slot"] = self._layout.slot_names[slot]

@@ -59,6 +59,7 @@ def play(
                 rolled_back_N=info.get("rolled_back", no_host_N),
                 signals=info.get("signals"),
                 paid=info.get("components", {}),
+                restored_N=info.get("restored_potential"),
                 cause_N=info.get("cause"),
             )
             record(transition)

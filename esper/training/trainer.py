@@ -198,9 +198,11 @@ class Trainer:
         return metrics
 
     def _judge(self, mean_return: float) -> None:
-        """Remember the present policy, which the newest checkpoint holds, if no earlier one had a higher return."""
+        """Remember the checkpoint of the policy that just acted, if no earlier one had a higher return: the newest one, or for a
+        search, whose candidate is drawn in the update, the next one."""
         if self.best is None or mean_return > self.best["return"]:
-            self.best = {"update": self.update, "return": mean_return}
+            saved = self.update + 1 if self.config.agent.one_episode else self.update
+            self.best = {"update": saved, "played": self.update + 1, "return": mean_return}
 
     # ---- state
 

@@ -2,6 +2,7 @@
 
 # N hosts, C choices
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,36 @@ def test_it_learns_which_seed_suits_which_host() -> None:
     np.testing.assert_array_equal(act(bandit, seen, rng)[clear_N], np.where(seen.features[:, 1] > 0, 1, 2)[clear_N])
 
 
+def test_a_new_episode_starts_without_the_choices_of_the_last_one() -> None:
+    """Also for a caller who does not call `start` again."""
+    rng = np.random.default_rng(0)
+    bandit = BanditConfig().build(SPEC, seed=0)
+    for _ in range(6):
+        update(bandit, rng)
+    first, second = fresh(rng), fresh(rng)
+    new_N, uniform = np.ones(SPEC.num_hosts, np.bool_), rng.random((SPEC.num_hosts, len(Head)))
+    first.features[:, 0], second.features[:, 0] = 0.5, 1.0  # the time that is left
+    state = bandit.act(first, bandit.start(SPEC.num_hosts), is_init=new_N, uniform=uniform).state
+    again, anew = (bandit.act(second, one, is_init=new_N, uniform=uniform) for one in (state, bandit.start(SPEC.num_hosts)))
+    assert again.state["choice"].equal(anew.state["choice"])
+    assert not again.state["choice"].equal(state["choice"])
+
+
+def test_a_return_does_not_count_what_shaping_deducts_twice() -> None:
+    """After a rollback, shaping deducts the potential of the snapshot once more, although the host lost nothing."""
+    bandit, none_N = BanditConfig().build(SPEC, seed=0), np.zeros(SPEC.num_hosts, np.bool_)
+    bandit.begin(0)
+    seen = fresh(np.random.default_rng(0))
+    decision = bandit.act(seen, bandit.start(SPEC.num_hosts), is_init=~none_N, uniform=np.zeros((SPEC.num_hosts, len(Head))))
+    paid_N = np.full(SPEC.num_hosts, -50.0, np.float32)
+    step = Transition(
+        observation=seen, decision=decision, reward_N=paid_N, terminated_N=none_N, is_init_N=none_N, rolled_back_N=~none_N
+    )
+    bandit.observe(replace(step, restored_N=-paid_N))
+    bandit.learn(0.0)
+    assert not bandit.state_dict()["going"].any()
+
+
 def test_exploration_is_its_share_of_training_and_none_of_acting() -> None:
     rng = np.random.default_rng(1)
     bandit = BanditConfig(exploration=0.25).build(SPEC, seed=0)
@@ -126,8 +157,9 @@ def test_hosts_with_other_slots_are_refused() -> None:
     rng = np.random.default_rng(0)
     bandit = BanditConfig().build(SPEC, seed=0)
     update(bandit, rng)
-    with pytest.raises(ValueError, match="other slots or blueprints"):
-        BanditConfig().build(make_spec(slots=3, blueprints=2), seed=0).load_state_dict(bandit.state_dict())
+    for other in (make_spec(slots=3, blueprints=2), replace(SPEC, blueprint_names=SPEC.blueprint_names[::-1])):
+        with pytest.raises(ValueError, match=r"the Bandit learned to choose among nothing, .* and here are nothing, "):
+            BanditConfig().build(other, seed=0).load_state_dict(bandit.state_dict())
 
 
 def test_decisions_on_a_host_are_linked_to_the_next_one_there():

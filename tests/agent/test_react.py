@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from esper.agent.bandit import UNDECIDED, Bandit
+from esper.agent.bandit import Bandit
 from esper.agent.event_oracle import EventOracleConfig
 from esper.agent.react import ReactConfig
 from esper.agent.react_bandit import ReactBanditConfig
@@ -82,6 +81,11 @@ def test_a_patient_rule_waits_until_a_fall_has_lasted() -> None:
     assert ops(play(patient, [at(50), at(40), at(50), at(40)])) == ["wait"] * 4
 
 
+def test_a_new_episode_starts_without_the_level_of_the_last_one() -> None:
+    rule = Reaction(ReactRule(trigger="drop", threshold=5.0), SPEC)
+    assert ops(play(rule, [at(90, step=3), at(50, step=0), at(44, step=1)])) == ["wait", "wait", "germinate"]
+
+
 def test_a_rule_has_one_seed_at_a_time_and_takes_back_what_does_not_help() -> None:
     busy = {"slot_stage_training": np.array([1, 0, 0])}
     seen = [at(50), at(10, **busy), at(10)]
@@ -133,7 +137,11 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     again.load_state_dict(search.state_dict())
     assert again.best == search.best
     assert again.draw(at(50)) == search.draw(at(50))
-    with pytest.raises(ValueError, match=r"is not a slot of this host|blueprint that this run lacks"):
+    turned = ReactConfig().build(replace(SPEC, blueprint_names=SPEC.blueprint_names[::-1]), seed=3)
+    turned.load_state_dict(search.state_dict())
+    assert search.best.blueprint is not None
+    assert turned.best.blueprint == len(SPEC.blueprint_names) - 1 - search.best.blueprint, "a blueprint goes by its name"
+    with pytest.raises(ValueError, match=r"is not a slot of this host|in the best rule is not available"):
         ReactConfig().build(replace(SPEC, slot_names=("a",), blueprint_names=("b",)), seed=3).load_state_dict(search.state_dict())
 
 
@@ -183,11 +191,12 @@ def test_an_oracle_decides_when_events_begin_or_end() -> None:
     oracle._choose = lambda observation, uniform_NH, due_N: np.full(4, 2)  # type: ignore[method-assign]
     state, planted = oracle.start(4), []
     for on in ([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0]):
-        seen, told = at(50), np.tile([*on, 0.0, 0.0], (4, 1))
+        seen = at(50, slot_stage_fossilized=np.array([1, 0, 0]))  # kept at once, by slots.auto_advance
+        told = np.tile([*on, 0.0, 0.0], (4, 1))
         seen = replace(seen, features=np.concatenate([seen.features, told], axis=1).astype(np.float32))
         decision = oracle.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
         planted.append(bool((decision.action[:, Head.OP] == Op.GERMINATE).all()))
-        state = decision.state | {"choice": torch.full((4,), UNDECIDED)}  # as once the seed is kept
+        state = decision.state
     assert planted == [False, False, True, False, True, False, True]
     with pytest.raises(ValueError, match=r"add env\.timetable=true"):
         EventOracleConfig().build(SPEC, seed=0)

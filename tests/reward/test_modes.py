@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Op, SlotState
-from esper.reward.modes import MODES
+from esper.reward import table
+from esper.reward.modes import MODES, RewardConfig
 from esper.reward.table import SHAPING
-from esper.reward.terms import RentUnit
+from esper.reward.terms import RentUnit, contributions
 from tests.reward.reward_steps import NAN, D, F, G, H, P, floats, random_path, replaced, signals_of, state_of
 
 GAMMA = 0.9
@@ -214,16 +215,31 @@ def test_every_weight_scales_or_drops_its_term(name, key):
     assert changed
 
 
-@pytest.mark.parametrize("name", list(MODES))
-def test_a_reward_resumes_within_an_episode(name):
-    weights = dict.fromkeys(MODES[name].pays, 1.0)
-    whole, first, second = (MODES[name](**weights).build(gamma=GAMMA) for _ in range(3))
+@dataclasses.dataclass(kw_only=True, slots=True)
+class TwoRentsConfig(RewardConfig):
+    """Charges rent in every step, and once more for fossils at the end."""
+
+    pays = {"rent": table.RENT, "end": table.FOSSIL_RENT}  # noqa: RUF012
+    rent: float = 3.0
+    end: float = 7.0
+    rent_unit: RentUnit = RentUnit.params
+
+
+def test_terms_of_one_component_add_up():
+    both, rent, end = (TwoRentsConfig(**weights).build(gamma=GAMMA) for weights in ({}, {"end": 0.0}, {"rent": 0.0}))
     path = list(random_path(np.random.default_rng(7), 10))
-    wanted = [whole(signals)[0] for signals in path]
-    for signals in path[:5]:
-        first(signals)
-    second.load_state_dict(first.state_dict())
-    assert all(np.array_equal(second(signals)[0], paid) for signals, paid in zip(path[5:], wanted[5:], strict=True))
+    paid = [np.array([reward(signals)[1]["rent"] for signals in path]) for reward in (both, rent, end)]
+    assert np.any(paid[1])
+    assert np.any(paid[2])
+    np.testing.assert_allclose(paid[0], paid[1] + paid[2], rtol=1e-6)
+
+
+def test_a_seed_that_is_off_contributes_nothing():
+    """What it contributed before it was switched off is remembered, and not paid again."""
+    state = state_of([F, H], contribution=[10.0, 4.0])
+    off = dataclasses.replace(state, alpha=np.array([[0.0, 1.0]], dtype=np.float32))
+    assert contributions(state).tolist() == [[10.0, 4.0]]
+    assert contributions(off).tolist() == [[0.0, 4.0]]
 
 
 @pytest.mark.parametrize("name", list(MODES))

@@ -18,7 +18,7 @@ from esper.task.base import Task
 from esper.task.data import IGNORED, Data, TaskError
 from esper.task.digits import DigitsConfig
 from esper.task.digits_drift import DigitsDriftConfig
-from esper.task.drifts import IMAGE_DRIFTS
+from esper.task.drifts import IMAGE_DRIFTS, domains
 from esper.task.events import Event, EventsConfig, change, class_shares, pace
 from esper.task.instances import Name, Split
 from esper.task.python_text_drift import PythonTextDriftConfig
@@ -281,6 +281,13 @@ def test_drifts_of_bytes(monkeypatch, tmp_path):
         assert x[:, 1:][y[:, 1:] != IGNORED].equal(y[:, :-1][y[:, 1:] != IGNORED])
     learnt, tested = (set(map(tuple, part[1].tolist())) for part in (data.domains.train_x, data.domains.test_x))
     assert len(learnt & tested) < 0.2 * len(tested)  # pages share rulers and blank lines
+
+
+def test_events_that_change_no_sample_copy_no_data():
+    data = images()
+    alone = domains(data, {}, np.random.default_rng(0))
+    assert alone.train_x.shape == (1, *data.train_x.shape)
+    assert alone.train_x.data_ptr() == data.train_x.data_ptr()
 
 
 def test_domains_hold_every_drift_and_an_order_of_samples():

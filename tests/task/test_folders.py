@@ -112,9 +112,26 @@ def unknown(top):
     draw(top / "val" / "owl" / "1.png", (1, 1, 1))
 
 
+def deepen(top):
+    Image.new("I;16", (12, 12), 40_000).save(top / "cat" / "3.png")
+
+
+def twice(top):
+    (top / "val").mkdir()
+    (top / "valid").mkdir()
+
+
+def rare(top):
+    for number in range(8):
+        draw(top / f"owl{number}" / "1.png", (1, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (deepen, r"3\.png has more than 8 bits per channel: save it with 8"),
+        (twice, r"has both val and valid: keep one"),
+        (rare, r"has too few images of class owl\d for all sets: add some"),
         (break_image, r"3\.png is damaged \(.+\): replace or remove it"),
         (drop_class, r"dog has no image \(\.jpg, .*\): remove it, or add images"),
         (one_class, r"needs a subfolder of images for each of at least two classes, and .* has 1: put"),
@@ -165,6 +182,14 @@ def test_texts_are_split_by_file(texts):
     assert text(texts, pattern="*.md").fingerprint() == data.fingerprint()
     assert text(texts, pattern="*.md", split_seed=1).fingerprint() != data.fingerprint()
     assert 122 in text(texts, pattern="*").train_y.unique().tolist() + text(texts, pattern="*").valid_y.unique().tolist()
+
+
+def test_a_text_too_large_to_be_held_out_is_named(texts):
+    (texts / "b.md").write_bytes(b"y" * 200_000)
+    with pytest.raises(
+        TaskError, match=r"b\.md, which has 200,000 of 23\d,\d{3} bytes, less than half .* divide it into several"
+    ):
+        text(texts, pattern="*.md")
 
 
 def test_too_few_texts_are_refused(texts):

@@ -88,7 +88,9 @@ def test_numbers_of_any_type_are_scaled_channel_by_channel(tmp_path):
     assert found.train_x.std((0, 2, 3)).tolist() == pytest.approx([1, 1, 1], rel=1e-3)
     assert same(found, data(tmp_path, {"x": x.astype(">f8"), "y": Y.astype(">i4")}))
     data(tmp_path, {"x": X.astype(np.longdouble), "y": Y})
-    assert not data(tmp_path, {"x": np.zeros(X.shape), "y": Y}).train_x.any(), "a constant channel becomes 0"
+    x = np.full(X.shape, 0.1)  # whose standard deviation is rounded to 1e-17
+    x[0] = 0.2
+    assert data(tmp_path, {"x": x, "y": Y}).test_x.abs().max() <= 1, "a constant channel is only shifted"
     data(tmp_path, {"x": X > 127, "y": Y})
 
 
@@ -96,6 +98,16 @@ def test_arrays_that_are_not_used_are_named(tmp_path):
     with pytest.warns(Notice, match="images.npz: not used: names, x_dev"):
         found = data(tmp_path, SPLIT | {"names": np.array(["ant", None]), "x_dev": X})
     assert same(found, data(tmp_path, SPLIT))
+    with pytest.warns(Notice, match="images.npz: not used: images, labels, valid_x$"):
+        data(tmp_path, {name: array for name, array in SPLIT.items() if name != "valid_y"} | {"images": X, "labels": Y})
+
+
+def test_a_constant_channel_of_bytes_is_not_scaled(tmp_path):
+    """As the opacity of a picture: a change of it, such as a crop with a black margin, must not become an input of 1e8."""
+    x = np.concatenate([X, np.full_like(X[:, :1], 255)], axis=1)
+    found = data(tmp_path, {"x": x, "y": Y})
+    assert found.std.flatten()[3] == 1
+    assert found.inputs(torch.zeros_like(found.test_x)).abs().max() <= 255
 
 
 @pytest.mark.parametrize(
@@ -116,6 +128,7 @@ def test_arrays_that_are_not_used_are_named(tmp_path):
         (SPLIT | {"test_y": Y[30:45] + 1}, "the test set has class 3, of which there is no training image"),
         (SPLIT | {"valid_x": X[:0], "valid_y": Y[:0]}, "valid has no images: add some"),
         ({name: SPLIT[name] for name in SPLIT if "test" not in name}, "has no test set: add test_x and test_y"),
+        ({"x": X, "y": Y, "test_x": X, "test_y": Y}, "has test_x and no train_x and train_y: add them"),
         ({"x": X, "y": np.array(["a", "b", None] * 20)}, r"y cannot be read \(Object arrays.*as in y.astype\(str\)"),
         ({"x": X, "y": np.array([b"ant"] + [b"dog"] * 59)}, "too few images of class ant for all sets"),
     ],

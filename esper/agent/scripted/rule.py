@@ -66,10 +66,12 @@ class Reaction(Scripted):
         return {"level": torch.full((num_hosts,), torch.nan), "lasted": torch.zeros(num_hosts)}
 
     def decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, State]:
-        beyond_N, signal_N = self._beyond(observation, state["level"].numpy())
-        lasted_N = np.where(beyond_N, state["lasted"].numpy() + 1, 0).astype(np.float32)
+        new_N = step_number(observation, self.spec) == 0
+        known_N, waited_N = np.where(new_N, np.nan, state["level"].numpy()), np.where(new_N, 0, state["lasted"].numpy())
+        beyond_N, signal_N = self._beyond(observation, known_N)
+        lasted_N = np.where(beyond_N, waited_N + 1, 0).astype(np.float32)
         due_N = lasted_N > (0 if self.rule.trigger == "start" else self.rule.patience)
-        level_N = np.fmax(state["level"].numpy(), signal_N)
+        level_N = np.fmax(known_N, signal_N)
         ripe_NS, worthy_NS = observation.legal_slots[:, Op.FOSSILIZE], self._worthy(observation)
         score_NSK = self._scores(observation)
         score_NS, alike_NS = score_NSK.max(axis=2), np.zeros(ripe_NS.shape)
