@@ -65,6 +65,8 @@ class Episode(EpisodeRecord):
     """Blueprint of the fossil in each slot at the end, -1 for none."""
     blend_NS: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """`Blend` of each fossil."""
+    params_N: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Parameters of all seeds of each host at the end `[N]`."""
     committed: dict[str, npt.NDArray[Any]] = field(default_factory=lambda: dict[str, npt.NDArray[Any]]())
     """Costs of each committed network, host and fossils `[N]`: `params`, `flops` per sample, and `latency` per sample [s], NaN if
     not measured."""
@@ -95,11 +97,6 @@ class Episode(EpisodeRecord):
         if "scale" in info:
             self.tally["overflows"] += int(info["overflows"].sum())
             self.loss_scale = float(np.fmin.reduce(info["scale"]))
-        # A rolled-back host has the fossils of its last healthy step again.
-        healthy_N1, after = ~signals.rolled_back_N[:, None], signals.after
-        kept_NS = np.where(after.within(Stage.FOSSILIZED), after.blueprint, EMPTY)
-        self.kept_NS = np.where(healthy_N1, kept_NS, self.kept_NS)
-        self.blend_NS = np.where(healthy_N1, after.blend, self.blend_NS)
         self.training_flops_N, self.measuring_flops_N = info["training_flops"], info["measuring_flops"]
         self.log.add(signals.num_steps - signals.steps_left, _slots(signals))
         self.host_norm_N = signals.host_norm_N + (self.host_norm_N if len(self.host_norm_N) else 0.0)
@@ -109,7 +106,12 @@ class Episode(EpisodeRecord):
     def close(self, info: Mapping[str, Any]) -> None:
         """Add the info of the last step, after `add`."""
         assert self.costs is not None
-        final, self.phases = info["final_info"], self.times.take()
+        assert self.signals is not None
+        assert self.signals.final is not None
+        final, state, self.phases = info["final_info"], self.signals.final, self.times.take()
+        self.kept_NS = np.where(state.within(Stage.FOSSILIZED), state.blueprint, EMPTY)
+        self.blend_NS, self.params_N = state.blend, self.costs.params.of(state).sum(axis=1)
+        self.log.end(self.kept_NS)
         self.audit = self.auditor.report(self.return_N, info["signals"].worth.committed_accuracy_N, self.modes)
         self.instance, self.timetable, self.test_accuracy_N = final["instance"], final["timetable"], final.get("test_accuracy")
         self.online_N = final.get("online_accuracy")
@@ -126,12 +128,6 @@ class Episode(EpisodeRecord):
         ]
 
     @property
-    def params_N(self) -> npt.NDArray[np.int64]:
-        """Parameters of all seeds of each host at the end `[N]`."""
-        assert self.signals is not None
-        return self.signals.params_NS.sum(axis=1)
-
-    @property
     def kept_params_N(self) -> npt.NDArray[np.int64]:
         """Parameters of the fossils of each host at the end `[N]`."""
         assert self.signals is not None
@@ -141,11 +137,13 @@ class Episode(EpisodeRecord):
         """Return values for telemetry by tag."""
         signals = self.signals
         assert signals is not None
+        assert signals.final is not None
+        healthy_N = ~signals.rolled_back_N
         hosts, epochs_per_second = len(self.return_N), self.ops.sum() / self.seconds
         values = EpisodeRecord.metrics(self) | {
-            "host/accuracy": _mean(signals.accuracy_N),
-            "host/accuracy_gain": _mean(signals.accuracy_N - self.first_accuracy_N),
-            "host/loss": _mean(signals.loss_N),
+            "host/accuracy": _mean(signals.accuracy_N[healthy_N]),
+            "host/accuracy_gain": _mean((signals.accuracy_N - self.first_accuracy_N)[healthy_N]),
+            "host/loss": _mean(signals.loss_N[healthy_N]),
             "host/committed_accuracy": _mean(signals.worth.committed_accuracy_N),
             "host/parameters_grown": self.params_N.mean(),
             "host/parameters_committed": self.committed["params"].mean(),
@@ -158,7 +156,7 @@ class Episode(EpisodeRecord):
             "time/samples_per_second": self.samples * epochs_per_second,
         }
         values |= {f"governor/{name}": count for name, count in self.tally.items() if name != "pruned"}
-        values |= {f"host/stage_{stage.name.lower()}": (signals.after.stage == stage).sum() / hosts for stage in Stage}
+        values |= {f"host/stage_{stage.name.lower()}": (signals.final.stage == stage).sum() / hosts for stage in Stage}
         values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
         values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
         values |= self.audit | self._seeds() | self._gradients(signals.num_steps)

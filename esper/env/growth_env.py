@@ -24,7 +24,7 @@ from esper.hosts.base import slot_specs
 from esper.lifecycle import operations as lifecycle
 from esper.lifecycle.gates import gradient_ratio
 from esper.lifecycle.roles import Blend
-from esper.lifecycle.stages import EMPTY, LIVE, OCCUPIED, SlotState, Stage, empty
+from esper.lifecycle.stages import LIVE, OCCUPIED, SlotState, Stage, empty
 from esper.measure.attribution import velocity
 from esper.measure.costs import Meter, Price, count_costs
 from esper.measure.counterfactuals import Worth, settings, worth
@@ -197,6 +197,8 @@ class GrowthEnv(Environment):
         if signals.ended_N.any():
             info["final_obs"], info["_final_obs"] = one_each(self.observation(), signals.ended_N), signals.ended_N
         self.guard.settle(self, verdict)
+        if signals.last:
+            signals = replace(signals, final=self.state)
         if signals.last and verdict.rollback_N.any():
             signals.worth.committed_accuracy_N[verdict.rollback_N] = self._committed_accuracy()[verdict.rollback_N]
         self.signals = info["signals"] = signals
@@ -253,8 +255,6 @@ class GrowthEnv(Environment):
             first_accuracy_N=self.accuracy_NH[:, 0].copy(),
             blueprints=self.layout.blueprint_names,
             slots=self.layout.slot_names,
-            kept_NS=np.full((self.num_envs, self.layout.num_slots), EMPTY),
-            blend_NS=np.zeros((self.num_envs, self.layout.num_slots), np.int64),
             costs=self.costs,
             samples=self.sampler.samples_per_epoch,
             modes=self.reward.groups,

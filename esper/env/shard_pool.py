@@ -249,8 +249,15 @@ def available_cores() -> int:
 
 
 def largest_shard(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> int:
-    """Return the number of hosts in the largest shard, at most."""
-    return max(rows.stop - rows.start for _, rows in deal(num_hosts, devices))
+    """Return an upper limit of the number of hosts in a shard; the devices may be those of other machines."""
+    _check_number(num_hosts, devices)
+    each = -(-num_hosts // len(devices))
+    return max(min(each, config.members_per_shard or each) for config in devices.values())
+
+
+def _check_number(num_hosts: int, devices: Mapping[str, DeviceConfig]) -> None:
+    if num_hosts < len(devices):
+        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
 
 
 def fitting_members(values: int) -> int:
@@ -267,8 +274,7 @@ def deal(num_hosts: int, devices: Mapping[str, DeviceConfig], values: int = 1) -
     Raises:
         ValueError: a device is not on this machine, or there are fewer hosts than devices.
     """
-    if num_hosts < len(devices):
-        raise ValueError(f"hosts={num_hosts} is fewer than the {len(devices)} devices: raise hosts or leave devices out")
+    _check_number(num_hosts, devices)
     places: list[tuple[torch.device, slice]] = []
     for rank, (name, config) in enumerate(devices.items()):
         first, stop = num_hosts * rank // len(devices), num_hosts * (rank + 1) // len(devices)

@@ -3,7 +3,7 @@
 Hosts and seeds are plain modules of ordinary layers. `fuse` replaces each leaf layer of M modules by its stacked form: the same
 layer for M members at once, with parameters and buffers that have a leading member axis. See `layout` for the members' place in
 the features. Operations between the leaf layers (activations, pooling, means over space) do not mix members and need no stacked
-form. A module with other layers can still be a fleet of one, with `devices.auto.members_per_shard=1`.
+form. A module with other layers can still be a fleet of one, with `devices.<name>.members_per_shard=1`.
 
 The mathematics of each member is unchanged; only the order of sums inside a kernel may differ.
 """
@@ -66,7 +66,7 @@ def fuse(modules: Sequence[nn.Module], path: str = "", *, tied: bool = False) ->
     if own or isinstance(first, MIXES_MEMBERS):
         raise FusionError(
             f"{name} is a {type(first).__name__}, which has no stacked form: build it from "
-            f"{', '.join(layer.__name__ for layer in STACKED)}, or set devices.auto.members_per_shard=1"
+            f"{', '.join(layer.__name__ for layer in STACKED)}, or set devices.<name>.members_per_shard=1"
         )
     fused = copy.copy(first)
     fused.__dict__["_modules"] = {

@@ -31,7 +31,7 @@ class FusionError(ValueError):
 def refuse(layer: nn.Module, what: str, instead: str) -> FusionError:
     """Return the error for a variant of a layer that has no stacked form."""
     return FusionError(
-        f"a {type(layer).__name__} with {what} has no stacked form: {instead}, or set devices.auto.members_per_shard=1"
+        f"a {type(layer).__name__} with {what} has no stacked form: {instead}, or set devices.<name>.members_per_shard=1"
     )
 
 

@@ -100,7 +100,7 @@ class ClosedLoopPass:
 
 
 def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -> ClosedLoopPass | None:
-    """Plan the closed-loop pass of these roles; None where no seed is behind.
+    """Plan the closed-loop pass of these roles; None where no seed that learns is behind.
 
     A single member of several is computed twice, as in `SeedBank.delta` and for the same reason.
 
@@ -110,12 +110,13 @@ def closed_loop_pass(find: list[FindBank], roles: Roles, device: torch.device) -
         device: device of the tensors.
     """
     behind_MS: BoolArray = roles.behind & (roles.blueprint >= 0)
-    if not behind_MS.any():
+    learner_MS = behind_MS & roles.learns  # the gradient of any other would wait for the next seed of its bank
+    if not learner_MS.any():
         return None
     members, num_slots = behind_MS.shape
-    first_M = np.where(behind_MS.any(axis=1), behind_MS.argmax(axis=1), num_slots)
+    first_M = np.where(learner_MS.any(axis=1), learner_MS.argmax(axis=1), num_slots)
     alpha_MS = np.where(behind_MS, np.float32(1.0), roles.alpha)
-    inside = replace(roles, alpha=alpha_MS, open=np.ones_like(behind_MS), learns=behind_MS)
+    inside = replace(roles, alpha=alpha_MS, open=np.ones_like(behind_MS), learns=learner_MS)
     order: list[int] = []
     place_M = np.zeros(members, dtype=np.int64)
     slots: list[ClosedLoopSlot] = []

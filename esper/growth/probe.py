@@ -33,7 +33,7 @@ UNSTEADY = "returns a different output for the same input in a second call: remo
 MIXES = "mixes the samples of a batch: compute each sample alone, as GroupNorm and LayerNorm do"
 FUSED = (
     "mixes the hosts of a shard, as a view with a fixed number of channels does: see docs/extending.md, or set "
-    "devices.auto.members_per_shard=1"
+    "devices.<name>.members_per_shard=1"
 )
 
 

@@ -221,7 +221,7 @@ def roles(state: SlotState, slots: SlotsConfig) -> Roles:
         alpha=state.alpha,
         behind=behind_NS,
         open=part_NS & ~kept_out_NS,
-        learns=part_NS & ~state.dying & ~stays_NS,
+        learns=part_NS & ~state.dying & ~stays_NS & ~(fossil_NS & (state.alpha == 0)),  # momentum would change one that is off
         fossil=fossil_NS,
     )
 

@@ -70,6 +70,17 @@ class SeedLog:
             self._update(epoch, slots, host, slot)
         self._restored = (self._restored | set(np.flatnonzero(slots.rolled_back_N).tolist())) - self._healthy(slots)
 
+    def end(self, kept_NS: npt.NDArray[np.int64] | None = None) -> None:
+        """End the episode: mark the seeds that a rollback in the last epoch took, all but kept ones.
+
+        Args:
+            kept_NS: blueprint of the kept seed in each slot, -1 for none; None if the rollbacks took no kept ones.
+        """
+        for (host, slot), seed in self._now.items():
+            lost = seed.fate == "kept" and kept_NS is not None and kept_NS[host, slot] != seed.blueprint
+            if host in self._restored and (seed.fate == "live" or lost):
+                seed.fate = "rolled_back"
+
     def _places(self, slots: Slots) -> Iterator[tuple[int, int]]:
         """Yield the slots that have, or had, a seed."""
         healthy_N = ~slots.rolled_back_N

@@ -40,6 +40,7 @@ def log_of(table: Table, blueprints: list[str]) -> SeedLog:
             rolled_back_N=np.array([cause is not None for cause in column("rolled_back", epoch)]),
         )
         log.add(epoch, found)
+    log.end()
     return log
 
 

@@ -61,6 +61,8 @@ class StepSignals:
     """True for the last step of the episode."""
     rolled_back_N: npt.NDArray[np.bool_]
     """Hosts that the governor rolled back: the transition ends with the penalty, and its measurements are void."""
+    final: SlotState | None = None
+    """Slots at the end of the episode, those of the snapshot for a host that is rolled back in the last step; None before."""
     host_norm_N: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """Norm of each host's own gradient in the epoch, before clipping; mean over steps [nats per unit of weight]."""
     potential_before_NSK: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))

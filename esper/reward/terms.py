@@ -76,7 +76,7 @@ def rent(
     before_NS = getattr(signals, f"{unit}_before_NS")
     cost_NS = np.where(signals.healthy_N1, getattr(signals, f"{unit}_NS"), before_NS)
     if fossils:
-        kept_NS = np.where(signals.healthy_N1, signals.after.within(Stage.FOSSILIZED), signals.before.within(Stage.FOSSILIZED))
+        kept_NS = np.where(signals.healthy_N1, signals.after.within(Stage.FOSSILIZED), old_fossils(signals))
         cost_NS = np.where(kept_NS, cost_NS, 0)
     due_N = cost_NS.sum(axis=1) / getattr(signals, f"host_{unit}")
     if not np.isfinite(due_N).all():
@@ -140,6 +140,13 @@ def new_fossils(signals: StepSignals) -> BoolArray:
     """Return the seeds that became fossils in this step `[N, S]`, by an action or by time."""
     now, then = signals.after.within(Stage.FOSSILIZED), signals.before.within(Stage.FOSSILIZED)
     return now & ~then & signals.healthy_N1
+
+
+def old_fossils(signals: StepSignals) -> BoolArray:
+    """Return the seeds that were fossils before this step `[N, S]`, but for those that a rollback in the last step removes; any
+    other rollback shows in the next step."""
+    then = signals.before.within(Stage.FOSSILIZED)
+    return then if signals.final is None else then & signals.final.within(Stage.FOSSILIZED)
 
 
 def stage_potential(state: SlotState) -> FloatArray:
@@ -242,7 +249,7 @@ class Fossilized(Births):
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         paid_NS = self.recall("paid", signals.before.stage.shape)
-        lost_NS = np.where(signals.before.within(Stage.FOSSILIZED), 0.0, paid_NS)
+        lost_NS = np.where(old_fossils(signals), 0.0, paid_NS)
         new_NS = np.where(new_fossils(signals), seed_worth(signals, self.gain(signals)), 0.0)
         self.kept |= {"paid": (paid_NS - lost_NS + new_NS).astype(np.float32)}
         return _total(new_NS - lost_NS)
@@ -261,7 +268,7 @@ class Drip(Births):
 
     def __call__(self, signals: StepSignals) -> FloatArray:
         shape, now_NS = signals.before.stage.shape, contributions(signals.after)
-        fossil_NS = signals.before.within(Stage.FOSSILIZED)
+        fossil_NS = old_fossils(signals)
         kept = {name: self.recall(name, shape) for name in ("rate", "promised", "paid")}
         lost_NS = np.where(fossil_NS, 0.0, kept["paid"])
         kept = {name: np.where(fossil_NS, array_NS, 0.0) for name, array_NS in kept.items()}
@@ -300,7 +307,7 @@ class Escrow(Births):
         least_NS = recent_NSW.min(axis=2)  # NaN until there are as many
         target_NS = np.where(np.isfinite(least_NS), np.maximum(least_NS, 0.0), 0.0)
         step_NS = np.clip(target_NS - balance_NS, -self.most, self.most)
-        frozen_NS = before.within(Stage.FOSSILIZED)
+        frozen_NS = old_fossils(signals)
         held_NS = after.within(Stage.FOSSILIZED) if signals.last else after.within(*OCCUPIED)
         stays_NS = np.where(signals.healthy_N1, held_NS, frozen_NS) & (before.within(*OCCUPIED) | (balance_NS == 0))
         change_NS = np.where(stays_NS, np.where(frozen_NS, 0.0, step_NS), -balance_NS)
@@ -323,7 +330,7 @@ class Hindsight(Memory):
     def __call__(self, signals: StepSignals) -> FloatArray:
         before, after, shape = signals.before, signals.after, signals.before.stage.shape
         paid_NS = self.recall("paid", shape)
-        lost_NS = np.where(before.within(Stage.FOSSILIZED), 0.0, paid_NS)
+        lost_NS = np.where(old_fossils(signals), 0.0, paid_NS)
         born_NS = ~before.within(*OCCUPIED) & after.within(*OCCUPIED)
         live_NS = after.within(*LIVE) | new_fossils(signals)
         boost_NSS = self.gamma * np.where(born_NS[:, None, :], 0.0, self.recall("boost", (*shape, shape[1])))

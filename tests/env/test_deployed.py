@@ -87,6 +87,30 @@ def test_a_frozen_host_never_changes_while_its_seeds_learn(name, incubation, ran
     env.close()
 
 
+@pytest.mark.parametrize("incubation", [Incubation.closed_loop, Incubation.straight_through])
+def test_a_seed_that_learns_no_longer_leaves_no_gradient_to_the_next_one(incubation, plan_actions):
+    parts = EnvParts(
+        task=DigitsConfig(epoch_samples=256),
+        host=CNNConfig(),
+        slots=EveryBlockConfig(incubation=incubation, learning_epochs=1, min_prune_age=1, auto_advance=["training"]),
+        blueprints=BLUEPRINTS,
+        reward=OnlineConfig(),
+        governor=StrictWatchdogConfig(),
+        devices={"auto": DeviceConfig()},
+        gamma=0.9,
+        num_hosts=2,
+        num_steps=6,
+    )
+    env = GrowthEnv(load_task(parts.task, parts.host), parts, GrowthConfig())
+    env.reset(seed=0)
+    for op in (Op.GERMINATE, Op.WAIT, Op.WAIT, Op.WAIT):
+        env.step(plan_actions(*[(op, 0, 1)] * 2))
+    assert (env.state.stage[:, 0] == Stage.TRAINING).all()
+    for bank in env.pool.shards[0].network.banks.values():
+        assert bank.fleet.flat.grad is None or not bank.fleet.flat.grad.any()
+    env.close()
+
+
 @pytest.mark.parametrize("name", list(HOSTS_OF))
 @pytest.mark.parametrize("incubation", [Incubation.none, Incubation.straight_through])
 def test_seeds_of_frozen_hosts_learn_the_same_whether_or_not_the_other_hosts_are_computed(

@@ -165,6 +165,34 @@ def test_a_fault_of_a_suspect_host_restores_the_last_healthy_state(make_env, wai
     assert same_rows(kept, rows_of(env, FAULTY))
 
 
+def test_an_episode_that_ends_in_a_rollback_reports_what_the_snapshot_holds(make_env, plan_actions, wait):
+    """The fossil is younger: it was kept when the host was suspect already."""
+    env = make_env(HOSTS, 6, slots=FULL_AUTO)
+    env.reset(seed=0)
+    episode = env.record()
+
+    def go(actions):
+        _, reward, _, _, info = env.step(actions)
+        episode.add(info, reward)
+        return info
+
+    go(plan_actions(*[(Op.GERMINATE, 0, 1)] * HOSTS))
+    for _ in range(3):
+        go(wait)
+    make_suspect(env)
+    assert go(plan_actions(*[(Op.FOSSILIZE, 0, 0)] * HOSTS))["suspect"][FAULTY]
+    network(env).host.flat.data[FAULTY, 0] = torch.nan
+    info = go(wait)
+    episode.close(info)
+    episode.seconds = 1.0
+    assert info["rolled_back"].tolist() == [host == FAULTY for host in range(HOSTS)]
+    assert (episode.kept_NS[:, 0] >= 0).tolist() == [host != FAULTY for host in range(HOSTS)]
+    assert (episode.kept_params_N > 0).tolist() == (episode.params_N > 0).tolist() == [host != FAULTY for host in range(HOSTS)]
+    assert [seed.fate for seed in episode.log.seeds] == ["rolled_back" if host == FAULTY else "kept" for host in range(HOSTS)]
+    assert episode.metrics()["host/stage_fossilized"] == 0.75
+    assert np.isfinite(episode.metrics()["host/loss"])
+
+
 # ---- repeated rollbacks
 
 

@@ -232,7 +232,7 @@ def test_bind_takes_any_number_of_rows():
 )
 def test_a_layer_without_a_stacked_form_is_refused_with_a_remedy(layer, name):
     modules = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), layer())) for _ in range(2)]
-    with pytest.raises(FusionError, match=rf"1\.1 is a {name}, .* devices\.auto\.members_per_shard=1"):
+    with pytest.raises(FusionError, match=rf"1\.1 is a {name}, .* devices\.<name>\.members_per_shard=1"):
         fuse(modules)
 
 
@@ -256,7 +256,7 @@ def test_a_layer_without_a_stacked_form_is_refused_with_a_remedy(layer, name):
     ],
 )
 def test_an_unsupported_variant_of_a_layer_is_refused(layer):
-    with pytest.raises(FusionError, match=r"devices\.auto\.members_per_shard=1"):
+    with pytest.raises(FusionError, match=r"devices\.<name>\.members_per_shard=1"):
         fuse([nn.Sequential(layer()) for _ in range(2)])
 
 

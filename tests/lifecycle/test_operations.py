@@ -350,6 +350,13 @@ def test_improvement_counts_from_the_entry_into_the_stage():
     assert state.improvement[0, 0] == 0.0
 
 
+def test_a_fossil_that_is_off_does_not_learn() -> None:
+    """Its gradient is 0, but momentum and weight decay would change it."""
+    state = empty(1, 2)
+    state.stage[:], state.blueprint[:], state.alpha[:] = Stage.FOSSILIZED, 0, [[0.0, 1.0]]
+    assert lifecycle.roles(state, SlotsConfig(switchable=True)).learns.tolist() == [[False, True]]
+
+
 @pytest.mark.parametrize("epochs", [0, 3])
 def test_seeds_learn_for_so_many_epochs(epochs: int) -> None:
     config = SlotsConfig(auto_advance=ALL_AUTO, incubation=Incubation.none, learning_epochs=epochs)

@@ -232,6 +232,20 @@ def test_a_rollback_clears_scaffolds_and_takes_back_hindsight():
     assert pay_of(Hindsight(1.0), start, (BOTH, ONE_KEPT, 20, 20), *lost) == [0, 2, 0, -2]
 
 
+@pytest.mark.parametrize("term", [Fossilized(), Drip(1), Escrow(1, 9.0), Hindsight(1.0)])
+def test_a_rollback_in_the_last_step_takes_back_what_it_removes(term):
+    """There is no next step that would show it."""
+    steps = (EMPTY, BOTH, 10, 20, pair(2.0)), (BOTH, ONE_KEPT, 20, 21), (ONE_KEPT, ONE_KEPT, 21, 22)
+
+    def total(final):
+        term.reset()
+        end = (ONE_KEPT, ONE_KEPT, 22, NAN, SICK | {"steps_left": 0, "final": final})
+        return sum(pay_of(term, *steps, end).expected)
+
+    assert total(ONE_KEPT) > 0
+    assert total(EMPTY) == pytest.approx(0, abs=1e-5)
+
+
 @pytest.mark.parametrize("term", [Fossilized(), Drip(3), Escrow(2, 2.0), Hindsight(0.9), Gain(), LossFall()])
 def test_a_rollback_affects_only_its_host(term):
     """The others are paid the same bits as without it, in that step and after it."""
