@@ -26,8 +26,8 @@ class BlocksConfig:
     """Smallest difference that matters, > 0, in the unit of the outcome; null: the default of the outcome. Higher: fewer blocks
     show equivalence."""
     alpha: float = 0.05
-    """Probability of any wrong verdict, over all pairs of arms and all looks, in (0, 0.5). Higher: more verdicts, and more false
-    ones."""
+    """Probability of any wrong "better", and that of any wrong "equivalent", over all pairs of arms and all looks, in (0, 0.5).
+    Higher: more verdicts, and more false ones."""
     score_hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     baselines: list[str] = field(default_factory=lambda: list[str]())

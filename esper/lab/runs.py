@@ -91,7 +91,8 @@ class CompareConfig:
     hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
     alpha: float = 0.05
-    """Family-wise error rate over all pairs of arms, in (0, 0.5). Higher: more verdicts, and more false ones."""
+    """Probability of any wrong "better", and that of any wrong "equivalent", over all pairs of arms, in (0, 0.5). Higher: more
+    verdicts, and more false ones."""
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Controllers that also grow the held-out hosts of the first arm and are compared like arms: static, the topologies that its
     policies kept, grown from the start; schedule, the best fixed schedule of one seed; oracle, the best schedule for each kind of

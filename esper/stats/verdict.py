@@ -149,15 +149,15 @@ def compare_arms(
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
 
-    The probability of any wrong claim is at most `alpha` over all looks, for differences and for equivalences alike. Each look
-    is computed from the first blocks, whatever blocks follow, and the first one that decides on a pair stands.
+    The probability of any wrong "better" is at most `alpha` over all pairs and looks, and so is that of any wrong "equivalent":
+    two arms cannot earn both, but with three or more, the two kinds together can reach twice `alpha`. Each look is computed from the first blocks, whatever blocks follow, and the first one that decides on a pair stands.
 
     Args:
         cells: one row per planned run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the
             block belongs. Arms are compared in the order of their first rows.
         margin: smallest difference that matters, above 0, in `unit`, which sentences name.
         higher_is_better: if true, the arm with the higher outcome is the better one.
-        alpha: family-wise error rate, in (0, 1).
+        alpha: family-wise error rate of each kind of claim, in (0, 1).
         against: arm that all others are compared with; None compares every pair.
         withheld: reason why there can be no verdict, if any.
         looks: increasing numbers of blocks at which a verdict may be given, once their runs are measured; None is one look.
