@@ -199,9 +199,9 @@ class Config(Chosen):
         """Raise ValueError if what the controller needs is not observed, or is not there."""
         if isinstance(self.env, GrowthConfig) and self.env.timetable and not self.task.events.kinds:
             raise ValueError("env.timetable=true has no effect, since task.events.kinds is empty: leave it out, or list kinds")
-        if self.agent.needs_hosts and not self.env.has_hosts:
+        if unseen := self.agent.unseen(self.env):
             agent, env = self.choice("agent"), self.choice("env")
-            raise ValueError(f"agent={agent} reads measurements of hosts, and env={env} has none: choose another agent")
+            raise ValueError(f"agent={agent} reads {unseen}, and this env={env} has none: choose another agent")
         if self.agent.needs_timetable and not getattr(self.env, "timetable", False):
             raise ValueError(
                 f"agent={self.choice('agent')} must know the events: add env.timetable=true, with a task that has events"

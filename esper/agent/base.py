@@ -108,6 +108,8 @@ class AgentConfig:
     """True if every update replays the same episode, so that returns of different updates can be compared."""
     needs_hosts: ClassVar[bool] = False
     """True if the controller reads measurements of hosts, which env=sandbox does not have."""
+    needs_potential: ClassVar[bool] = False
+    """True if the controller acts on growth potential, which env.potential=false does not measure."""
     needs_timetable: ClassVar[bool] = False
     """True if the controller acts on the events that env.timetable=true shows."""
     gamma: float = 1.0
@@ -119,6 +121,13 @@ class AgentConfig:
         check_ranges("agent", self, {"[0, 1]": ["gamma"]})
         if self.gamma < 0.9:
             warnings.warn(f"agent.gamma={self.gamma} hardly looks ahead, but growth pays late: the default is 1", stacklevel=2)
+
+    @classmethod
+    def unseen(cls, env: Any) -> str:
+        """Return what the controller reads and this config of an environment does not have; empty if there is nothing."""
+        if cls.needs_hosts and not env.has_hosts:
+            return "measurements of hosts"
+        return "growth potential" if cls.needs_potential and not getattr(env, "potential", True) else ""
 
     @property
     def num_twins(self) -> int:

@@ -186,8 +186,8 @@ class Evaluation:
         """
         agent, seed = self.config.agent, self.config.seed
         if name not in POLICIES:
-            if GROUPS["agent"][name].needs_hosts and not self.config.env.has_hosts:
-                raise ConfigError(f"controllers={name} reads measurements of hosts, and this run has none: leave it out")
+            if unseen := GROUPS["agent"][name].unseen(self.config.env):
+                raise ConfigError(f"controllers={name} reads {unseen}, and this run has none: leave it out")
             return GROUPS["agent"][name](gamma=agent.gamma).build(self.env.layout, seed=seed)
         if name == "policy_greedy" and not agent.greedy:
             raise ConfigError(
@@ -211,7 +211,7 @@ class Evaluation:
         """Return the controllers to evaluate: these, or by default all that fit except replay, and always `wait`."""
         policies = POLICIES if self.config.agent.greedy else POLICIES[:1]
         needed = ("policy", "wait") if REPLAY in controllers else ("wait",)
-        baselines = [name for name in standalone_agents() if self.config.env.has_hosts or not GROUPS["agent"][name].needs_hosts]
+        baselines = [name for name in standalone_agents() if not GROUPS["agent"][name].unseen(self.config.env)]
         return list(dict.fromkeys([*(controllers or (*policies, *baselines)), *needed]))
 
     def run(self, controllers: Sequence[str] = ()) -> dict[str, HostOutcomes]:

@@ -54,7 +54,7 @@ HEALTHY: dict[str, str] = {
     "policy/policy_loss": "No range: it measures the step, not the policy.",
     "policy/kl": "0.005 to 0.04: around agent.target_kl (0.03) or below. Several times as much: lower agent.learning_rate.",
     "policy/clip_fraction": "0.1 to 0.6. Far above: steps are too large. 0 throughout: hardly anything is learned.",
-    "policy/first_ratio_error": "Below 1e-4. Above 1e-2: a bug in the replay, or a buffer of old rollouts (buffer=window).",
+    "policy/first_ratio_error": "Below 1e-4, where training stops: the replay has a bug.",
     "policy/grad_norm": "0.1 to 10, usually about 0.6. See `policy/grad_norm_<part>` for the part that leaves it.",
     "policy/grad_clipped": "0.3 to 0.9. Throughout 1: agent.max_grad_norm sets the size of steps, not the learning rate.",
     "policy/learning_rate": "A setting, not a result: falls from agent.learning_rate.",

@@ -64,7 +64,8 @@ class Trainer:
             overrides: overrides of the command, by which runs of a sweep are told apart.
         """
         notice(f"building {counted(config.hosts, 'host')}")
-        self._tuned = tuned(config)
+        self.checkpoints = Checkpoints(Path(folder) / CHECKPOINTS, config.checkpoints.keep)
+        self._tuned = tuned(config, self.checkpoints.latest())
         config = self._tuned.config
         self._plan, self._overrides = plan, overrides
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)
@@ -76,7 +77,6 @@ class Trainer:
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
         self.learner = self.agent if isinstance(self.agent, Learner) else None
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoints.keep)
         self.drift = GradientDrift()
         self.watch, self.findings = config.telemetry.anomalies.build(config.hosts * config.steps), Findings()
         self.update = 0

@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from esper.checkpoint import load_run
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.devices import DeviceConfig, find_precision
@@ -23,6 +25,7 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.shard_pool import ShardPool
 from esper.notices import notice
 from esper.task.instances import Split
+from esper.training.config_io import from_plain
 from esper.training.environment import build_env
 
 BATCHES = 4
@@ -49,8 +52,12 @@ class Tuned(NamedTuple):
         ]
 
 
-def tuned(config: Config) -> Tuned:
+def tuned(config: Config, newest: Path | None = None) -> Tuned:
     """Replace what devices leave to the machine: `precision=auto`, and the shard sizes of devices with `tune=true`, by timing.
+
+    Args:
+        config: config of the run.
+        newest: checkpoint of the run, if it has begun: its shard sizes are taken.
 
     Raises:
         ConfigError: the environment trains no hosts.
@@ -58,10 +65,14 @@ def tuned(config: Config) -> Tuned:
     """
     if config.cluster.is_remote:  # the workers find what their devices offer
         return Tuned(config, {})
+    tunes = newest is not None and any(device.tune for device in config.devices.values())
+    begun = from_plain(load_run(newest)["config"]).devices if newest and tunes else {}
     seconds, devices = dict[str, Mapping[int, float]](), dict[str, DeviceConfig]()
     for rank, (name, device) in enumerate(config.devices.items()):
         found = devices[name] = replace(device, precision=find_precision(name, device.precision), tune=False)
-        if device.tune:
+        if device.tune and name in begun:
+            devices[name] = replace(found, members_per_shard=begun[name].members_per_shard)
+        elif device.tune:
             share = config.hosts * (rank + 1) // len(config.devices) - config.hosts * rank // len(config.devices)
             times = seconds[name] = _timed(config, name, found, share)
             devices[name] = replace(found, members_per_shard=min(times, key=times.__getitem__))

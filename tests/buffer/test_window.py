@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.agent.ppo import ppo
 from esper.agent.ppo.ppo import PPO
 from esper.buffer.rollout import Rollout
 from esper.buffer.transition import Transition
@@ -101,6 +102,16 @@ def test_an_empty_window_is_restored_empty(tmp_path: Path, unfinished: bool) -> 
     restored.load_state_dict(load(Checkpoints(tmp_path).save({"buffer": buffer.state_dict()}, 0))["buffer"])
     collect(restored, 1)
     assert len(restored.rollouts()) == 1
+
+
+def test_the_share_of_clipped_decisions_is_that_of_the_narrower_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(ppo, "diagnose", lambda *_, clip, **__: seen.append(clip) or {"kl": 0.0})
+    for count in (1, 3):
+        agent = make()
+        rollout, *earlier = (random_rollout(agent, np.random.default_rng(seed)) for seed in range(count))
+        agent.update(rollout, progress=0.0, generator=torch.Generator(), earlier=earlier)
+    assert seen == [0.2, 0.1]
 
 
 # ---- rollouts

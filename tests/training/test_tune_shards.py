@@ -9,6 +9,7 @@ import pytest
 from esper.config import ConfigError
 from esper.fusion.precision import Precision
 from esper.training import tune_shards
+from esper.training.trainer import Trainer
 from esper.training.tune_shards import tuned
 from tests.forked import run_forked
 from tests.training import small_run
@@ -70,6 +71,17 @@ def test_a_run_says_what_it_found_and_keeps_it(tmp_path):
     again = run_forked("esper.train", f"resume={tmp_path / 'run'}", "updates=4", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())[1]["tuned"] == {}
+
+
+def test_the_same_command_takes_the_sizes_of_its_unfinished_run(tmp_path, monkeypatch):
+    """Timing again could find another size, which the run would refuse."""
+    monkeypatch.setattr(tune_shards, "_timed", lambda *_: {2: 0.1, 1: 0.2})
+    Trainer(small_run.config(*TUNE, "updates=1"), tmp_path).run()
+    monkeypatch.setattr(tune_shards, "_timed", lambda *_: {2: 0.2, 1: 0.1})
+    again = Trainer(small_run.config(*TUNE, "updates=2"), tmp_path)
+    again.run()
+    assert again.config.devices["cpu"].members_per_shard == 2
+    assert again.update == 2
 
 
 def test_a_run_keeps_the_precision_that_auto_chose(monkeypatch):

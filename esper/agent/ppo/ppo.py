@@ -210,8 +210,6 @@ class PPO(Learner):
         """All parameters, cached: traversing the modules takes as long as running the smaller layers."""
         self.parts = parts_of(self.network)
         """Parameters by part of the network, for gradient norms."""
-        self.updates = 0
-        """Number of finished updates."""
         self.strikes = 0
         """Consecutive non-finite minibatches so far."""
         self._reference_O: Tensor | None = None
@@ -304,14 +302,14 @@ class PPO(Learner):
         targets = self._targets(rollout)
         data, data_targets = self._window([rollout, *earlier]) if earlier else (rollout, targets)
         steps, dropped, first_error = self._optimize(data, data_targets, entropy_coef, generator)
-        self.updates += 1
         after = evaluate_rollout(self.network, rollout)
         planned = config.epochs * config.minibatches * (1 + len(earlier))
         skipped = planned - len(steps) - dropped
         self.network.watch(rollout.seen)  # after all replays, which need the statistics of the rollout
         # The policy treats returns that differ by less than the floor as equal.
         floor = config.advantage_floor**2
-        found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=config.clip, floor=floor)
+        clip = self._clip(1 + len(earlier))
+        found = diagnose(before, after, rollout, mc_return_TN=targets.mc_return_TN, clip=clip, floor=floor)
         return found | {
             **{name: float(np.mean([step[name] for step in steps])) for name in (steps[0] if steps else ())},
             "kl_of_target": found["kl"] / config.target_kl,
@@ -416,11 +414,15 @@ class PPO(Learner):
         return steps, dropped, first_error
 
     def _losses(self, rollout: Rollout, targets: Targets, rows_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `compute_losses`. A window of M rollouts narrows the clip by (M + 1) / 2, which keeps the bound of GePPO."""
-        window = rollout.num_hosts // (targets.num_current or rollout.num_hosts)
-        clip = self.config.clip / ((window + 1) / 2)
+        """See `compute_losses`."""
+        clip = self._clip(rollout.num_hosts // (targets.num_current or rollout.num_hosts))
         surrogate, reference_O = self.config.surrogate, self._reference_O
         return compute_losses(self.network, rollout, targets, rows_M, clip=clip, surrogate=surrogate, reference_O=reference_O)
+
+    def _clip(self, window: int) -> float:
+        """Return the half-width of the clipping interval: a window of M rollouts narrows it by (M + 1) / 2, which keeps the bound
+        of GePPO (Queeney et al. 2021)."""
+        return self.config.clip / ((window + 1) / 2)
 
     def _step(self, terms: dict[str, Tensor], entropy_coef: float) -> dict[str, float] | None:
         """Take one gradient step and return its metrics; None, without a step, if a loss or gradient is non-finite."""
@@ -451,7 +453,7 @@ class PPO(Learner):
             "network": self.network.state_dict(),
             "popart": self.popart.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "counters": {"updates": self.updates, "strikes": self.strikes},
+            "counters": {"strikes": self.strikes},
         }
 
     def acting_state(self) -> dict[str, Any]:
@@ -479,7 +481,7 @@ class PPO(Learner):
             module.load_state_dict(state[part])
         if "optimizer" in state:
             self.optimizer.load_state_dict(state["optimizer"])
-        self.updates, self.strikes = state["counters"]["updates"], state["counters"]["strikes"]
+        self.strikes = state["counters"]["strikes"]
 
     def _names(self) -> dict[str, list[str]]:
         """Return the names of inputs and outputs, in order."""

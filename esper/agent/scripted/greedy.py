@@ -27,6 +27,7 @@ class GreedyPotentialConfig(AgentConfig):
 
     standalone: ClassVar[bool] = True
     needs_hosts: ClassVar[bool] = True
+    needs_potential: ClassVar[bool] = True
     at: int = 3
     """Earliest time to plant, at least 1 [host epochs]: before any training the last slot always has the largest potential.
     Higher: more reliable potentials, less time for the seed."""

@@ -36,7 +36,6 @@ def test_a_fault_in_any_host_is_noticed_before_the_first_step(chunk: int) -> Non
             with pytest.raises(RuntimeError, match=f"step 4 of host {host},"):
                 agent.update(rollout, progress=0.0, generator=generator())
         rollout.log_prob_TN[4, host] = old
-    assert agent.updates == 0
     agent.update(rollout, progress=0.0, generator=generator())
 
 
