@@ -22,7 +22,7 @@ const SVG_NAMES = new Set(["svg", "rect", "line", "polyline", "circle", "text", 
 const format = (value, digits = 3) => value === null || value === undefined ? "–" : String(Number(value.toPrecision(digits)));
 const narrow = () => matchMedia("(max-width: 40rem)").matches;
 const level = (value) => value === null || value === undefined ? "–" : value.toFixed(1);
-const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, name[1].toUpperCase()).slice(0, 2);
+const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, (name[1] ?? "").toUpperCase()).slice(0, 2);
 
 // ---- reading a trace
 const column = (name) => trace.columns[name];

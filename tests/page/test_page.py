@@ -1,6 +1,7 @@
 """The page of a run: what it says, and what a browser shows when a person slides, sorts and points."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -119,6 +120,7 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
       seen.ticks = [...document.querySelectorAll(".ticks button")].map((one) => one.textContent);
       seen.legend = [...document.querySelectorAll("#legend li")].map((one) => one.textContent);
       seen.scatter = document.getElementById("scatter").textContent;
+      seen.letters = ["x", "conv", "conv_light"].map(letters);
       seen.marks = document.querySelectorAll("#scatter :is(.dot, .removed)").length;
       seen.label = document.getElementById("label").textContent; seen.hosts = lanes().length;
       document.querySelector(".ticks button").click();
@@ -145,6 +147,7 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert found, done.stdout[-500:] + done.stderr[-500:]
     seen = json.loads(found[1])
     assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, sampled actions", 4)
+    assert seen["letters"] == ["X", "CO", "CL"]
     assert seen["ticks"] == ["update 1", "2", "held-out, most probable", "held-out, sampled"]
     tables = [read_trace(path) for path in (folder / "trace").iterdir()]
     stages = {stage for one in tables for name, values in one.items() if ".stage" in name for stage in values}
@@ -166,6 +169,12 @@ def test_packing_keeps_values_and_shrinks_what_does_not_change() -> None:
     assert found["columns"]["s0.potential_conv"] == [5, None, 6, 7]
     assert found["columns"]["op"] == {"names": ["germinate", "wait"], "at": [0, 1, 0, 1]}
     assert embedded([found]) == embedded([found])
+
+
+def test_a_gradient_that_is_not_finite_is_missing_on_the_page() -> None:
+    found = packed("x", table([1, 2]) | {"host_gradient": [0.5, math.inf, math.nan, None]})
+    assert found["columns"]["host_gradient"] == [0.5, None, None, None]
+    assert embedded([found])
 
 
 def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_path: Path) -> None:
