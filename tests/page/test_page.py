@@ -8,19 +8,22 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from esper.checkpoint import FileError, Notice
 from esper.cli.overrides import check, typed_as
 from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
+from esper.page import page as module
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
-from esper.page.page import write_page
+from esper.page.page import page_at_the_end, write_page
 from esper.page.status import read_status
 from esper.report import main
-from esper.telemetry.traces import read_trace, trace_of_evaluation
+from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
 from esper.training.run_folder import only_writer
 from esper.training.trainer import Trainer
 from tests.page.tables import report, table
@@ -90,6 +93,38 @@ def test_a_saved_policy_has_a_page(folder: Path, tmp_path: Path, capsys: pytest.
     assert "on 2 held-out hosts" in text
     assert "This folder has no records of the training." in text
     assert not {"<h2>Learning curves</h2>", "<h2>Costs</h2>"} & {*re.findall("<h2>.*?</h2>", text)}
+
+
+def test_the_page_shows_the_hosts_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a run"
+    shutil.copytree(folder, copy)
+
+    def page(**asked: int) -> str:
+        return write_page(copy, **asked, log=lambda line: None).read_text()
+
+    for name in ("policy", "policy_greedy", "wait"):
+        trace = trace_of_evaluation(copy, 2, 4, name)
+        few = {column: values[: 2 * 8] for column, values in read_trace(trace).items()}
+        write_trace(trace_of_evaluation(copy, 2, 2, name), few)
+    shutil.copy(trace_of_evaluation(copy, 2, 4, "policy"), trace_of_evaluation(copy, 2, 6, "policy"))
+    assert "on 2 held-out hosts (mean" in page(hosts=2)
+    assert "on 4 held-out hosts (mean" in page(), "which are those of the run"
+    assert "on 4 held-out hosts (mean" in page(hosts=0), "6 hosts lack the trace of never growing"
+    assert f"python -m esper.evaluate checkpoint='{copy}' schedules=true" in unescape(page())
+    shutil.rmtree(copy / "trace")
+    assert f"<code>python -m esper.report '{copy}'</code> grows them" in unescape(page(hosts=0))
+
+
+def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    page_at_the_end(folder)
+    assert capsys.readouterr().out == f"page: {folder / 'run.html'}\n"
+    copy = tmp_path / "a run"
+    shutil.copytree(folder, copy)
+    trace_of_evaluation(copy, 2, 4, "wait").unlink()
+    monkeypatch.setattr(module, "write_page", Mock(side_effect=FileError("a file is damaged")))
+    with pytest.warns(Notice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
+        page_at_the_end(copy)
+    assert capsys.readouterr().out.startswith("growing 4 held-out hosts 1 time for its page, about ")
 
 
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
