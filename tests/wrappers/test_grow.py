@@ -322,6 +322,9 @@ def test_the_growth_potential_is_that_of_a_host() -> None:
     assert net.training
     assert all(parameter.grad is None for parameter in net.parameters())
     assert "lora" not in net.potential(lambda: F.cross_entropy(net(x), y))["early"]
+    both = net.potential(lambda: F.cross_entropy(net(x), y), [ConvLightConfig(), ConvLightConfig(kernel=5)])["early"]
+    assert list(both) == ["conv_light", "conv_light(kernel=5)"]
+    assert both["conv_light"] == pytest.approx(found["early"]["conv_light"]) != both["conv_light(kernel=5)"]
 
 
 def esper_blueprint(name: str) -> Any:
