@@ -14,7 +14,8 @@ from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.profile import EPOCHS, UpdateProfile
 from esper.telemetry.tags import PHASES, Value, measured, metric
 from esper.telemetry.traces import Table
-from esper.telemetry.writers import check_writers
+from esper.telemetry.tracker import TrackerConfig, file_of
+from esper.telemetry.writers import WRITERS, check_writers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,8 +74,11 @@ class TelemetryConfig:
             one.ready()
 
     def attach(self, folder: Path, files: Sequence[Path]) -> None:
-        """Hand files that were made from a finished run to its writers; see `WriterConfig.attach`."""
-        for one in check_writers(self.writers).values() if files else ():
+        """Hand files that were made from a finished run to its writers, and to all trackers that have it; see
+        `WriterConfig.attach`."""
+        kinds = {name: kind for name, kind in WRITERS.items() if issubclass(kind, TrackerConfig)}
+        trackers = {name: kind() for name, kind in kinds.items() if file_of(folder, kind.library).exists()}
+        for one in (trackers | check_writers(self.writers)).values() if files else ():
             one.attach(folder, files)
 
 
