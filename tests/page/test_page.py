@@ -133,7 +133,11 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     page = write_page(tmp_path, hosts=4, log=lambda line: None).read_text()
     assert "on 4 held-out hosts" in page
     shutil.rmtree(tmp_path / "trace")
-    assert "No held-out hosts were grown yet" in write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
+    (record,) = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))
+    page = write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
+    assert "No held-out hosts were grown yet" in page
+    assert "Data: two images are equal." in page
 
 
 def test_training_ends_with_a_page_whose_hosts_report_shows_again(tmp_path: Path, capsys) -> None:
@@ -158,6 +162,10 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
       seen.letters = ["x", "conv", "conv_light"].map(letters);
       seen.marks = document.querySelectorAll("#scatter :is(.dot, .removed)").length;
       seen.label = document.getElementById("label").textContent; seen.hosts = lanes().length;
+      trace = { ...trace, slots: [] }; drawHosts(); seen.bare = document.querySelectorAll(".hosts svg:not(:has(.spark))").length;
+      const all = (name) => ({ names: [name], at: [0, 0] });
+      trace = { steps: 2, columns: { op: all("germinate"), slot: all("s0"), refused: [0, 1], "s0.contribution": [1, 2] } };
+      seen.last = lastContribution({ host: 0, epoch: 0, slot: "s0" });
       document.querySelector(".ticks button").click();
       seen.first = document.getElementById("label").textContent;
       range.value = range.max; range.dispatchEvent(new Event("input"));
@@ -182,6 +190,8 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert found, done.stdout[-500:] + done.stderr[-500:]
     seen = json.loads(found[1])
     assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, sampled actions", 4)
+    assert seen["bare"] == 0, "without slots there are neither lanes nor networks"
+    assert seen["last"] == 2, "a refused operation ends no seed"
     assert seen["letters"] == ["X", "CO", "CL"]
     assert seen["ticks"] == ["update 1", "2", "held-out, most probable", "held-out, sampled"]
     tables = [read_trace(path) for path in (folder / "trace").iterdir()]
