@@ -99,11 +99,7 @@ class Contents:
 
 
 def gather(folder: Path, hosts: int | None = None) -> Contents:
-    """Read the folder of a run; it may still be training, or have been killed.
-
-    Args:
-        folder: folder of the run.
-        hosts: number of held-out hosts whose traces the page shows; None for most.
+    """Read the folder of a run, also of one that goes on or was killed, with traces of so many held-out hosts (None: of most).
 
     Raises:
         ConfigError: the checkpoint was written by another version.
