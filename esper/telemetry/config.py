@@ -87,16 +87,9 @@ class QuietConfig(TelemetryConfig):
     """Only metrics, times and checkpoints, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl"])
-    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
-    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
-    """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     trace: bool = False
-    """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
-    decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     page_hosts: int = 0
-    """Number of held-out hosts in `run.html`, written at the end of the run, at least 2 and at most `hosts` of the run; 0 writes
-    no page. Higher: narrower intervals, but a longer end of the run: up to three episodes of these hosts."""
 
 
 class Telemetry:
