@@ -24,8 +24,7 @@ from esper.reward.table import SHAPING
 from esper.task.events import Event
 
 FloatArray = npt.NDArray[np.float32]
-NOT_IN_TAGS = re.compile(r"[^a-z0-9_]+")
-"""Characters of names that a tag may not have."""
+_NOT_IN_TAGS = re.compile(r"[^a-z0-9_]+")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -157,8 +156,8 @@ class Episode(EpisodeRecord):
         }
         values |= {f"governor/{name}": count for name, count in self.tally.items() if name != "pruned"}
         values |= {f"host/stage_{stage.name.lower()}": (signals.final.stage == stage).sum() / hosts for stage in Stage}
-        values |= {f"reward/{name}": paid for name, paid in self.terms.items()} | self._worths(signals)
-        values |= {f"mode/{name}": self.return_N[rows].mean() for name, rows in self.modes.items()}
+        values |= {f"reward/{tag_name(name)}": paid for name, paid in self.terms.items()} | self._worths(signals)
+        values |= {f"mode/{tag_name(name)}": self.return_N[rows].mean() for name, rows in self.modes.items()}
         values |= self.audit | self._seeds() | self._gradients(signals.num_steps)
         return {tag: float(value) for tag, value in values.items()}
 
@@ -173,13 +172,14 @@ class Episode(EpisodeRecord):
             "host/shapley_error": _mean(seen.shapley_error_NS[healthy_N]),
         }
         shares = [seen.shapley_NS[healthy_N[:, None] & (after.blueprint == rank)] for rank in range(len(self.blueprints))]
-        return values | {f"shapley/{name}": _mean(share) for name, share in zip(self.blueprints, shares, strict=True)}
+        named = zip(self.blueprints, shares, strict=True)
+        return values | {f"shapley/{tag_name(name)}": _mean(share) for name, share in named}
 
     def _seeds(self) -> dict[str, float]:
         """Return the statistics of seeds by blueprint, by slot and by kind of host."""
         found = grouped(self.log.seeds, self.blueprints, self.slots, self.instance)
         return {
-            f"seeds_{what}/{group}_{NOT_IN_TAGS.sub('_', name.lower())}": value
+            f"seeds_{what}/{group}_{tag_name(name)}": value
             for (group, name), stats in found.items()
             for what, value in asdict(stats).items()
         }
@@ -191,6 +191,11 @@ class Episode(EpisodeRecord):
         if not len(finite_N):
             return {}
         return {"host/gradient_norm": finite_N.mean(), "host/gradient_norm_max": finite_N.max()}
+
+
+def tag_name(name: str) -> str:
+    """Return the name of a blueprint, slot, kind, term or mode as part of a tag: "My-Block" as "my_block"."""
+    return _NOT_IN_TAGS.sub("_", name.lower())
 
 
 def _slots(signals: StepSignals) -> Slots:

@@ -24,14 +24,13 @@ from esper.stats.intervals import Interval
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import legend_of
 from esper.telemetry.text import counted
-from esper.telemetry.traces import Table, read_trace, traced_evaluation, traced_updates
+from esper.telemetry.traces import NEVER, Table, read_trace, traced_evaluation, traced_updates
 from esper.training.config_io import dotted, flat, from_plain, to_plain
 from esper.training.provenance import FILE, read
 from esper.training.resume import newest_of
 
 MOST_TRACES = 9
 """Most traces of training on a page, which keeps it below a megabyte."""
-NEVER = "wait"
 MISSING = object()
 NAMES = {"policy_greedy": "held-out hosts, most probable actions", "policy": "held-out hosts, sampled actions", NEVER: ""}
 """Names of the traces on held-out hosts; that of never growing serves as reference."""
@@ -96,10 +95,11 @@ class Contents:
     history: list[dict[str, Any]]
     """The records of `run.json`."""
     folder: str
+    """Its path, quoted for a shell."""
 
 
-def gather(folder: Path) -> Contents:
-    """Read the folder of a run; it may still be training, or have been killed.
+def gather(folder: Path, hosts: int | None = None) -> Contents:
+    """Read the folder of a run, also of one that goes on or was killed, with traces of so many held-out hosts (None: of most).
 
     Raises:
         ConfigError: the checkpoint was written by another version.
@@ -111,7 +111,7 @@ def gather(folder: Path) -> Contents:
     config = from_plain(state["config"])
     score = config.task.build_objective().score
     records, prices = _metrics(folder), costs.costs_of(folder)
-    update, held_out = traced_evaluation(folder)
+    update, held_out = traced_evaluation(folder, hosts)
     tables = {name: costs.with_flops(read_trace(path), prices) for name, path in held_out.items() if name in NAMES}
     history = [one | {"command": _repeatable(one["command"])} for one in read(folder / FILE)]
     if (status := status_of(folder, config, state["update"], history)).state == "killed":
@@ -156,7 +156,7 @@ def gather(folder: Path) -> Contents:
         changed=_changed(config),
         config=[(key, as_typed(value)) for key, value in sorted(flat(to_plain(config)).items())],
         history=history,
-        folder=str(folder),
+        folder=shlex.quote(str(folder)),
     )
 
 

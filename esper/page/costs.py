@@ -97,7 +97,7 @@ def rows(
         found.append(("data", data))
     if history:
         devices = ", ".join(f"{text} (devices={name})" for name, text in history[-1].get("devices", {}).items())
-        found.append(("devices", f"{devices}; {history[-1].get('cores')} cores"))
+        found.append(("devices", "; ".join(filter(None, [devices, f"{history[-1].get('cores')} cores"]))))
     return found
 
 
@@ -109,8 +109,11 @@ def _one_more(records: Sequence[Mapping[str, float]], steps: int, evaluated: Map
         parts.append(f"{steps / speed:.2g} s beside others ({steps} epochs at {speed:,.0f} host epochs/s)")
     if {"policy", "wait"} <= evaluated.keys():
         policy, never = evaluated["policy"], evaluated["wait"]
-        parts.append(f"{policy['training_flops']:.3g} FLOPs of training, {never['training_flops']:.3g} if it never grows")
-        parts.append(f"{policy['policy_flops']:.3g} for the policy's decisions")
+        trained, waiting, decided = policy["training_flops"], never["training_flops"], policy["policy_flops"]
+        if known := np.isfinite([trained, waiting]).all():  # a sandbox trains nothing
+            parts.append(f"{trained:.3g} FLOPs of training, {waiting:.3g} if it never grows")
+        if np.isfinite(decided):
+            parts.append(f"{decided:.3g} {'' if known else 'FLOPs '}for the policy's decisions")
     return [("one more network", "; ".join(parts))] if parts else []
 
 

@@ -87,7 +87,7 @@ def _curve(records: Sequence[Mapping[str, float]], tag: str, score: str, healthy
         tag=tag,
         name=name + unit,
         meaning=in_terms_of(score, CAPTIONS.get(tag, row.meaning)),
-        healthy=HEALTHY.get(tag, "").replace("`", "") if healthy else "",
+        healthy=HEALTHY[row.tag].replace("`", "") if healthy else "",
         first=short(points[0][1]),
         last=short(points[-1][1]),
         svg=svg,

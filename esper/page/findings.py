@@ -14,7 +14,6 @@ import numpy.typing as npt
 from esper.lab.evaluation import ORACLE
 from esper.page.kinds import condensed
 from esper.stats.intervals import Interval, mean_interval
-from esper.telemetry.pictures import slots_of
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
 
@@ -131,7 +130,7 @@ def habits(table: Table, part: str = "part") -> list[str]:
     ]
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
-        by_kind.setdefault(one["kind"], Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
+        by_kind.setdefault(condensed(one["kind"]), Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
     if 1 < len(by_kind) <= MOST_KINDS:
         alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
         choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts (see the table)"
@@ -149,31 +148,15 @@ def slot_words(slot: str, part: str) -> list[str]:
 
 
 def plantings(table: Table) -> list[dict[str, Any]]:
-    """Return the seeds planted: host, kind, epoch, slot, blueprint, and `contribution`, the last one measured [pp]."""
-    steps, slots = round(max(table["epoch"])), slots_of(table)
+    """Return the seeds planted: host, kind, epoch, slot and blueprint."""
+    steps = round(max(table["epoch"]))
     refused = table.get("refused", [0] * len(table["op"]))
     found: list[dict[str, Any]] = []
     for row, op in enumerate(table["op"]):
-        if op != "germinate" or refused[row]:
-            continue
-        slot = table["slot"][row]
-        one = {name: table[name][row] for name in ("kind", "slot", "blueprint")}
-        one |= {"host": row // steps, "epoch": row % steps + 1, "contribution": None}
-        if slot in slots:
-            one["contribution"] = _last_contribution(table, row, steps, slot)
-        found.append(one)
+        if op == "germinate" and not refused[row]:
+            named = {name: table[name][row] for name in ("kind", "slot", "blueprint")}
+            found.append(named | {"host": row // steps, "epoch": row % steps + 1})
     return found
-
-
-def _last_contribution(table: Table, row: int, steps: int, slot: str) -> float | None:
-    """Return the last measured contribution of the seed that was planted in this row, until it is gone or the episode ends."""
-    last = None
-    for later in range(row, (row // steps + 1) * steps):
-        if later > row and (table["op"][later] == "germinate" and table["slot"][later] == slot):
-            break
-        value = table[f"{slot}.contribution"][later]
-        last = value if value is not None else last
-    return last
 
 
 def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:

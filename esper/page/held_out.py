@@ -3,27 +3,36 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from esper.config import Config
 from esper.lab.evaluation import POLICIES, Evaluation
 from esper.telemetry.text import counted
-from esper.telemetry.traces import trace_of_evaluation, write_trace
+from esper.telemetry.traces import NEVER, trace_of_evaluation, write_trace
 from esper.training.play import play
 from esper.training.trace import Trace
 
-NEVER = "wait"
-"""Controller that never grows."""
+
+def untraced(folder: Path, config: Config, updates: int, hosts: int) -> dict[str, Path]:
+    """Return the files of the traces that a page lacks, by controller: the policy with sampled actions, with the most probable
+    ones, if it has probabilities, and never growing.
+
+    Args:
+        folder: folder of the run.
+        config: its config.
+        updates: number of updates of the policy.
+        hosts: held-out hosts.
+    """
+    names = [*(POLICIES if config.agent.greedy else POLICIES[:1]), NEVER]
+    paths = {name: trace_of_evaluation(folder, updates, hosts, name) for name in names}
+    return {name: path for name, path in paths.items() if not path.exists()}
 
 
-def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
-    """Grow held-out hosts with the newest policy of a run, and write one trace per controller: the policy with sampled actions,
-    with the most probable ones, if it has probabilities, and never growing.
+def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> None:
+    """Grow held-out hosts with the newest policy of a run, and write the traces that its page lacks, see `untraced`.
 
     Args:
         folder: folder of the run, with at least one checkpoint.
         hosts: held-out hosts, at least 2.
         log: receives a line before each controller.
-
-    Returns:
-        The number of updates of the policy.
 
     Raises:
         ConfigError: the hosts do not fit into memory, or the checkpoint does not fit this version.
@@ -31,11 +40,7 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
     """
     evaluation = Evaluation.load(str(folder), hosts=hosts)
     try:
-        names = [*(POLICIES if evaluation.config.agent.greedy else POLICIES[:1]), NEVER]
-        for name in names:
-            path = trace_of_evaluation(folder, evaluation.updates, hosts, name)
-            if path.exists():
-                continue
+        for name, path in untraced(folder, evaluation.config, evaluation.updates, hosts).items():
             policy = f"with the policy after {counted(evaluation.updates, 'update')}"
             how = {"policy": policy, "policy_greedy": "with its most probable actions", NEVER: "that never grow"}[name]
             log(f"training {hosts} held-out hosts {how}")
@@ -45,4 +50,3 @@ def trace_held_out(folder: Path, hosts: int, log: Callable[[str], None]) -> int:
             write_trace(path, trace.table(episode))
     finally:
         evaluation.env.close()
-    return evaluation.updates

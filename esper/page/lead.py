@@ -96,7 +96,8 @@ def _most_probable(grown: Grown, score: str) -> list[str]:
     if not parts:
         return []
     lead = "These are sampled actions, as in training. "
-    if results(grown.greedy, "parameters_kept").max() == 0:
+    own_N, never_N = (results(table, "return") for table in (grown.greedy, grown.never))
+    if results(grown.greedy, "parameters_kept").max() == 0 and np.array_equal(own_N, never_N):
         return [f"{lead}With the most probable ones it keeps no seed, so that it equals never growing."]
     return [f"{lead}The most probable ones, compared with these, give {' and '.join(parts)}."]
 

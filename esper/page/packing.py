@@ -5,6 +5,7 @@
 import base64
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,12 +46,12 @@ def _changes(values: Sequence[Any], steps: int) -> list[Any]:
 
 
 def _column(values: Sequence[Any]) -> Any:
-    """Return numbers with few digits, and strings as indices of a list of names."""
+    """Return numbers with few digits, None where one is not finite, which JSON lacks; strings as indices of a list of names."""
     if any(isinstance(value, str) for value in values):
         names = sorted({value for value in values if value is not None}, key=str)
         rank: Mapping[Any, int] = {name: index for index, name in enumerate(names)}
         return {"names": [str(name) for name in names], "at": [-1 if value is None else rank[value] for value in values]}
-    return [None if value is None else _short(value) for value in values]
+    return [None if value is None or not math.isfinite(value) else _short(value) for value in values]
 
 
 def _short(value: float) -> float | int:

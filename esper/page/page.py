@@ -1,22 +1,25 @@
 """Renders the page of a run and writes it."""
 
+import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import jinja2
 
-from esper.checkpoint import DiskError, FileError, Notice, write_whole
+from esper.checkpoint import DiskError, FileError, Notice, load_run, write_whole
 from esper.config import CHECKPOINTS, Config, ConfigError
 from esper.notices import notice
 from esper.page.contents import gather
-from esper.page.held_out import trace_held_out
+from esper.page.held_out import trace_held_out, untraced
 from esper.page.packing import embedded
 from esper.page.status import saved_config
 from esper.telemetry.jsonl import read_records
 from esper.telemetry.seed_table import HEAD, TITLE
-from esper.telemetry.text import duration
+from esper.telemetry.text import counted, duration
+from esper.training.config_io import from_plain
 from esper.training.resume import newest_of
 from esper.training.run_folder import PAGE, writing_reports
 
@@ -58,7 +61,7 @@ def write_page(folder: Path, *, hosts: int | None = None, log: Callable[[str], N
     with writing_reports(folder):
         if hosts:
             trace_held_out(folder, hosts, log)
-        contents = gather(folder)
+        contents = gather(folder, hosts or None)
         page = _TEMPLATES.get_template("run.html").render(
             c=contents,
             seed_title=TITLE,
@@ -80,22 +83,27 @@ def page_at_the_end(folder: Path, *, lead: str = "") -> None:
         lead: begins each line, to tell runs apart that share a terminal.
     """
     try:
-        if newest_of(folder) is not None:
-            print(f"{lead}{_announcement(folder)}", flush=True)
+        newest = newest_of(folder)
+        if newest is not None and (line := _announcement(folder, load_run(newest))):
+            print(f"{lead}{line}", flush=True)
         page = write_page(folder, log=notice)
         notice()
         print(f"{lead}page: {page}", flush=True)
     except (ConfigError, FileError, DiskError) as error:
-        warnings.warn(f"{PAGE} was not written: {error}; python -m esper.report {folder} tries again", Notice, stacklevel=2)
+        again = f"python -m esper.report {shlex.quote(str(folder))} tries again"
+        warnings.warn(f"{PAGE} was not written: {error}; {again}", Notice, stacklevel=2)
 
 
-def _announcement(folder: Path) -> str:
-    """Return the line that says what the page of a run will take."""
-    config, times = saved_config(folder), folder / "times.jsonl"
-    hosts, growths = shown_hosts(config), 3 if config.agent.greedy else 2
+def _announcement(folder: Path, state: Mapping[str, Any]) -> str:
+    """Return the line that says what the page of a run with this state will take; empty if its hosts were grown before."""
+    config, times = from_plain(state["config"]), folder / "times.jsonl"
+    hosts = shown_hosts(config)
+    growths = len(untraced(folder, config, state["update"], hosts))
+    if not growths:
+        return ""
     speeds = [record["time/host_epochs_per_second"] for record in read_records(times)] if times.exists() else []
     left = f", about {duration(growths * hosts * config.steps / median(speeds))}" if speeds else ""
-    return f"growing {hosts} held-out hosts {growths} times for its page{left}"
+    return f"growing {hosts} held-out hosts {counted(growths, 'time')} for its page{left}"
 
 
 def _source(name: str) -> str:

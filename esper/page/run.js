@@ -22,7 +22,7 @@ const SVG_NAMES = new Set(["svg", "rect", "line", "polyline", "circle", "text", 
 const format = (value, digits = 3) => value === null || value === undefined ? "–" : String(Number(value.toPrecision(digits)));
 const narrow = () => matchMedia("(max-width: 40rem)").matches;
 const level = (value) => value === null || value === undefined ? "–" : value.toFixed(1);
-const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, name[1].toUpperCase()).slice(0, 2);
+const letters = (name) => name.split("_").map((word) => word[0]).join("").toUpperCase().padEnd(2, (name[1] ?? "").toUpperCase()).slice(0, 2);
 
 // ---- reading a trace
 const column = (name) => trace.columns[name];
@@ -69,7 +69,9 @@ function drawHosts() {
   const head = byId("hosts").tHead, body = byId("hosts").tBodies[0];
   const test = column("test_accuracy") !== undefined;
   const other = trace.never ? "\n(never growing)" : "", unit = SCORE === "accuracy" ? " [%]" : "";
-  const titles = ["host", "slots over host epochs 1 to " + trace.steps, `validation ${SCORE}`, "network kept", "return [points]" + other,
+  const drawn = trace.slots.length > 0;  // a sandbox has none
+  const titles = ["host", ...(drawn ? ["slots over host epochs 1 to " + trace.steps] : []), `validation ${SCORE}`, ...(drawn ? ["network kept"] : []),
+    "return [points]" + other,
     ...(test ? [`test ${SCORE}${unit}${other}`] : [])];
   head.replaceChildren(make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title))));
   body.replaceChildren();
@@ -82,10 +84,10 @@ function drawHosts() {
     }
     const button = make("button", { class: "host", type: "button", title: trace.kinds[host] }, `host ${host}`);
     button.addEventListener("click", () => choose(host));
-    const cells = [button, lanes(host), spark(host), network(host),
+    const cells = [button, ...(drawn ? [lanes(host)] : []), spark(host), ...(drawn ? [network(host)] : []),
       `${level(at("return", last(host)))}${trace.never ? ` (${level(never("return", host))})` : ""}`,
       ...(test ? [`${level(at("test_accuracy", last(host)))}${trace.never ? ` (${level(never("test_accuracy", host))})` : ""}`] : [])];
-    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", i > 3 ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
+    body.append(make("tr", { "data-host": host }, ...cells.map((cell, i) => make("td", /^(return|test)/.test(titles[i]) ? { "data-title": titles[i].replace("\n", " ") } : {}, cell))));
   }
   mark();
 }
@@ -242,7 +244,7 @@ function lastContribution(one) {
   let value = null;
   for (let epoch = one.epoch; epoch < trace.steps; epoch++) {
     const r = row(one.host, epoch);
-    if (epoch > one.epoch && at("op", r) === "germinate" && at("slot", r) === one.slot) break;
+    if (epoch > one.epoch && at("op", r) === "germinate" && at("slot", r) === one.slot && !at("refused", r)) break;
     value = at(`${one.slot}.contribution`, r) ?? value;
   }
   return value;

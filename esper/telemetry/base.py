@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.traces import Table
@@ -42,8 +42,6 @@ class RunInfo:
     """Name of the hosts' score: accuracy, or R2 where they predict numbers."""
     size: str = ""
     """Size of the run in one line: hosts, parameters, memory, host epochs; and a line for each device whose shards were timed."""
-    file: TextIO | None = None
-    """Output of a console; None for standard output."""
 
     @property
     def sweep(self) -> str:

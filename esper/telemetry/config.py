@@ -14,7 +14,8 @@ from esper.telemetry.base import Hparam, Rows, RunInfo, Writer
 from esper.telemetry.profile import EPOCHS, UpdateProfile
 from esper.telemetry.tags import PHASES, Value, measured, metric
 from esper.telemetry.traces import Table
-from esper.telemetry.writers import check_writers
+from esper.telemetry.tracker import TrackerConfig, file_of
+from esper.telemetry.writers import WRITERS, check_writers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,8 +74,11 @@ class TelemetryConfig:
             one.ready()
 
     def attach(self, folder: Path, files: Sequence[Path]) -> None:
-        """Hand files that were made from a finished run to its writers; see `WriterConfig.attach`."""
-        for one in check_writers(self.writers).values() if files else ():
+        """Hand files that were made from a finished run to its writers, and to all trackers that have it; see
+        `WriterConfig.attach`."""
+        kinds = {name: kind for name, kind in WRITERS.items() if issubclass(kind, TrackerConfig)}
+        trackers = {name: kind() for name, kind in kinds.items() if file_of(folder, kind.library).exists()}
+        for one in (trackers | check_writers(self.writers)).values() if files else ():
             one.attach(folder, files)
 
 
@@ -83,16 +87,9 @@ class QuietConfig(TelemetryConfig):
     """Only metrics, times and checkpoints, and nothing on the console: for sweeps and tests."""
 
     writers: list[Any] = field(default_factory=lambda: ["jsonl"])
-    """Writers of records: jsonl, tensorboard, console, csv, mlflow, wandb, aim, and any that plugins register, with settings as
-    in {csv:{delimiter:";"}}. Without jsonl, esper.compare cannot read the run."""
     decisions: bool = False
-    """If true, write the controller's decisions, by host and seed, to `decisions.jsonl`, as often as details."""
     trace: bool = False
-    """If true, write a trace of the first update, of every telemetry.detail_every-th written update, and of the last: state,
-    decision, measurements and reward of each host after each host epoch, in `trace/`. `run.html` draws them."""
     page_hosts: int = 0
-    """Number of held-out hosts in `run.html`, written at the end of the run, at least 2 and at most `hosts` of the run; 0 writes
-    no page. Higher: narrower intervals, but a longer end of the run: up to three episodes of these hosts."""
 
 
 class Telemetry:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TextIO, cast
+from typing import TextIO
 
 from rich.console import Console as RichConsole
 
@@ -23,11 +23,10 @@ class ConsoleConfig(WriterConfig):
 
     def build(self, run: RunInfo) -> Writer:
         """Return a live console if the output is a capable terminal that no other run writes to, else a plain one."""
-        file = run.file or cast(TextIO, sys.stdout)
-        console = RichConsole(file=file)
-        if file.isatty() and os.environ.get("TERM") != "dumb" and not run.shared and not console.options.ascii_only:
+        console = RichConsole(file=sys.stdout)
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not run.shared and not console.options.ascii_only:
             return LiveConsole(console, run)
-        return PlainConsole(file, run)
+        return PlainConsole(sys.stdout, run)
 
 
 class PlainConsole(Writer):

@@ -50,7 +50,6 @@ class LiveConsole(Writer):
         self._done, self._total, self._names = run.resume_update, run.total_updates, shown_names(run)
         self._latest: dict[str, float] = {}
         self._history = History(run.folder, run.resume_update)
-        self._rollbacks = 0.0
         self._title, self._phase, self._note = "", "starting", ""
         self._began, self._stopped = time.monotonic(), False
         # A long estimate period: progress is uneven, since hosts train first and the controller learns after.
@@ -90,7 +89,6 @@ class LiveConsole(Writer):
         self._done = update
         self._latest.update(metrics)
         self._history.add(metrics)
-        self._rollbacks += sum(metrics.get(tag, 0.0) for tag in ROLLBACKS)
         self._progress.update(self._task, completed=update)
 
     def anomaly(self, update: int, anomaly: Anomaly, *, first: bool) -> None:
@@ -150,7 +148,8 @@ class LiveConsole(Writer):
                 curve = bins(values, marks)
                 ends = f"{short(min(values))} to {short(max(values))}" if len(curve) > 1 else ""
                 table.add_row(label, quantity(tag, self._latest[tag]), spark(curve), ends)
-        table.add_row("rollbacks", number(self._rollbacks), "", f"in {counted(self._history.updates, 'update')}")
+        rollbacks = sum(sum(self._history.series.get(tag, ())) for tag in ROLLBACKS)
+        table.add_row("rollbacks", number(rollbacks), "", f"in {counted(self._history.updates, 'update')}")
         return table
 
     def _stages(self) -> Table:

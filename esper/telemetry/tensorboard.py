@@ -41,7 +41,7 @@ DASHBOARDS = {
         "seeds per host": _chart("host/seeds_germinated", "host/seeds_fossilized", "host/seeds_pruned"),
         "slots by stage": _chart(*STAGES.values()),
         "operations": _chart("action/.*"),
-        "Shapley values by blueprint": _chart("shapley/.*"),
+        "Shapley values by blueprint, where measured": _chart("shapley/.*"),
     },
     "Learning health": {
         "explained variance": _chart("policy/explained_variance"),
@@ -64,7 +64,7 @@ def _described(tag: str, value: float) -> Any:
     """Return a scalar with its meaning and its values in a healthy run, which TensorBoard shows beside its chart."""
     row = metric(tag)
     text = f"{row.meaning}{f' [{row.unit}]' if row.unit not in ('1', 'count') else ''}"
-    text += f"\n\nHealthy: {HEALTHY[tag]}" if tag in HEALTHY else ""
+    text += f"\n\nHealthy: {HEALTHY[row.tag]}"
     plugin = SummaryMetadata.PluginData(plugin_name="scalars")
     about = SummaryMetadata(summary_description=text, plugin_data=plugin, data_class="DATA_CLASS_SCALAR")
     return Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=about)])

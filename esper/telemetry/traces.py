@@ -14,6 +14,8 @@ FOLDER = "trace"
 """Folder of the traces in that of a run."""
 VERSION = 1
 """Version of the columns; it goes up when a column changes its meaning or goes away."""
+NEVER = "wait"
+"""Controller that never grows, with which others are compared."""
 Table = dict[str, list[Any]]
 """Columns by name; None where a value does not exist or was not measured."""
 _UPDATE = re.compile(r"update_(\d{6,})\.csv\.gz")
@@ -36,17 +38,21 @@ def traced_updates(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
-def traced_evaluation(folder: Path) -> tuple[int, dict[str, Path]]:
-    """Return the newest traces on held-out hosts by controller, of the largest number of hosts, and the update of their policy.
+def traced_evaluation(folder: Path, hosts: int | None = None) -> tuple[int, dict[str, Path]]:
+    """Return the newest traces on held-out hosts by controller, and the update of their policy, 0 if there are none.
 
-    The update is 0 if there are none.
+    Traces without those of the policy and of never growing, of a process that was killed, do not count.
+
+    Args:
+        folder: folder of the run.
+        hosts: number of hosts of these traces; None for the largest.
     """
     found = ((_HELD_OUT.fullmatch(path.name), path) for path in sorted((folder / FOLDER).glob("held_out_*")))
     sets: dict[tuple[int, int], dict[str, Path]] = {}
     for match, path in found:
-        if match:
+        if match and hosts in (None, int(match[2])):
             sets.setdefault((int(match[1]), int(match[2])), {})[match[3]] = path
-    newest = max(sets, default=None)
+    newest = max((key for key, files in sets.items() if {"policy", NEVER} <= files.keys()), default=None)
     return (0, {}) if newest is None else (newest[0], sets[newest])
 
 

@@ -10,11 +10,11 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from esper.checkpoint import FileError, Notice, write_whole
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
@@ -44,6 +44,8 @@ class TrackerRecord:
     """Number of updates that the tracker has."""
     finished: bool = False
     """If true, the run is complete, and so are its records in the tracker."""
+    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings of the writer, with which files made later find the run, even if its checkpoint names other writers."""
 
     @classmethod
     def read(cls, path: Path) -> "TrackerRecord | None":
@@ -57,7 +59,8 @@ class TrackerRecord:
         try:
             values = json.loads(path.read_text())
             found = cls(**values)
-            if type(found.id) is not str or type(found.update) is not int or type(found.place) is not dict:
+            kinds = [type(one) for one in (found.id, found.update, found.place, found.settings)]
+            if kinds != [str, int, dict, dict]:
                 raise ValueError
         except (OSError, ValueError, TypeError) as error:
             raise FileError(f"{path} is damaged: move it away, and the run goes on as a new one in the tracker") from error
@@ -104,6 +107,7 @@ class TrackerConfig(WriterConfig):
         """
         self.ready()
         tracker = self.connect(run)
+        tracker.settings = asdict(self)
         tracker.open()
         return tracker
 
@@ -114,7 +118,8 @@ class TrackerConfig(WriterConfig):
             if record is None or not record.finished:
                 return
             self.ready()
-            tracker = self.connect(RunInfo(folder=folder, resume_update=record.update, name=record.cell))
+            about = RunInfo(folder=folder, resume_update=record.update, name=record.cell)
+            tracker = replace(self, **record.settings).connect(about)
             tracker.open(anew=False)
             try:
                 for file in files:
@@ -155,6 +160,8 @@ class Tracker(Writer):
         """
         self.run, self.place = run, place
         self.name = name or run.name or run.folder.absolute().name
+        self.settings: dict[str, Any] = {}
+        """Settings of the writer."""
         self._file = file_of(run.folder, self.library)
         self._record = TrackerRecord(id="", place={})
         self._jobs = deque[tuple[Callable[[], None], int]]()
@@ -222,6 +229,7 @@ class Tracker(Writer):
             self._record = replace(before, update=update, finished=before.finished and not anew)
         else:
             self._record = TrackerRecord(id=found, place=self.place, cell=self.run.name)
+        self._record = replace(self._record, settings=self.settings or self._record.settings)
         self._record.write(self._file)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:

@@ -29,7 +29,7 @@ def find_checkpoint(path: str, key: str) -> Path:
         return place
     if (place / POLICY).is_file():
         return place / POLICY
-    run = place.parent if place.name == BEST else place
+    run = place.parent if _names_best(place) else place
     newest = Checkpoints(run / CHECKPOINTS).latest()
     if newest is not None and run is not place:
         best = load_run(newest).get("best")
@@ -54,7 +54,12 @@ def newest_of(folder: Path) -> Path | None:
 def may_hold_checkpoint(path: str) -> bool:
     """Return whether there is anything that `find_checkpoint` could open, without opening it."""
     place = Path(path)
-    return (place.parent if place.name == BEST else place).exists()
+    return (place.parent if _names_best(place) else place).exists()
+
+
+def _names_best(place: Path) -> bool:
+    """Return whether a path names the best checkpoint of a run, and not a run in a folder of that name."""
+    return place.name == BEST and not (place / CHECKPOINTS).is_dir()
 
 
 def run_of(checkpoint: Path) -> Path:

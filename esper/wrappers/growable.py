@@ -33,7 +33,7 @@ from esper.wrappers.growing_slot import IN_LOOP, OFF, GrowingSlot, OneInput, See
 from esper.wrappers.refusal import refusal
 from esper.wrappers.score import Contribution, Score, difference, mean_score
 from esper.wrappers.seed_groups import SeedGroups
-from esper.wrappers.topology import able_in, blueprint_for, choice, described, restored, whole
+from esper.wrappers.topology import able_in, blueprint_for, choice, described, label, restored, whole
 
 
 class GrowableModule(nn.Module):
@@ -193,9 +193,9 @@ class GrowableModule(nn.Module):
                 "seeds that train behind the module learn in a second pass: call net.incubate(loss) after loss().backward(), or "
                 "choose incubation=none"
             )
-        learns_S = operations.roles(self._state, self.rules).learns[0]
-        for name, slot, learns in zip(self._names, self._slots, learns_S, strict=True):
-            if learns and slot.untrained():
+        learnt_S = operations.roles(self._state, self.rules).learns[0] & (self._state.stage_age[0] >= 1)  # for an epoch
+        for name, slot, learnt in zip(self._names, self._slots, learnt_S, strict=True):
+            if learnt and slot.untrained():
                 warnings.warn(
                     f"no optimizer has changed the seed in slot {name} in an epoch: call net.attach(optimizer)", stacklevel=2
                 )
@@ -278,12 +278,14 @@ class GrowableModule(nn.Module):
             blueprints: names or configs; by default every blueprint that can grow in the slot.
 
         Returns:
-            Growth potential by slot and blueprint [nats per unit of the seed's learning rate].
+            Growth potential by slot and blueprint, as in conv_light or, for a config, conv_light(kernel=5) [nats per unit of the
+            seed's learning rate].
         """
         found: dict[str, dict[str, float]] = {}
         for slot, gradients in zip(self._slots, self._gradients(loss), strict=True):
             asked = blueprints or able_in(slot.spec)
-            configs = {one if isinstance(one, str) else type(one).__name__: blueprint_for(one, slot.spec) for one in asked}
+            built = [blueprint_for(one, slot.spec) for one in asked]
+            configs = {one if isinstance(one, str) else label(config): config for one, config in zip(asked, built, strict=True)}
             sensor = SlotSensor(list(configs.values()), slot.spec, gradients.grad.device)
             found[slot.spec.name] = dict(zip(configs, sensor.measure(gradients)[0].tolist(), strict=True))
         return found

@@ -42,7 +42,7 @@ class SavedPolicy:
         self._trained: dict[str, Any] = state["agent"]
         self._agent: Learner | None = None
         self._state: State = {}
-        self._starts_N = np.ones(0, dtype=np.bool_)
+        self._hosts = 0
         self._random = np.random.default_rng()
 
     def make_vec_env(
@@ -89,7 +89,7 @@ class SavedPolicy:
             seed: seed of the random numbers by which actions are sampled; None draws one.
         """
         self._state = self._built().start(num_envs)
-        self._starts_N = np.ones(num_envs, dtype=np.bool_)
+        self._hosts = num_envs
         self._random = np.random.default_rng(seed)
 
     def act(
@@ -103,18 +103,17 @@ class SavedPolicy:
 
         Args:
             observation: what `reset` or `step` of the environment returned.
-            terminated: what `step` returned with it; None after `reset`.
+            terminated: what `step` returned with it; None after `reset`, where all hosts start new episodes.
             greedy: if true, take the most probable actions instead of sampling.
         """
         agent = self._built()
-        if terminated is not None:
-            self._starts_N = np.asarray(terminated, dtype=np.bool_)
-        uniform = self._random.random((len(self._starts_N), len(Head)))
+        starts_N = np.ones(self._hosts, dtype=np.bool_) if terminated is None else np.asarray(terminated, dtype=np.bool_)
+        uniform = self._random.random((len(starts_N), len(Head)))
         if missing := [name for name in OBSERVED if name not in observation]:
             raise ConfigError(f"the observation lacks {', '.join(missing)}: give what reset or step of make_vec_env returned")
         seen = as_observation(observation)
-        decision = agent.act(seen, self._state, is_init=self._starts_N, uniform=uniform, greedy=greedy)
-        self._state, self._starts_N = decision.state, np.zeros_like(self._starts_N)
+        decision = agent.act(seen, self._state, is_init=starts_N, uniform=uniform, greedy=greedy)
+        self._state = decision.state
         return decision.action
 
     def _built(self) -> Learner:

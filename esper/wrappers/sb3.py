@@ -30,9 +30,15 @@ class SB3VecEnv(VecEnv):
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Return the first observations of the next episode, or of the first one after `seed`."""
-        observation, _ = self.envs.reset(seed=self._seeds[0])
+        """Return the first observations of the next episode, or of the first one after `seed`.
+
+        `set_options({"episode": 7})` chooses the episode of all hosts for the next call.
+        """
+        if any(options != self._options[0] for options in self._options):
+            raise ConfigError("set_options gives hosts different options, but all hosts share an episode: give one dict")
+        observation, _ = self.envs.reset(seed=self._seeds[0], options=self._options[0] or None)
         self._reset_seeds()
+        self._reset_options()
         return observation
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:

@@ -19,7 +19,8 @@ class SeedGroups:
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"attach needs a PyTorch optimizer, got a {type(optimizer).__name__}")
         self.optimizer, self._settings = optimizer, settings
-        self._groups: dict[nn.Module, dict[str, Any]] = {}
+        self._groups: dict[nn.Module, list[nn.Parameter]] = {}
+        """Parameters of the group of each seed: `load_state_dict` of an optimizer replaces its groups, but keeps these lists."""
 
     def check(self, seeds: Mapping[str, nn.Module | None]) -> None:
         """Raise ValueError if the optimizer has parameters of a seed, by the name of its slot."""
@@ -34,11 +35,11 @@ class SeedGroups:
     def update(self, seeds: Sequence[nn.Module]) -> None:
         """Add the groups of new seeds, in the given order, and remove those of seeds that are gone, with their state."""
         for seed in [seed for seed in self._groups if seed not in seeds]:
-            group = self._groups.pop(seed)
-            self.optimizer.param_groups[:] = [one for one in self.optimizer.param_groups if one is not group]
-            for parameter in group["params"]:
+            parameters = self._groups.pop(seed)
+            self.optimizer.param_groups[:] = [one for one in self.optimizer.param_groups if one["params"] is not parameters]
+            for parameter in parameters:
                 self.optimizer.state.pop(parameter, None)
         for seed in seeds:
             if seed not in self._groups:
                 self.optimizer.add_param_group({"params": list(seed.parameters()), **self._settings})
-                self._groups[seed] = self.optimizer.param_groups[-1]
+                self._groups[seed] = self.optimizer.param_groups[-1]["params"]

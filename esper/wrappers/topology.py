@@ -81,6 +81,13 @@ def described(blueprint: BlueprintConfig) -> dict[str, Any]:
     }
 
 
+def label(blueprint: BlueprintConfig) -> str:
+    """Return the name of a blueprint with the settings that are not its defaults, as in conv_light(kernel=5)."""
+    own, default = described(blueprint), described(type(blueprint)())["settings"]
+    changed = ", ".join(f"{key}={value}" for key, value in own["settings"].items() if value != default[key])
+    return f"{own['name']}({changed})" if changed else own["name"]
+
+
 def restored(description: dict[str, Any]) -> BlueprintConfig:
     """Return the blueprint that `described` described.
 

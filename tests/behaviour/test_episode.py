@@ -10,13 +10,15 @@ from esper.buffer.transition import Decision, State
 from esper.env.actions import Head, Observation
 from esper.env.base import EnvParts
 from esper.env.devices import DeviceConfig
-from esper.env.growth_env import GrowthConfig
+from esper.env.episode import Episode
+from esper.env.growth_env import GrowthConfig, GrowthEnv
 from esper.governor.watchdog import WatchdogConfig
 from esper.hosts.cnn import CNNConfig
 from esper.lifecycle.slots import OneSeedConfig
 from esper.reward.modes import ShapedConfig
 from esper.seeds.blueprints.plain import NormConfig
 from esper.task.digits import DigitsConfig
+from esper.telemetry.tags import measured
 from esper.training.play import play
 
 
@@ -36,13 +38,12 @@ class Listener:
         return Decision(action=np.zeros((len(uniform), len(Head)), np.int64), state=state)
 
 
-def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
-    """Return the noise of the last of several episodes `[T, N, H]`."""
+def environment(hosts: int, *, seed: int = 0, blueprint: str = "norm") -> GrowthEnv:
     parts = EnvParts(
         task=DigitsConfig(valid_samples=50),
         host=CNNConfig(),
         slots=OneSeedConfig(),
-        blueprints={"norm": NormConfig()},
+        blueprints={blueprint: NormConfig()},
         reward=ShapedConfig(),
         governor=WatchdogConfig(),
         devices={"cpu": DeviceConfig()},
@@ -51,9 +52,13 @@ def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
         num_steps=2,
         seed=seed,
     )
-    env = GrowthConfig().build(parts)
+    return GrowthConfig().build(parts)
+
+
+def heard(hosts: int, *, seed: int = 0, episodes: int = 1) -> np.ndarray:
+    """Return the noise of the last of several episodes `[T, N, H]`."""
     listener = Listener()
-    with closing(env):
+    with closing(environment(hosts, seed=seed)) as env:
         env.reset()
         for _ in range(episodes):
             play(env, listener)
@@ -70,3 +75,15 @@ def test_action_noise_differs_by_seed_and_episode() -> None:
     first = heard(1)
     assert not np.isin(heard(1, seed=1), first).any()
     assert not np.isin(heard(1, episodes=2), first).any()
+
+
+def test_any_name_that_can_be_registered_has_tags() -> None:
+    with closing(environment(2, blueprint="My-Block.2")) as env:
+        env.reset()
+        episode = play(env, Listener())
+    assert isinstance(episode, Episode)
+    episode.terms, episode.modes = {"Pay-Day": 1.0}, {"Mine.2": slice(0, 1)}
+    found = episode.metrics()
+    measured(found)  # which raises for an unknown tag
+    assert {"shapley/my_block_2", "reward/pay_day", "mode/mine_2"} <= found.keys()
+    assert any(tag.endswith("/blueprint_my_block_2") for tag in found)

@@ -89,9 +89,13 @@ def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> Non
     assert terminated is not None
     assert terminated.all()
     policy.start(3, seed=1)
-    first = policy.act(observation)
+    first, memory = policy.act(observation), policy._state
     policy.start(3, seed=1)
     assert np.array_equal(policy.act(observation), first)
+    policy.act(observation, np.zeros(3, bool))
+    assert not torch.equal(policy._state["h"], memory["h"])
+    policy.act(observation)
+    assert torch.equal(policy._state["h"], memory["h"]), "after reset, it has forgotten the past"
     copy = pickle.loads(pickle.dumps(env))
     assert np.array_equal(copy.reset(options={"episode": 0})[0]["features"], env.reset(options={"episode": 0})[0]["features"])
     with pytest.raises(ConfigError, match="the observation lacks features, slots, blueprints, legal_slots, legal_values"):

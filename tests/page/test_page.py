@@ -1,25 +1,29 @@
 """The page of a run: what it says, and what a browser shows when a person slides, sorts and points."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from esper.checkpoint import FileError, Notice
 from esper.cli.overrides import check, typed_as
 from esper.lab.bundle import save_policy
 from esper.lab.evaluation import ORACLE
+from esper.page import page as module
 from esper.page.evaluations import evaluations, largest, richest
 from esper.page.packing import embedded, packed, selection
-from esper.page.page import write_page
+from esper.page.page import page_at_the_end, write_page
 from esper.page.status import read_status
 from esper.report import main
-from esper.telemetry.traces import read_trace, trace_of_evaluation
+from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
 from esper.training.run_folder import only_writer
 from esper.training.trainer import Trainer
 from tests.page.tables import report, table
@@ -91,13 +95,49 @@ def test_a_saved_policy_has_a_page(folder: Path, tmp_path: Path, capsys: pytest.
     assert not {"<h2>Learning curves</h2>", "<h2>Costs</h2>"} & {*re.findall("<h2>.*?</h2>", text)}
 
 
+def test_the_page_shows_the_hosts_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "a run"
+    shutil.copytree(folder, copy)
+
+    def page(**asked: int) -> str:
+        return write_page(copy, **asked, log=lambda line: None).read_text()
+
+    for name in ("policy", "policy_greedy", "wait"):
+        trace = trace_of_evaluation(copy, 2, 4, name)
+        few = {column: values[: 2 * 8] for column, values in read_trace(trace).items()}
+        write_trace(trace_of_evaluation(copy, 2, 2, name), few)
+    shutil.copy(trace_of_evaluation(copy, 2, 4, "policy"), trace_of_evaluation(copy, 2, 6, "policy"))
+    assert "on 2 held-out hosts (mean" in page(hosts=2)
+    assert "on 4 held-out hosts (mean" in page(), "which are those of the run"
+    assert "on 4 held-out hosts (mean" in page(hosts=0), "6 hosts lack the trace of never growing"
+    assert f"python -m esper.evaluate checkpoint='{copy}' schedules=true" in unescape(page())
+    shutil.rmtree(copy / "trace")
+    assert f"<code>python -m esper.report '{copy}'</code> grows them" in unescape(page(hosts=0))
+
+
+def test_the_end_of_a_run_announces_only_what_it_grows(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    page_at_the_end(folder)
+    assert capsys.readouterr().out == f"page: {folder / 'run.html'}\n"
+    copy = tmp_path / "a run"
+    shutil.copytree(folder, copy)
+    trace_of_evaluation(copy, 2, 4, "wait").unlink()
+    monkeypatch.setattr(module, "write_page", Mock(side_effect=FileError("a file is damaged")))
+    with pytest.warns(Notice, match=re.escape(f"a file is damaged; python -m esper.report '{copy}' tries again")):
+        page_at_the_end(copy)
+    assert capsys.readouterr().out.startswith("growing 4 held-out hosts 1 time for its page, about ")
+
+
 def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
     overrides = ["env=sandbox", "telemetry=quiet", "updates=2", "hosts=4", "steps=8", "telemetry.trace=true"]
     Trainer(check(overrides), tmp_path).run()
     page = write_page(tmp_path, hosts=4, log=lambda line: None).read_text()
     assert "on 4 held-out hosts" in page
     shutil.rmtree(tmp_path / "trace")
-    assert "No held-out hosts were grown yet" in write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
+    (record,) = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps([record | {"mistakes": ["two images are equal"]}]))
+    page = write_page(tmp_path, hosts=0, log=lambda line: None).read_text()
+    assert "No held-out hosts were grown yet" in page
+    assert "Data: two images are equal." in page
 
 
 def test_training_ends_with_a_page_whose_hosts_report_shows_again(tmp_path: Path, capsys) -> None:
@@ -119,8 +159,13 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
       seen.ticks = [...document.querySelectorAll(".ticks button")].map((one) => one.textContent);
       seen.legend = [...document.querySelectorAll("#legend li")].map((one) => one.textContent);
       seen.scatter = document.getElementById("scatter").textContent;
+      seen.letters = ["x", "conv", "conv_light"].map(letters);
       seen.marks = document.querySelectorAll("#scatter :is(.dot, .removed)").length;
       seen.label = document.getElementById("label").textContent; seen.hosts = lanes().length;
+      trace = { ...trace, slots: [] }; drawHosts(); seen.bare = document.querySelectorAll(".hosts svg:not(:has(.spark))").length;
+      const all = (name) => ({ names: [name], at: [0, 0] });
+      trace = { steps: 2, columns: { op: all("germinate"), slot: all("s0"), refused: [0, 1], "s0.contribution": [1, 2] } };
+      seen.last = lastContribution({ host: 0, epoch: 0, slot: "s0" });
       document.querySelector(".ticks button").click();
       seen.first = document.getElementById("label").textContent;
       range.value = range.max; range.dispatchEvent(new Event("input"));
@@ -145,6 +190,9 @@ def test_a_browser_slides_sorts_points_and_chooses(folder: Path, tmp_path: Path)
     assert found, done.stdout[-500:] + done.stderr[-500:]
     seen = json.loads(found[1])
     assert (seen["label"], seen["hosts"]) == ("after update 2, held-out hosts, sampled actions", 4)
+    assert seen["bare"] == 0, "without slots there are neither lanes nor networks"
+    assert seen["last"] == 2, "a refused operation ends no seed"
+    assert seen["letters"] == ["X", "CO", "CL"]
     assert seen["ticks"] == ["update 1", "2", "held-out, most probable", "held-out, sampled"]
     tables = [read_trace(path) for path in (folder / "trace").iterdir()]
     stages = {stage for one in tables for name, values in one.items() if ".stage" in name for stage in values}
@@ -166,6 +214,12 @@ def test_packing_keeps_values_and_shrinks_what_does_not_change() -> None:
     assert found["columns"]["s0.potential_conv"] == [5, None, 6, 7]
     assert found["columns"]["op"] == {"names": ["germinate", "wait"], "at": [0, 1, 0, 1]}
     assert embedded([found]) == embedded([found])
+
+
+def test_a_gradient_that_is_not_finite_is_missing_on_the_page() -> None:
+    found = packed("x", table([1, 2]) | {"host_gradient": [0.5, math.inf, math.nan, None]})
+    assert found["columns"]["host_gradient"] == [0.5, None, None, None]
+    assert embedded([found])
 
 
 def test_the_state_of_a_run_follows_its_record_and_its_lock(folder: Path, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import re
 import signal
 import sys
 import time
+from contextlib import closing, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from rich.console import Console as RichConsole
@@ -15,6 +16,7 @@ from rich.console import Console as RichConsole
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Command, RunInfo, Writer
 from esper.telemetry.console import ConsoleConfig, PlainConsole
+from esper.telemetry.jsonl import JsonlWriter
 from esper.telemetry.live import LiveConsole
 from esper.telemetry.tags import STAGES
 from esper.telemetry.text import bins, clock, duration, number, short, spark
@@ -31,8 +33,9 @@ METRICS = {
 DEAD = Anomaly(kind="kl_spike", tag="policy/core_dead", value=1.0, threshold=0.5, meaning="the core is dead", remedy="lower it")
 
 
-def build_console(**run: Any) -> Writer:
-    return ConsoleConfig().build(RunInfo(folder=Path(), **run))
+def build_console(file: TextIO, **run: Any) -> Writer:
+    with redirect_stdout(file):
+        return ConsoleConfig().build(RunInfo(folder=Path(), **run))
 
 
 def plain_lines(total: int, resume: int = 0) -> list[str]:
@@ -123,7 +126,7 @@ def test_plain_survives_an_ascii_log() -> None:
 def live(width: int = 80, **run: Any) -> tuple[LiveConsole, RichConsole]:
     file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     console = RichConsole(file=file, width=width, height=24, force_terminal=True, record=True)
-    return LiveConsole(console, RunInfo(folder=Path(), total_updates=100, **run)), console
+    return LiveConsole(console, RunInfo(**{"folder": Path(), "total_updates": 100, **run})), console
 
 
 def picture(live: LiveConsole, console: RichConsole) -> list[str]:
@@ -147,6 +150,16 @@ def test_live_display_fits_and_shows_the_run(width: int) -> None:
     assert "explained variance" not in text, "what was not measured is not shown"
     curve = "▁▂▃▄▅▆▇█" if width < 70 else "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
     assert f"{curve} 51.0 to 89.0" in text, "the curve of all updates, with their range"
+
+
+def test_live_counts_the_rollbacks_before_a_resume(tmp_path: Path) -> None:
+    record = METRICS | {"governor/rollbacks_divergence": 2.0}
+    with closing(JsonlWriter(tmp_path)) as writer:
+        for update in range(1, 4):
+            writer.write(update, record)
+    shown, console = live(folder=tmp_path, resume_update=2)
+    shown.show(3, record)
+    assert re.search(r"rollbacks +6 +in 3 updates", "\n".join(picture(shown, console)))
 
 
 def test_live_prints_an_anomaly_above_the_display() -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ SPIKE = Anomaly(kind="kl_spike", tag="policy/kl_of_target", value=math.inf, thre
 
 def build(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> tuple[Telemetry, io.StringIO]:
     file = io.StringIO()
-    return config.build(RunInfo(folder=folder, resume_update=resume, total_updates=total, file=file)), file
+    with redirect_stdout(file):
+        return config.build(RunInfo(folder=folder, resume_update=resume, total_updates=total)), file
 
 
 def run(config: TelemetryConfig, folder: Path, total: int = 10, resume: int = 0) -> str:

@@ -170,6 +170,17 @@ def test_files_go_to_the_finished_run_and_a_failure_is_a_warning(tmp_path: Path)
     assert json.loads(file_of(tmp_path, "board").read_text())["finished"]
 
 
+def test_a_finished_run_that_was_sent_to_a_tracker_afterwards_gets_files_made_later(tmp_path: Path) -> None:
+    QuietConfig().build(RunInfo(folder=tmp_path)).close()
+    late = QuietConfig(writers=["jsonl", {"board": {"project": "q", "name": "mine"}}]).build(RunInfo(folder=tmp_path))
+    late.finish()
+    late.close()
+    QuietConfig().attach(tmp_path, [tmp_path / "run.html"])  # as in its checkpoint
+    QuietConfig(writers=["jsonl", "board"]).attach(tmp_path, [tmp_path / "again.html"])
+    assert (RUNS.keys(), RUNS["run0"]["name"]) == ({"run0"}, "mine")
+    assert RUNS["run0"]["files"] == ["run.html", "again.html"]
+
+
 def test_another_project_gets_a_run_of_its_own_with_all_updates(tmp_path: Path) -> None:
     run(tmp_path, 2)
     assert run(tmp_path, 3, "telemetry.writers=[jsonl,{board:{project:q}}]") == []

@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from esper.checkpoint import DiskError, FileError
 from esper.telemetry.base import Writer
+from esper.telemetry.healthy import HEALTHY
 from esper.telemetry.jsonl import JsonlWriter, changed_update, read_records
 from esper.telemetry.pictures import COLOURS, timeline
 from esper.telemetry.tags import METRICS, tags_of
@@ -115,9 +116,11 @@ def test_jsonl_refuses_a_line_that_is_no_record(path: Path, line: str) -> None:
 
 
 def test_tensorboard_round_trip(tmp_path: Path) -> None:
-    write(TensorBoardWriter(tmp_path), (1, {ACCURACY: 0.5, LOSS: 2.0}), (3, {ACCURACY: 0.25}))
+    write(TensorBoardWriter(tmp_path), (1, {ACCURACY: 0.5, LOSS: 2.0}), (3, {ACCURACY: 0.25, "shapley/conv": 1.0}))
     assert scalars(tmp_path, ACCURACY) == [(1, 0.5), (3, 0.25)]
     assert scalars(tmp_path, LOSS) == [(1, 2.0)]
+    about = events(tmp_path).SummaryMetadata("shapley/conv").summary_description
+    assert about.endswith(f"Healthy: {HEALTHY['shapley/*']}")
 
 
 def test_tensorboard_is_on_disk_after_each_record(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def test_the_newest_and_the_best_are_kept_and_resumed_files_have_the_same_bytes(
         f"checkpoint_{update:06d}.pt" for update in (best, 4)
     }
     assert load(find_checkpoint(f"{whole}/best", "checkpoint"))["update"] == best
+    called_best = whole.rename(tmp_path / "best")
+    assert [load(find_checkpoint(f"{called_best}{part}", "checkpoint"))["update"] for part in ("", "/best")] == [4, best]
+    called_best.rename(whole)
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,9 @@ def test_the_optimizer_trains_each_seed_while_it_lives() -> None:
     assert not nn.utils.parameters_to_vector(seed.parameters()).equal(before)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.001, 0.5 * 0.1])
     assert len(optimizer.state) == len(list(net.parameters()))
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     net.prune("early")
-    assert len(optimizer.param_groups) == 1
+    assert len(optimizer.param_groups) == 1, "also after a checkpoint was loaded"
     assert len(optimizer.state) == len(list(net.parameters()))
 
 
@@ -321,6 +322,9 @@ def test_the_growth_potential_is_that_of_a_host() -> None:
     assert net.training
     assert all(parameter.grad is None for parameter in net.parameters())
     assert "lora" not in net.potential(lambda: F.cross_entropy(net(x), y))["early"]
+    both = net.potential(lambda: F.cross_entropy(net(x), y), [ConvLightConfig(), ConvLightConfig(kernel=5)])["early"]
+    assert list(both) == ["conv_light", "conv_light(kernel=5)"]
+    assert both["conv_light"] == pytest.approx(found["early"]["conv_light"]) != both["conv_light(kernel=5)"]
 
 
 def esper_blueprint(name: str) -> Any:

@@ -111,6 +111,10 @@ def test_a_seed_that_nothing_trains_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net.begin_epoch()
+        net = grown(rules=SlotsConfig(auto_advance=[]))
+        net.germinate("early", "norm")
+        net.advance("early")
+        net.begin_epoch()  # before which no epoch was trained
 
 
 def test_a_checkpoint_of_other_slots_is_refused() -> None:

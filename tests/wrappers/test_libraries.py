@@ -31,6 +31,13 @@ def test_sb3_sees_what_the_vector_environment_shows() -> None:
     next_episode = wrapped.reset()
     wrapped.seed(7)
     assert not np.array_equal(next_episode["slots"], wrapped.reset()["slots"]), "a seed starts from the first episode again"
+    wrapped.set_options({"episode": 2})
+    assert np.array_equal(next_episode["slots"], wrapped.reset()["slots"])
+    wrapped.reset()
+    assert wrapped.envs.population.episode == 3, "options hold for one reset"
+    wrapped.set_options([{"episode": host} for host in range(HOSTS)])
+    with pytest.raises(ConfigError, match="different options"):
+        wrapped.reset()
 
 
 def test_torchrl_sees_what_the_vector_environment_shows() -> None:
