@@ -108,6 +108,9 @@ class Environment(VectorEnv[dict[str, Array], npt.NDArray[np.int64], Array]):
     """T."""
     time: int
     """Steps done in the current episode."""
+    autoreset: bool = True
+    """If false, the last step of an episode starts no new hosts, which cost as much as a step: the caller asks for an episode by
+    `reset`."""
     shown: SlotState | None = None
     """Slots after the last step, before the reset that follows an episode; None if the environment has none to show."""
 

@@ -212,7 +212,7 @@ class GrowthEnv(Environment):
         observation, ended = self.observation(), self.state
         if signals.last:
             info["final_info"], info["_final_info"] = self._final(), signals.ended_N
-            observation, _ = self.reset()
+            observation = self.reset()[0] if self.autoreset else observation
         self.shown = ended
         return observation, reward_N + info["components"]["governor"], signals.ended_N, np.zeros_like(signals.ended_N), info
 

@@ -162,7 +162,7 @@ class SandboxEnv(Environment):
         observation, ended = self.observation(), self.state
         if last:
             info["final_obs"], info["_final_obs"] = one_each(observation, terminated_N), terminated_N
-            observation, _ = self.reset()
+            observation = self.reset()[0] if self.autoreset else observation
         self.shown = ended
         return observation, reward_N, terminated_N, np.zeros_like(terminated_N), info
 

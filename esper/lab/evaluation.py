@@ -157,7 +157,7 @@ class Evaluation:
         """Shows which controller grows the hosts, if set."""
         self.journal: Journal | None = None
         """Keeps the outcomes of every controller until the evaluation is written, if set."""
-        self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
+        self.env = self._built(self.config)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
 
@@ -259,10 +259,15 @@ class Evaluation:
             journal.keep(place, outcomes)
         return outcomes
 
+    def _built(self, config: Config, split: Split = Split.HELD_OUT) -> Environment:
+        """Return an environment of the hosts; see `build_env`."""
+        online = self.online and split is Split.HELD_OUT
+        return build_env(config, split=split, hosts=self.hosts, test_at_end=True, test_online=online, autoreset=False)
+
     def static_env(self) -> Environment:
         """Return an environment with the same hosts whose seeds are part of the network at once; see `without_incubation`."""
         static = without_incubation(self.config)
-        env = build_env(static, split=Split.HELD_OUT, hosts=self.hosts, test_at_end=True, test_online=self.online)
+        env = self._built(static)
         env.prepare(self.env.state_dict())
         return env
 
@@ -287,7 +292,7 @@ class Evaluation:
         """
         begun = time.perf_counter()
         config = without_incubation(self.config) if static else self.config
-        env = build_env(config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
+        env = self._built(config, Split.TRAINING)
         env.prepare(self.env.state_dict())
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]

@@ -14,12 +14,14 @@ def build_env(
     num_twins: int = 1,
     test_at_end: bool = False,
     test_online: bool = False,
+    autoreset: bool = True,
 ) -> Environment:
     """Return the environment of a config.
 
     Args:
         hosts: number of hosts to compare controllers on, all paid by the mode of the run; None for the hosts of the training run,
             which `reward.per_host` may pay differently.
+        autoreset: see `Environment`.
 
     Raises:
         ConfigError: the memory of this machine does not suffice.
@@ -48,4 +50,6 @@ def build_env(
         test_at_end=test_at_end,
         test_online=test_online,
     )
-    return config.env.build(parts)
+    env = config.env.build(parts)
+    env.autoreset = autoreset
+    return env

@@ -72,7 +72,8 @@ class Trainer:
         self._plain = to_plain(config)  # takes as long as a short update
         self._plain["values"]["resume"] = None  # so that a resumed run writes the same checkpoints
         torch.set_num_threads(1)  # of this thread, for the policy, which is small; shards have threads of their own
-        self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins)
+        again = config.agent.one_episode  # so the hosts that would follow are not the next ones
+        self.env = build_env(config, split=Split.TRAINING, num_twins=config.agent.num_twins, autoreset=not again)
         self.buffer = config.buffer.build()
         policy_seed = config.seed if config.policy_seed is None else config.policy_seed
         self.agent = config.agent.build(self.env.layout, seed=policy_seed, buffer=self.buffer)
@@ -161,7 +162,7 @@ class Trainer:
                 self.learner.observe(transition)
 
         number = 0 if self.config.agent.one_episode else self.update
-        if self.env.episode != number:
+        if self.env.episode != number or not self.env.autoreset:
             with asked.without_delay():
                 self.env.reset(options={"episode": number})
         self._log, self._trace = DecisionLog(self.env.layout, self.update + 1), Trace(self.env.layout)
