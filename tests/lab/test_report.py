@@ -155,6 +155,18 @@ def test_the_console_counts_collapsed_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 4)" in " ".join(text.getvalue().split())
 
 
+def test_one_arm_and_its_control_have_a_report(found: S.Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(S, "find_runs", lambda *_: [run for run in found.runs if run.arm != "b"])
+    planned = Design(arms={"a": [], AA_CONTROL: []}, blocks=12, root=0, common=[], plan=Claims(looks=[12]))
+    monkeypatch.setattr(S, "planned", lambda _: planned)
+    alone = S.compare([], CompareConfig(final=True))
+    show(alone, Console(file=io.StringIO()))
+    write(alone, tmp_path, "python -m esper.compare x")
+    assert {row["verdict"] for row in csv.DictReader((tmp_path / "differences.csv").open())} == {"control"}
+    verdicts = re.findall(r'<p class="verdict[^>]*>(.*?)</p>', (tmp_path / "report.html").read_text(), flags=re.DOTALL)
+    assert [verdict.strip()[:36] for verdict in verdicts] == ["no verdict: a is the only arm beside"]
+
+
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:
     names = [path.name for path in write(found, tmp_path, "python -m esper.compare x")]
     assert names == FILES
