@@ -131,7 +131,7 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
     scores = {name: float(np.mean(rows["policy"][name])) for name in scoring.outcomes}
     if greedy:
         scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
-    return scores if overrides else scores | _training_scores(run)
+    return scores if overrides else scores | training_scores(run)
 
 
 def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
@@ -223,11 +223,13 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
 
 
-def _training_scores(run: Run) -> dict[str, float]:
-    """Return the outcomes that are measured in training."""
-    records = records_of(run)
+def training_scores(run: Run) -> dict[str, float]:
+    """Return the outcomes that are measured in training: means over the updates that telemetry.every selects, and the last; those
+    that an anomaly adds would bias them."""
+    every = int(run.config["telemetry.every"])
+    records = [record for record in records_of(run) if record["update"] % every == 0 or record["update"] == run.updates]
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
     rollbacks = sum(value for record in records for tag, value in record.items() if tag.startswith("governor/rollbacks"))
     learned = float(np.nanmean(accuracy)) if np.isfinite(accuracy).any() else float("nan")
-    values = (learned, rollbacks / float(run.config["hosts"]) / run.updates)
+    values = (learned, rollbacks / float(run.config["hosts"]) / len(records))
     return dict(zip(TRAINING, values, strict=True))

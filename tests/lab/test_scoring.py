@@ -17,7 +17,7 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab.comparison import compare
 from esper.lab.runs import CompareConfig, Run, find_runs
-from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
+from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file, training_scores
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
@@ -54,6 +54,15 @@ def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tm
     assert values["shaped"].notna().all()
     assert found.hosts.loc[found.hosts["arm"] == "wait", "online"].between(0, 100).all()
     assert "online" not in compare([experiment], CompareConfig(hosts=2)).hosts
+
+
+def test_outcomes_of_training_are_means_over_regular_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Update 5 is recorded after an anomaly, update 8 as the last one."""
+    tags = ("update", "governor/rollbacks_divergence", "governor/rollbacks_decline", "host/committed_accuracy")
+    values = [(3.0, 1.0, 0.0, 50.0), (5.0, 9.0, 9.0, 0.0), (6.0, 0.0, 2.0, 60.0), (8.0, 0.0, 0.0, 70.0)]
+    monkeypatch.setattr("esper.lab.scoring.records_of", lambda _: [dict(zip(tags, row, strict=True)) for row in values])
+    run = Run(arm="a", block=0, folder=Path(), updates=8, config={"hosts": 4, "telemetry.every": 3})
+    assert training_scores(run) == {"learning": 60.0, "rollbacks": 3 / 4 / 3}
 
 
 def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:
