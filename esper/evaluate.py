@@ -209,7 +209,7 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     report: dict[str, Any] = {"title": title(evaluation), "seed": evaluation.config.seed, "episode": asked.episode}
     report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
-    report |= {"searches": searched} if searched else {}
+    report |= ({"searches": searched} if searched else {}) | ({"unseen_kinds": evaluation.unseen} if evaluation.unseen else {})
     grown = (outcomes | searches).items()
     hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept, "seeds": one.seeds} for name, one in grown}
     return {**report, "rows": summarise(outcomes), "hosts": hosts}

@@ -27,7 +27,7 @@ from esper.lab.runs import (
     find_runs,
     measures_hosts,
 )
-from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
+from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
@@ -252,7 +252,7 @@ def compare(
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
         control_results=_controls(tables, margins, config.alpha),
-        warnings=[*warnings, *_rescored(finished, config.hosts, overrides)],
+        warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *unseen_kinds(finished, scoring)],
         design=design,
         deviations=deviating,
         folders=folders,

@@ -25,6 +25,7 @@ from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.lab.journal import Journal
+from esper.lab.kinds import condensed
 from esper.lab.metered import Metered
 from esper.lab.progress import Progress
 from esper.lifecycle.gates import GatesConfig
@@ -106,7 +107,7 @@ class Choice:
     best: str
     """The best one over all hosts, as in `conv_light in r0c1`."""
     for_kind: dict[str, str]
-    """The best one for each kind of host."""
+    """The best one for each kind of host; see `condensed`."""
     flops: float
     """FLOPs of the search: training and validating all hosts under every schedule."""
     seconds: float
@@ -157,6 +158,8 @@ class Evaluation:
         """Shows which controller grows the hosts, if set."""
         self.journal: Journal | None = None
         """Keeps the outcomes of every controller until the evaluation is written, if set."""
+        self.unseen = 0
+        """Number of hosts whose kind was not among those that the last oracle was chosen on."""
         self.env = build_env(self.config, split=Split.HELD_OUT, hosts=hosts, test_at_end=True, test_online=online)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
@@ -288,12 +291,14 @@ class Evaluation:
         begun = time.perf_counter()
         config = without_incubation(self.config) if static else self.config
         env = build_env(config, split=Split.TRAINING, hosts=self.hosts, test_at_end=True)
+        env.prepare(self.env.state_dict())
         slots = [env.layout.slot_names[i] for i in np.flatnonzero(self.env.chosen_S)]
         names = ["wait", *(f"{blueprint} in {slot}" for slot in slots for blueprint in env.layout.blueprint_names)]
         kind = "static net" if static else "schedule"
         grown = {name: self.grow(self._schedule(name), env, name=f"{kind} {name}") for name in names}
         env.close()
-        kinds, returns = np.array(grown["wait"].instance), {name: one.values["return"] for name, one in grown.items()}
+        kinds = np.array([condensed(kind) for kind in grown["wait"].instance])
+        returns = {name: one.values["return"] for name, one in grown.items()}
         return Choice(
             best=max(returns, key=lambda name: returns[name].mean()),
             for_kind={kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)},
@@ -308,10 +313,12 @@ class Evaluation:
             self.progress.expect(len(names) - 1)  # so many were not known before the choice
         grown = {name: self.grow(self._schedule(name), name=f"schedule {name}") for name in names}
         best = grown[choice.best]
-        by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
+        kinds = [condensed(kind) for kind in best.instance]
+        self.unseen = sum(kind not in choice.for_kind for kind in kinds)
+        by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in kinds]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}
         kept = [one.kept[host] for host, one in enumerate(by_host)]
-        seeds = [one.seeds[host] for host, one in enumerate(by_host)]
+        seeds = [one.seeds[host] for host, one in enumerate(by_host)] if best.seeds else []
         return best, HostOutcomes(values=values, instance=best.instance, kept=kept, seeds=seeds)
 
     def grow_static(self, choice: Choice) -> HostOutcomes:

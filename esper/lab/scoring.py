@@ -24,6 +24,7 @@ from esper.env.shard_pool import available_cores, limit_cores
 from esper.growth.objective import CLASSIFICATION, Numbers, Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
+from esper.lab.kinds import condensed
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
@@ -210,6 +211,23 @@ def read_scores(run: Run, path: Path) -> dict[str, Any]:
     if scored["checkpoint"] != run.digest:
         raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
     return scored
+
+
+def unseen_kinds(runs: Sequence[Run], scoring: Scoring) -> list[str]:
+    """Return a warning if an oracle was not chosen on the kinds of all hosts.
+
+    Args:
+        runs: finished runs, scored with these settings.
+        scoring: settings.
+    """
+    if "oracle" not in scoring.baselines:
+        return []
+    own = [run for run in runs if run.arm == scoring.arm]
+    files = [read_scores(run, scored_file(run, scoring.hosts, scoring.overrides)) for run in own]
+    pairs = [(kind, one["choice"]["for_kind"]) for one in files for kind in one["rows"]["oracle"]["instance"]]
+    unseen = sum(kind not in known and condensed(kind) not in known for kind, known in pairs)  # older files have kinds in full
+    where = f"{unseen} of the {scoring.hosts * len(own)} hosts of the oracle are of kinds that it was not chosen on"
+    return [f"{where}, and have the best schedule of all"] if unseen else []
 
 
 def _digest(scored: Mapping[str, Any]) -> str:

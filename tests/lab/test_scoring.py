@@ -17,7 +17,7 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab.comparison import compare
 from esper.lab.runs import CompareConfig, Run, find_runs
-from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file, training_scores
+from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file, training_scores, unseen_kinds
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
@@ -63,6 +63,17 @@ def test_outcomes_of_training_are_means_over_regular_updates(monkeypatch: pytest
     monkeypatch.setattr("esper.lab.scoring.records_of", lambda _: [dict(zip(tags, row, strict=True)) for row in values])
     run = Run(arm="a", block=0, folder=Path(), updates=8, config={"hosts": 4, "telemetry.every": 3})
     assert training_scores(run) == {"learning": 60.0, "rollbacks": 3 / 4 / 3}
+
+
+def test_hosts_of_kinds_that_an_oracle_does_not_know_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"oracle": {"instance": ["ooo shift@2", "oxo", "ooo shift@3"]}}
+    stored = {"choice": {"for_kind": {"ooo, an event stays": "wait"}}, "rows": rows}
+    monkeypatch.setattr("esper.lab.scoring.read_scores", lambda *_: stored)
+    runs, scoring = [Run(arm="a", block=0, folder=Path())] * 2, Scoring(hosts=3, baselines=["oracle"], arm="a")
+    (warning,) = unseen_kinds(runs, scoring)
+    assert warning.startswith("2 of the 6 hosts of the oracle are of kinds that it was not chosen on")
+    stored["choice"]["for_kind"]["oxo"] = "wait"
+    assert not unseen_kinds(runs, scoring)
 
 
 def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:
