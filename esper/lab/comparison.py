@@ -12,7 +12,7 @@ from esper.config import ConfigError
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
-from esper.lab.evaluation import ONLINE
+from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
@@ -252,7 +252,7 @@ def compare(
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
         control_results=_controls(tables, margins, config.alpha),
-        warnings=[*warnings, *_rescored(finished, config.hosts, overrides), *unseen_kinds(finished, scoring)],
+        warnings=[*warnings, *_rescored(finished, scoring), *unseen_kinds(finished, scoring)],
         design=design,
         deviations=deviating,
         folders=folders,
@@ -344,10 +344,12 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(f"outcome=return cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy")
 
 
-def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:
+def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     """Return a warning if stored scores come from different code versions, or from another one than this."""
-    paths = {run.folder: scored_file(run, hosts, overrides) for run in runs}
-    found = {str(path): [read_scores(run, path)["esper"]] for run in runs if (path := paths[run.folder]).exists()}
+    files = [(run, path) for run in runs if (path := scored_file(run, scoring.hosts, scoring.overrides)).exists()]
+    stored = {str(path): read_scores(run, path)["esper"] for run, path in files}
+    shown = (*POLICIES, *scoring.baselines)
+    found = {path: [version for name, version in one.items() if name in shown] for path, one in stored.items()}
     return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
 
 

@@ -182,21 +182,23 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         for name, outcome in outcomes.items()
     }
     with writing_reports(run.folder):
-        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "esper": code_version()}
+        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
-        scored["rows"] |= {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        scored["rows"] |= new
+        scored["esper"] |= dict.fromkeys(new, code_version())
         write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return scored["rows"]
 
 
 def _stored(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores, to which another comparison may have added, or of an empty one."""
-    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}}
+    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}, "esper": {}}
 
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    `esper`.
+    and `esper`, the code version by controller.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
@@ -210,6 +212,8 @@ def read_scores(run: Run, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} was edited after scoring: {remedy}")
     if scored["checkpoint"] != run.digest:
         raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+    if "source" in scored["esper"]:  # files of earlier versions have one for all controllers
+        scored["esper"] = dict.fromkeys(scored["rows"], scored["esper"])
     return scored
 
 

@@ -16,8 +16,19 @@ from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab.comparison import compare
+from esper.lab.design import fingerprint
 from esper.lab.runs import CompareConfig, Run, find_runs
-from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file, training_scores, unseen_kinds
+from esper.lab.scoring import (
+    Scores,
+    Scoring,
+    read_scores,
+    score,
+    score_all,
+    score_baselines,
+    scored_file,
+    training_scores,
+    unseen_kinds,
+)
 from esper.plugins import load_plugins
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
@@ -43,6 +54,26 @@ def test_scores_are_cached(experiment: Path) -> None:
         score(run, 2)
     path.unlink()
     assert score(run, 2) == first
+
+
+def test_scores_keep_the_code_version_of_each_controller(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old file has one for all of them, which a baseline that is added later does not change."""
+    folder = tmp_path / "copy"  # whose scores no other test reads
+    shutil.copytree(experiment, folder)
+    run = next(run for run in find_runs([folder]) if run.finished)
+    score(run, 2)
+    path, digest = scored_file(run, 2), lambda content: fingerprint(json.dumps(content, sort_keys=True))
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
+    assert {*old["esper"]} == {*old["rows"]}
+    old["esper"] = {"version": "0", "source": "before", "commit": None, "changed": None}
+    path.write_text(json.dumps({**old, "sha256": digest(old)}))
+    score_baselines(run, Scoring(hosts=2, baselines=["random"], arm=run.arm))
+    versions = {name: version["source"] for name, version in read_scores(run, path)["esper"].items()}
+    assert versions.pop("random") == versions.pop("wait") != "before"
+    assert {*versions.values()} == {"before"}
+    assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
 
 
 def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tmp_path: Path) -> None:
