@@ -173,9 +173,9 @@ def _settings(design: Design, *keys: str) -> list[str]:
 def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
     folder = Path(str(plan.pilot))
-    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), _read_hosts(folder / "hosts.csv")
-    trained = list(combinations([arm for arm in cells if arm not in (*BASELINES, *standalone_agents())], 2))
-    for chosen in (pairs, trained):
+    table, hosts = folder / "comparison.csv", _read_hosts(folder / "hosts.csv")
+    cells, trained = read_outcomes(table, plan.outcome), read_outcomes(table, plan.outcome, trained=True).columns
+    for chosen in (pairs, list(combinations(trained, 2))):
         if spread := spread_of(cells, hosts, plan.outcome, chosen):
             if spread.parts is None:
                 return spread
@@ -186,14 +186,22 @@ def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     )
 
 
-def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:
+def read_outcomes(path: Path, outcome: str, *, trained: bool = False) -> pd.DataFrame:
     """Return one outcome of a comparison.csv as a table of blocks by arms.
+
+    Args:
+        path: the file.
+        outcome: name of the outcome.
+        trained: if true, leave baselines out. Files of earlier versions do not name controllers: there they are known by name.
 
     Raises:
         ConfigError: the file cannot be read, or lacks the outcome.
     """
     try:
         table: Any = pd.read_csv(path).rename(columns={old: new for old, new in FORMER.items() if new in OUTCOMES})
+        if trained:
+            known = (*BASELINES, *standalone_agents())
+            table = table[table["controller"] == "policy" if "controller" in table else ~table["arm"].isin(known)]
         return table.pivot(index="block", columns="arm", values=outcome).astype(float)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(

@@ -143,6 +143,15 @@ def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
     assert "standard deviation of a difference 2.5" in without
 
 
+def test_searches_of_a_pilot_are_no_trained_arms(pilot: Path) -> None:
+    table = pd.read_csv(pilot / "comparison.csv").assign(controller="policy")
+    constant = table[table["arm"] == "shaped"].assign(arm="search_random_4", controller="search_random_4", accuracy=50.0)
+    (pilot / "hosts.csv").unlink()
+    for parts in ([table], [table, constant]):
+        pd.concat(parts).to_csv(pilot / "comparison.csv", index=False)
+        assert "standard deviation of a difference 2.1, from" in expected_power(planned(arms="hosts: 8,9", pilot=str(pilot)))[0]
+
+
 @pytest.mark.parametrize(("content", "outcome"), [(None, "accuracy"), ("arm,block\n", "accuracy"), ("\0", "accuracy")])
 def test_a_useless_pilot_is_one_sentence(content: str | None, outcome: str, tmp_path: Path) -> None:
     if content is not None:
