@@ -150,6 +150,7 @@ class Evaluation:
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:
             self.config.agent.check_evaluation(seed=self.config.seed, episode=episode)
+            self.config.cluster.check_run(hosts=hosts, devices=self.config.devices)
             check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
