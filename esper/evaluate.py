@@ -114,9 +114,14 @@ def title(evaluation: Evaluation) -> str:
     return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
+def controllers_of(asked: EvaluateConfig) -> list[str]:
+    """Return the controllers that are asked for, with the policy if searches are compared with it; empty for all."""
+    return [*asked.controllers, "policy"] if asked.controllers and asked.search_per_host else asked.controllers
+
+
 def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | None) -> int:
     """Return how often the evaluation will grow its hosts, without the further schedules of an oracle, which are chosen later."""
-    count = len(evaluation.names(asked.controllers))
+    count = len(evaluation.names(controllers_of(asked)))
     count += search.planned(names(asked.search_per_host, asked.trainings)) if search else 0
     return count + (2 * evaluation.num_schedules + 2 if asked.schedules else 0)
 
@@ -196,10 +201,9 @@ def _results(number: int) -> str:
 def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     """Return all numbers of an evaluation: settings, rows, and the outcomes of every host."""
     methods, transfer = asked.search_per_host, evaluation.transfer
-    controllers = [*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers
     search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
     evaluation.progress = Progress(growths(evaluation, asked, search), sys.stderr)
-    outcomes = evaluation.run(controllers)
+    outcomes = evaluation.run(controllers_of(asked))
     if asked.schedules:
         outcomes |= evaluation.search()
     searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}

@@ -53,6 +53,8 @@ def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder
     evaluation.progress = Progress(growths(evaluation, asked, None), StringIO())
     outcomes = evaluation.run(["wait"]) | evaluation.search()
     assert evaluation.progress.done == evaluation.progress.total
+    searched = EvaluateConfig(checkpoint=str(folder), controllers=["wait"], search_per_host=["tpe"])
+    assert growths(evaluation, searched, None) == 2, "searches are compared with the policy"
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind", "best static net"]
 
 

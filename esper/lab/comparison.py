@@ -234,7 +234,9 @@ def compare(
         log("\n".join(f"warning: {warning}" for warning in warnings))
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
-    outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
+    outcomes = _outcomes(runs, config, scoring, log)
+    alike = {(run.arm, run.stratum): run for run in finished}
+    objectives = {objective_of(run, overrides) for run in alike.values()}
     floor = 100.0 * min(one.floor for one in objectives)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}

@@ -17,11 +17,11 @@ from joblib import Parallel, delayed
 
 from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
-from esper.cli.transfer import slug
-from esper.config import GROUPS, ConfigError
+from esper.cli.transfer import slug, transferred
+from esper.config import ConfigError
 from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.growth.objective import CLASSIFICATION, Numbers, Objective
+from esper.growth.objective import Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.kinds import condensed
@@ -29,7 +29,6 @@ from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.plugins import load_plugins, named_plugins
-from esper.task.regression import RegressionConfig
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
@@ -136,10 +135,13 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
 
 
 def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
-    """Return what the held-out hosts of a run learn, with these evaluation overrides; tasks of numbers have task.objective."""
-    names = [override.removeprefix("task=") for override in overrides if override.startswith("task=")]
-    kinds = [GROUPS["task"].get(name) for name in names] or [RegressionConfig if "task.objective" in run.config else None]
-    return Numbers() if kinds[-1] is not None and issubclass(kinds[-1], RegressionConfig) else CLASSIFICATION
+    """Return what the held-out hosts of a run learn, with these evaluation overrides.
+
+    Raises:
+        ConfigError: an override does not fit.
+    """
+    config = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"])
+    return (transferred(config, list(overrides)) if overrides else config).task.build_objective()
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:

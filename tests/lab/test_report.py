@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.costs import cost
@@ -47,6 +48,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     ]
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda _: [])
     hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
     hosts["kind"] = "x"

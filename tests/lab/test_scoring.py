@@ -15,12 +15,14 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.lab.comparison import compare
 from esper.lab.design import fingerprint
 from esper.lab.runs import CompareConfig, Run, find_runs
 from esper.lab.scoring import (
     Scores,
     Scoring,
+    objective_of,
     read_scores,
     score,
     score_all,
@@ -30,6 +32,7 @@ from esper.lab.scoring import (
     unseen_kinds,
 )
 from esper.plugins import load_plugins
+from esper.task.digits import DigitsConfig
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
 
@@ -74,6 +77,14 @@ def test_scores_keep_the_code_version_of_each_controller(
     assert versions.pop("random") == versions.pop("wait") != "before"
     assert {*versions.values()} == {"before"}
     assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
+
+
+def test_what_hosts_learn_is_what_their_task_builds(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = next(run for run in find_runs([experiment]) if run.finished)
+    assert objective_of(run) == CLASSIFICATION
+    assert objective_of(run, ["task=diabetes", "task.objective=huber", "blueprint=[norm]"]) == Numbers(RegressionLoss.huber)
+    monkeypatch.setattr(DigitsConfig, "build_objective", lambda _: Numbers(), raising=False)  # as a task of a plugin may
+    assert objective_of(run) == Numbers()
 
 
 def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tmp_path: Path) -> None:
