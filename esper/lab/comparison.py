@@ -130,7 +130,10 @@ class Comparison:
         if all(result.decided for result in results):
             return []
         pairs = [(result.difference.first, result.difference.second) for result in results]
-        spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        cells = self.values(self.config.outcome)
+        for rate in (rate for result in results for rate in result.collapses):  # as verdicts leave them out
+            cells.loc[list(rate.blocks), rate.arm] = math.nan
+        spread = spread_of(cells, self.hosts, self.config.outcome, pairs)
         lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))

@@ -220,6 +220,10 @@ def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.verdict is Conclusion.undecided
     lines = found.sentences()
     assert any("measured standard deviation of a difference" in line and "assumed 2.4 pp" in line for line in lines)
+    noise[0, 5] -= 600
+    fallen = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+    (line,) = [line for line in fallen.sentences() if line.startswith("measured standard deviation of a difference")]
+    assert f": {fallen.results['accuracy'][0].difference.spread:.2g} pp" in line, "without the collapsed run, as in needed"
     assert any(line.startswith(f"to decide, start a new experiment of {pair.needed} blocks") for line in lines) or found._alike
 
 
