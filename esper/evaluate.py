@@ -30,7 +30,7 @@ from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.journal import Journal
+from esper.lab.journal import LATENCY, Journal
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
@@ -188,6 +188,9 @@ def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: Eval
     parts = [Path(name).read_text() for name in named_plugins() if Path(name).is_file()]
     facts = {"checkpoint": digest_of(checkpoint), "code": code_version()["source"], "parts": parts, "settings": settings}
     journal = Journal(folder, facts | {"transfer": asdict(evaluation.transfer)})
+    known = journal.recall(LATENCY)
+    if (measured := evaluation.measure(known)) and not known:
+        journal.keep(LATENCY, measured)
     if journal.recalled:
         print(f"resuming an interrupted evaluation: {_results(journal.recalled)}")
     return journal

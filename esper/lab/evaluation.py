@@ -182,6 +182,11 @@ class Evaluation:
             updates=state["update"],
         )
 
+    def measure(self, latency: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Take this measurement of latency, or measure it now if the reward needs it, and return it; None if it does not."""
+        self.env.prepare({"latency": latency} if latency else self.env.state_dict())
+        return self.env.state_dict().get("latency")
+
     def controller(self, name: str) -> Controller:
         """Return a controller by name: the trained agent for the names in `POLICIES`, else one that needs no training.
 

@@ -157,7 +157,8 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, scoring.hosts, scoring.overrides)
-    rows: HostRows = _stored(run, path)["rows"]
+    stored = _stored(run, path)
+    rows: HostRows = stored["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in scoring.outcomes)]
     if not missing:
         return rows
@@ -165,6 +166,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
+    latency = evaluation.measure(stored.get("latency"))
     outcomes = evaluation.run(controllers or ["wait"])
     if searches:
         hosts = HostSearch(evaluation)
@@ -185,6 +187,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     }
     with writing_reports(run.folder):
         scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
+        scored |= {"latency": latency} if latency else {}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
         new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
         scored["rows"] |= new
@@ -200,14 +203,14 @@ def _stored(run: Run, path: Path) -> dict[str, Any]:
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    and `esper`, the code version by controller.
+    `esper`, the code version by controller; and `latency`, if the reward needs it.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
     """
     remedy = "remove it, and the run is scored again"
     found = _read(path)
-    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
+    if not isinstance(found, dict) or {*found} - {"latency"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
         raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
     if _digest(scored) != found["sha256"]:
