@@ -30,7 +30,7 @@ from esper.cli.transfer import TRANSFERABLE, is_run_override
 from esper.config import CHECKPOINTS, ConfigError, standalone_agents, unknown_controller
 from esper.lab.evaluated import figure, show, show_details, verdict, write_new
 from esper.lab.evaluation import POLICIES, REPLAY, Evaluation, summarise
-from esper.lab.journal import Journal
+from esper.lab.journal import LATENCY, Journal
 from esper.lab.per_host import OBJECTIVES, HostSearch, check_method, names
 from esper.lab.progress import Progress
 from esper.notices import StatusLine, heard_by, notice
@@ -114,9 +114,14 @@ def title(evaluation: Evaluation) -> str:
     return "\n".join(filter(None, [line, evaluation.transfer.title]))
 
 
+def controllers_of(asked: EvaluateConfig) -> list[str]:
+    """Return the controllers that are asked for, with the policy if searches are compared with it; empty for all."""
+    return [*asked.controllers, "policy"] if asked.controllers and asked.search_per_host else asked.controllers
+
+
 def growths(evaluation: Evaluation, asked: EvaluateConfig, search: HostSearch | None) -> int:
     """Return how often the evaluation will grow its hosts, without the further schedules of an oracle, which are chosen later."""
-    count = len(evaluation.names(asked.controllers))
+    count = len(evaluation.names(controllers_of(asked)))
     count += search.planned(names(asked.search_per_host, asked.trainings)) if search else 0
     return count + (2 * evaluation.num_schedules + 2 if asked.schedules else 0)
 
@@ -183,6 +188,9 @@ def _journal(folder: Path, checkpoint: Path, evaluation: Evaluation, asked: Eval
     parts = [Path(name).read_text() for name in named_plugins() if Path(name).is_file()]
     facts = {"checkpoint": digest_of(checkpoint), "code": code_version()["source"], "parts": parts, "settings": settings}
     journal = Journal(folder, facts | {"transfer": asdict(evaluation.transfer)})
+    known = journal.recall(LATENCY)
+    if (measured := evaluation.measure(known)) and not known:
+        journal.keep(LATENCY, measured)
     if journal.recalled:
         print(f"resuming an interrupted evaluation: {_results(journal.recalled)}")
     return journal
@@ -196,10 +204,9 @@ def _results(number: int) -> str:
 def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     """Return all numbers of an evaluation: settings, rows, and the outcomes of every host."""
     methods, transfer = asked.search_per_host, evaluation.transfer
-    controllers = [*asked.controllers, "policy"] if asked.controllers and methods else asked.controllers
     search = HostSearch(evaluation, by=asked.search_by, times=asked.search_times) if methods else None
     evaluation.progress = Progress(growths(evaluation, asked, search), sys.stderr)
-    outcomes = evaluation.run(controllers)
+    outcomes = evaluation.run(controllers_of(asked))
     if asked.schedules:
         outcomes |= evaluation.search()
     searches = {name: search.run(name) for name in names(methods, asked.trainings) if search}
@@ -209,7 +216,7 @@ def _evaluate(evaluation: Evaluation, asked: EvaluateConfig) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(asked).items() if name not in ("checkpoint", "details")}
     report: dict[str, Any] = {"title": title(evaluation), "seed": evaluation.config.seed, "episode": asked.episode}
     report |= {"settings": settings} | ({"transfer": asdict(transfer)} if transfer.slug else {})
-    report |= {"searches": searched} if searched else {}
+    report |= ({"searches": searched} if searched else {}) | ({"unseen_kinds": evaluation.unseen} if evaluation.unseen else {})
     grown = (outcomes | searches).items()
     hosts = {name: {"instance": one.instance, **one.lists(), "kept": one.kept, "seeds": one.seeds} for name, one in grown}
     return {**report, "rows": summarise(outcomes), "hosts": hosts}

@@ -2,6 +2,8 @@
 
 The controller grows held-out hosts once more, as in esper.evaluate. The network of one of them, the host with the seeds that it
 kept, is written to FOLDER/export/. The files need no Esper. They are read again, and their outputs compared with the network's.
+
+Append overrides of esper.train as for esper.evaluate, such as devices=[cpu] for a run of another machine.
 """
 
 import sys
@@ -16,7 +18,8 @@ if __name__ == "__main__":
 from esper.checkpoint import load_run
 from esper.cli.command import in_one_sentence, load_parts, warn_plainly
 from esper.cli.keyvalue import page, read_overrides, show_help
-from esper.config import CHECKPOINTS, standalone_agents
+from esper.cli.transfer import TRANSFERABLE, is_run_override, slug
+from esper.config import CHECKPOINTS, ConfigError, standalone_agents
 from esper.lab.bundle import export_program, save_policy
 from esper.lab.evaluation import POLICIES
 from esper.lab.exported import FORMATS, write
@@ -39,6 +42,9 @@ class ExportConfig:
     """Folder of a run, for its newest checkpoint; FOLDER/best, for the policy with the highest return in training; or a file."""
     host: int = 0
     """Number of the held-out host, at least 0, as `run.html` and the files of `esper.evaluate` count them."""
+    hosts: int = 64
+    """Held-out hosts that the controller grows, at least 2. To get the network of an evaluation or a page, take its number: 64 by
+    default in esper.evaluate, telemetry.page_hosts in `run.html`. Others round differently, which training amplifies."""
     episode: int = 0
     """Index of the set of held-out hosts, at least 0."""
     controller: str = "policy"
@@ -51,11 +57,11 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if not self.checkpoint:
             raise ValueError("checkpoint is not set: name the folder of a run, as in checkpoint=multirun/single/...")
-        check_ranges("", self, {"[0, inf)": ["host", "episode"]})
+        check_ranges("", self, {"[0, inf)": ["host", "episode"], "[2, inf)": ["hosts"]})
         if self.format not in (*FORMATS, POLICY):
             raise ValueError(f"format={self.format} is not known: choose from {', '.join([*FORMATS, POLICY])}")
-        if self.format == POLICY and (self.host, self.episode, self.controller) != (0, 0, "policy"):
-            raise ValueError("format=policy writes the policy itself: leave host, episode and controller out")
+        if self.format == POLICY and (self.host, self.hosts, self.episode, self.controller) != (0, 64, 0, "policy"):
+            raise ValueError("format=policy writes the policy itself: leave host, hosts, episode and controller out")
         if self.controller not in (known := [*POLICIES, *standalone_agents()]):
             raise ValueError(f"controller={self.controller} is not known: choose from {', '.join(known)}")
 
@@ -67,20 +73,33 @@ def main(arguments: list[str]) -> None:
         return
     warn_plainly()
     with in_one_sentence():
-        asked = read_overrides(ExportConfig, load_parts(arguments))
+        arguments = load_parts(arguments)
+        overrides = [one for one in arguments if is_run_override(one) and not one.startswith("host=")]  # host is a key here
+        keys = [argument for argument in arguments if argument not in overrides]
+        asked = read_overrides(ExportConfig, keys, also=TRANSFERABLE)
         if may_hold_checkpoint(asked.checkpoint):
             rehearsal.end(shows=True)
         path = find_checkpoint(asked.checkpoint, "checkpoint")
         with heard_by(StatusLine(sys.stderr)):
             if asked.format == POLICY:
+                if overrides:
+                    raise ConfigError(f"format=policy writes the policy as it was trained: leave {overrides[0]} out")
                 notice("writing the policy")
                 write_policy(path)
                 return
             notice("growing the host once more")
-            network, about, samples = regrow(path, asked.host, asked.episode, asked.controller)
+            network, about, samples = regrow(
+                path,
+                host=asked.host,
+                hosts=asked.hosts,
+                episode=asked.episode,
+                controller=asked.controller,
+                overrides=overrides,
+            )
             notice()
         run = run_of(path)
-        folder = run / EXPORT / f"update_{about['updates']:06d}_host_{asked.host}_episode_{asked.episode}_{asked.controller}"
+        name = f"update_{about['updates']:06d}_host_{asked.host}_of_{asked.hosts}_episode_{asked.episode}_{asked.controller}"
+        folder = run / EXPORT / "_".join(filter(None, [name, slug(overrides)]))
         with writing_reports(run):
             folder.mkdir(parents=True, exist_ok=True)
             worst = write(network, samples, folder, asked.format, about)

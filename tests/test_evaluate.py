@@ -12,8 +12,9 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluate import EvaluateConfig, growths, main, parse
 from esper.lab.evaluated import show, show_details, verdict, write_new
-from esper.lab.evaluation import HELD_OUT, Evaluation, HostOutcomes, summarise
+from esper.lab.evaluation import HELD_OUT, ORACLE, Choice, Evaluation, HostOutcomes, summarise
 from esper.lab.progress import Progress
+from esper.page.findings import oracle_sentence
 from esper.task.instances import Split
 from esper.training.resume import find_checkpoint
 from esper.training.trainer import Trainer
@@ -52,7 +53,25 @@ def test_search_adds_the_best_schedule_the_oracle_and_the_best_static_net(folder
     evaluation.progress = Progress(growths(evaluation, asked, None), StringIO())
     outcomes = evaluation.run(["wait"]) | evaluation.search()
     assert evaluation.progress.done == evaluation.progress.total
+    searched = EvaluateConfig(checkpoint=str(folder), controllers=["wait"], search_per_host=["tpe"])
+    assert growths(evaluation, searched, None) == 2, "searches are compared with the policy"
     assert [name.split(" (")[0] for name in outcomes] == ["wait", "best schedule", "oracle schedule by kind", "best static net"]
+
+
+def test_the_oracle_knows_kinds_without_their_events_and_counts_the_unseen(folder, monkeypatch):
+    def grown(_, name):
+        values = np.full(2, {"schedule wait": 1.0}.get(name, 2.0))
+        return HostOutcomes(values={"return": values}, instance=["ooo shift@2", "oxo"], kept=[[]] * 2)
+
+    evaluation = Evaluation.load(str(folder), hosts=2)
+    monkeypatch.setattr(evaluation, "grow", grown)
+    choice = Choice(best="wait", for_kind={"ooo, an event stays": "norm in r0c1"}, flops=0, seconds=0)
+    assert evaluation.grow_schedules(choice)[1].values["return"].tolist() == [2.0, 1.0]
+    assert evaluation.unseen == 1
+    report = {"unseen_kinds": 1, "hosts": {"policy": {"return": [3.0, 2.0]}, ORACLE: {"return": [2.0, 1.0]}}}
+    assert oracle_sentence(report).endswith(
+        "2 hosts; 1 of them are of kinds that it was not chosen on, and have the best schedule of all"
+    )
 
 
 def test_differences_are_paired_host_by_host():

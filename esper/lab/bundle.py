@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,14 @@ from omegaconf import OmegaConf
 from torch.export import Dim
 
 from esper.agent.base import Learner
-from esper.checkpoint import encode, load_run, refuse, write_whole
+from esper.checkpoint import disk, encode, load_run, refuse, write_whole
 from esper.config import ConfigError
 from esper.env.actions import PARAMETER_HEADS, VALUES, EnvSpec, Head, HeadsConfig, Op
 from esper.lab.card import model_card
 from esper.lab.evaluation import Evaluation
+from esper.training import provenance
+from esper.training.config_io import from_plain
 from esper.training.resume import POLICY, find_checkpoint, run_of
-
-FEW = 2
-"""Hosts of the environment that is built to read the sizes of a policy."""
 
 
 def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", overwrite: bool = False) -> Path:
@@ -37,14 +35,15 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
         overwrite: if true, replace files of an earlier call.
 
     Raises:
-        ConfigError: there is no such checkpoint, its controller has learned nothing, or the folder is not empty.
+        ConfigError: there is no such checkpoint, its controller has learned nothing, the folder is not empty, or a file of the
+            run is damaged.
         DiskError: writing failed.
     """
     path, out = find_checkpoint(str(checkpoint), "checkpoint"), Path(folder)
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty: choose another folder")
     state = load_run(path)
-    evaluation = Evaluation.load(str(path), hosts=FEW)
+    evaluation = _smallest(path)
     config, spec = evaluation.config, evaluation.env.layout
     evaluation.env.close()
     agent = evaluation.controller("policy")
@@ -55,8 +54,12 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
     refuse(kept)
     run = run_of(path)
     found = _largest_evaluation(run, evaluation.updates)
-    card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=_provenance(run))
+    first = next(iter(provenance.read(run / provenance.FILE)), {})
+    card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=first)
     out.mkdir(parents=True, exist_ok=True)
+    for name in ("evaluation.json", "policy.pt2"):  # of an earlier policy
+        with disk(f"remove {out / name}"):
+            (out / name).unlink(missing_ok=True)
     write_whole(out / POLICY, encode(kept))
     write_whole(out / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(state["config"]["values"])))
     write_whole(out / "observation.json", json.dumps(observation_table(spec, config.agent.heads), indent=1) + "\n")
@@ -95,7 +98,7 @@ def export_program(checkpoint: Path, folder: Path) -> Path | None:
     Raises:
         ConfigError: the program decides otherwise.
     """
-    evaluation = Evaluation.load(str(checkpoint), hosts=FEW)
+    evaluation = _smallest(checkpoint)
     evaluation.env.close()
     agent = evaluation.controller("policy")
     program = agent.program() if isinstance(agent, Learner) else None
@@ -116,20 +119,21 @@ def export_program(checkpoint: Path, folder: Path) -> Path | None:
     return folder / "policy.pt2"
 
 
+def _smallest(checkpoint: Path) -> Evaluation:
+    """Return an evaluation with as few hosts as the devices and workers of the run allow, to read the sizes of its policy."""
+    config = from_plain(load_run(checkpoint)["config"])
+    return Evaluation.load(str(checkpoint), hosts=max(2, config.cluster.num_workers * len(config.devices)))
+
+
 def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
     """Return the evaluation of this policy on its own task with the most hosts, without the numbers of single hosts."""
-    found: list[dict[str, Any]] = []
+    found: dict[int, dict[str, Any]] = {}
     for path in sorted(run.glob(f"evaluation_{updates:06d}_*.json")):
-        report = json.loads(path.read_text())
-        if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):
-            found.append({name: part for name, part in report.items() if name != "hosts"})
-    return max(found, key=lambda one: one["settings"]["hosts"], default=None)
-
-
-def _provenance(run: Path) -> Mapping[str, Any]:
-    """Return the first record of the processes that trained the policy; empty if there is none."""
-    try:
-        records = json.loads((run / "run.json").read_text())
-    except OSError:
-        return {}
-    return records[0] if isinstance(records, list) and records else records if isinstance(records, dict) else {}
+        try:
+            report = json.loads(path.read_text())
+            if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):
+                kept = {name: part for name, part in report.items() if name != "hosts"}
+                found.setdefault(int(report["settings"]["hosts"]), kept)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is damaged: remove it, or evaluate the run again") from error
+    return found[max(found)] if found else None

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from esper.config import GROUPS, MANY, Config
-from esper.lab.evaluated import verdict
+from esper.lab.evaluated import SPOKEN, verdict
 from esper.stats.intervals import Interval
 from esper.telemetry.text import counted
 
-SPOKEN = {"wait": "never growing", "policy": "the policy", "policy_greedy": "the policy, most probable actions"}
+NAMES = SPOKEN | {"policy_greedy": "the policy, most probable actions"}
 """Names of controllers in the table."""
 UNKNOWN = "It was not evaluated: run `python -m esper.evaluate` on its run, and save it again with `overwrite=True`."
 USE = """
@@ -69,7 +69,7 @@ def _results(evaluation: Mapping[str, Any], score: str) -> list[str]:
     for row in sorted(rows, key=lambda row: -row["return"]["mean"]):
         values = [Interval(**row[key]) for key in ("return", "accuracy")]
         cells = " | ".join(f"{one.mean:.1f} ± {one.half_width:.1f}" for one in values)
-        table.append(f"| {SPOKEN.get(row['controller'], row['controller'])} | {cells} |")
+        table.append(f"| {NAMES.get(row['controller'], row['controller'])} | {cells} |")
     hosts = evaluation["settings"]["hosts"]
     about = f"On {hosts} held-out hosts, with 95 % intervals over hosts (of one training run: other runs differ more):"
     return [f"{sentence[0].upper()}{sentence[1:]}.", "", about, "", *table]

@@ -12,7 +12,7 @@ from esper.config import ConfigError
 from esper.lab.advise import LEAST, LONGER, acting_alike, continuing, measured_spread, next_experiment, states, unfinished
 from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
-from esper.lab.evaluation import ONLINE
+from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
 from esper.lab.plan import deviations, listed_runs, lost_looks, planned
 from esper.lab.power import advice, spread_of
@@ -27,7 +27,7 @@ from esper.lab.runs import (
     find_runs,
     measures_hosts,
 )
-from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file
+from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
@@ -130,7 +130,10 @@ class Comparison:
         if all(result.decided for result in results):
             return []
         pairs = [(result.difference.first, result.difference.second) for result in results]
-        spread = spread_of(self.values(self.config.outcome), self.hosts, self.config.outcome, pairs)
+        cells = self.values(self.config.outcome)
+        for rate in (rate for result in results for rate in result.collapses):  # as verdicts leave them out
+            cells.loc[list(rate.blocks), rate.arm] = math.nan
+        spread = spread_of(cells, self.hosts, self.config.outcome, pairs)
         lines = measured_spread(spread, self.design, self.outcome)
         looks = self.design.plan.looks if self.design else [max(result.difference.blocks for result in results)]
         test = PlannedTest(margin=results[0].margin, looks=looks, alpha=self.config.alpha, pairs=len(pairs))
@@ -234,7 +237,9 @@ def compare(
         log("\n".join(f"warning: {warning}" for warning in warnings))
     online, arm = config.outcome == ONLINE, runs[0].arm
     scoring = Scoring(hosts=config.hosts, baselines=config.baselines, arm=arm, online=online, overrides=overrides)
-    outcomes, objectives = _outcomes(runs, config, scoring, log), {objective_of(run, overrides) for run in finished}
+    outcomes = _outcomes(runs, config, scoring, log)
+    alike = {(run.arm, run.stratum): run for run in finished}
+    objectives = {objective_of(run, overrides) for run in alike.values()}
     floor = 100.0 * min(one.floor for one in objectives)
     margins = {name: spec.margin for name, spec in OUTCOMES.items()} | ({config.outcome: config.margin} if config.margin else {})
     tables: dict[str, Any] = {name: outcomes[outcomes["outcome"] == name] for name in OUTCOMES}
@@ -252,7 +257,7 @@ def compare(
         seeds=seed_table(finished, scoring),
         costs=cost_table(finished, scoring),
         control_results=_controls(tables, margins, config.alpha),
-        warnings=[*warnings, *_rescored(finished, config.hosts, overrides)],
+        warnings=[*warnings, *_rescored(finished, scoring), *unseen_kinds(finished, scoring)],
         design=design,
         deviations=deviating,
         folders=folders,
@@ -344,10 +349,12 @@ def _check(config: CompareConfig, trained: Sequence[str], paid_alike: bool) -> N
         raise ConfigError(f"outcome=return cannot compare arms with different {', '.join(REWARD_KEYS)}: choose outcome=accuracy")
 
 
-def _rescored(runs: Sequence[Run], hosts: int, overrides: Sequence[str]) -> list[str]:
+def _rescored(runs: Sequence[Run], scoring: Scoring) -> list[str]:
     """Return a warning if stored scores come from different code versions, or from another one than this."""
-    paths = {run.folder: scored_file(run, hosts, overrides) for run in runs}
-    found = {str(path): [read_scores(run, path)["esper"]] for run in runs if (path := paths[run.folder]).exists()}
+    files = [(run, path) for run in runs if (path := scored_file(run, scoring.hosts, scoring.overrides)).exists()]
+    stored = {str(path): read_scores(run, path)["esper"] for run, path in files}
+    shown = (*POLICIES, *scoring.baselines)
+    found = {path: [version for name, version in one.items() if name in shown] for path, one in stored.items()}
     return mixed(found | {"this command": [code_version()]}, "scored", "remove the files, and the runs are scored again")
 
 

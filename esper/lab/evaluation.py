@@ -25,6 +25,7 @@ from esper.env.actions import EnvSpec
 from esper.env.base import Environment, EpisodeRecord
 from esper.env.episode import Episode
 from esper.lab.journal import Journal
+from esper.lab.kinds import condensed
 from esper.lab.metered import Metered
 from esper.lab.progress import Progress
 from esper.lifecycle.gates import GatesConfig
@@ -106,7 +107,7 @@ class Choice:
     best: str
     """The best one over all hosts, as in `conv_light in r0c1`."""
     for_kind: dict[str, str]
-    """The best one for each kind of host."""
+    """The best one for each kind of host; see `condensed`."""
     flops: float
     """FLOPs of the search: training and validating all hosts under every schedule."""
     seconds: float
@@ -149,6 +150,7 @@ class Evaluation:
         self.agent_state, self.hosts, self.episode, self.updates = dict(agent_state), hosts, episode, updates
         try:
             self.config.agent.check_evaluation(seed=self.config.seed, episode=episode)
+            self.config.cluster.check_run(hosts=hosts, devices=self.config.devices)
             check_memory(self.config, hosts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -157,6 +159,8 @@ class Evaluation:
         """Shows which controller grows the hosts, if set."""
         self.journal: Journal | None = None
         """Keeps the outcomes of every controller until the evaluation is written, if set."""
+        self.unseen = 0
+        """Number of hosts whose kind was not among those that the last oracle was chosen on."""
         self.env = self._built(self.config)
         if env_state is not None and not overrides:
             self.env.prepare(env_state)
@@ -177,6 +181,11 @@ class Evaluation:
             env_state=state["env"],
             updates=state["update"],
         )
+
+    def measure(self, latency: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Take this measurement of latency, or measure it now if the reward needs it, and return it; None if it does not."""
+        self.env.prepare({"latency": latency} if latency else self.env.state_dict())
+        return self.env.state_dict().get("latency")
 
     def controller(self, name: str) -> Controller:
         """Return a controller by name: the trained agent for the names in `POLICIES`, else one that needs no training.
@@ -299,7 +308,8 @@ class Evaluation:
         kind = "static net" if static else "schedule"
         grown = {name: self.grow(self._schedule(name), env, name=f"{kind} {name}") for name in names}
         env.close()
-        kinds, returns = np.array(grown["wait"].instance), {name: one.values["return"] for name, one in grown.items()}
+        kinds = np.array([condensed(kind) for kind in grown["wait"].instance])
+        returns = {name: one.values["return"] for name, one in grown.items()}
         return Choice(
             best=max(returns, key=lambda name: returns[name].mean()),
             for_kind={kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)},
@@ -314,10 +324,12 @@ class Evaluation:
             self.progress.expect(len(names) - 1)  # so many were not known before the choice
         grown = {name: self.grow(self._schedule(name), name=f"schedule {name}") for name in names}
         best = grown[choice.best]
-        by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in best.instance]
+        kinds = [condensed(kind) for kind in best.instance]
+        self.unseen = sum(kind not in choice.for_kind for kind in kinds)
+        by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in kinds]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}
         kept = [one.kept[host] for host, one in enumerate(by_host)]
-        seeds = [one.seeds[host] for host, one in enumerate(by_host)]
+        seeds = [one.seeds[host] for host, one in enumerate(by_host)] if best.seeds else []
         return best, HostOutcomes(values=values, instance=best.instance, kept=kept, seeds=seeds)
 
     def grow_static(self, choice: Choice) -> HostOutcomes:

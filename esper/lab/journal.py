@@ -17,6 +17,9 @@ from esper.training.run_folder import writing_reports
 ARRAY = "dtype"
 """Key by which a dict is known to hold an array."""
 
+LATENCY = "latency"
+"""Name of the latency in a journal, which is no result: an evaluation measures it once, since measurements differ."""
+
 
 class Journal:
     """Outcomes by name, in a file with one JSON object per line, which is removed once the whole evaluation is written."""
@@ -31,7 +34,7 @@ class Journal:
         self.folder = folder
         self.path = folder / f"evaluation_unfinished_{fingerprint(json.dumps(facts, sort_keys=True, default=str))[:12]}.jsonl"
         self._outcomes = _read(self.path)
-        self.recalled = len(self._outcomes)
+        self.recalled = self.kept
         """Number of outcomes that an earlier process kept."""
 
     def recall(self, name: str) -> dict[str, Any] | None:
@@ -57,7 +60,7 @@ class Journal:
     @property
     def kept(self) -> int:
         """Number of outcomes in the file."""
-        return len(self._outcomes)
+        return sum(name != LATENCY for name in self._outcomes)
 
     def remove(self) -> None:
         """Remove the file."""

@@ -1,6 +1,7 @@
 """Power of an experiment before it runs, and whether more hosts or more blocks would raise it."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from esper.cli.overrides import config_of
 from esper.config import FORMER, ConfigError, standalone_agents
 from esper.lab.design import AA_CONTROL, Claims, Design
 from esper.lab.runs import BASELINES, OUTCOMES
@@ -129,10 +131,8 @@ def expected_power(design: Design) -> list[str]:
     if plan.pilot is not None:
         spread, source = _pilot_spread(plan, pairs), f"from {plan.pilot}"
     elif (task := _task(design)) and (assumed := assumed_spread(design)) is not None:
-        recorded = TYPICAL[task].sizes
-        sizes = [*_settings(design, *recorded), f"score_hosts={plan.score_hosts}"]
-        unlike = [size for size in dict.fromkeys(sizes) if size.split("=")[1] not in recorded[size.split("=")[0]]]
-        caveat = f" at the default size, but a guess for {' '.join(unlike)}" if unlike else ""
+        unlike = _unlike(design, TYPICAL[task].sizes)
+        caveat = f" as recorded, but a guess for {' '.join(unlike)}" if unlike else ""
         spread = Spread(value=assumed)
         source = f"typical of {task}{caveat}; pilot=FOLDER takes it from an experiment"
     else:
@@ -146,6 +146,16 @@ def expected_power(design: Design) -> list[str]:
     level = f"at a level of {_percent(plan.alpha)} / {len(pairs)} pairs; " if len(pairs) > 1 else ""
     known = f"({level}standard deviation of a difference {spread.value:.2g}, {source})"
     return [f"{line} {known}; 80 % take {test.blocks_needed(spread.value)} blocks", *advice(spread, test)]
+
+
+def _unlike(design: Design, recorded: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the settings of the arms, typed or not, that differ from those of the records."""
+    with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
+        arms = [config_of(list(cell.overrides)) for cell in design.firsts()]
+    found = {key: [getattr(arm, key) for arm in arms] for key in recorded if key != "score_hosts"}
+    found["score_hosts"] = [design.plan.score_hosts]
+    pairs = dict.fromkeys((key, str(value)) for key, values in found.items() for value in values)
+    return [f"{key}={value}" for key, value in pairs if value not in recorded[key]]
 
 
 def assumed_spread(design: Design) -> float | None:
@@ -173,9 +183,9 @@ def _settings(design: Design, *keys: str) -> list[str]:
 def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     """Return the spread in the pilot: of the planned pairs that it has, or else of all pairs of its trained arms."""
     folder = Path(str(plan.pilot))
-    cells, hosts = read_outcomes(folder / "comparison.csv", plan.outcome), _read_hosts(folder / "hosts.csv")
-    trained = list(combinations([arm for arm in cells if arm not in (*BASELINES, *standalone_agents())], 2))
-    for chosen in (pairs, trained):
+    table, hosts = folder / "comparison.csv", _read_hosts(folder / "hosts.csv")
+    cells, trained = read_outcomes(table, plan.outcome), read_outcomes(table, plan.outcome, trained=True).columns
+    for chosen in (pairs, list(combinations(trained, 2))):
         if spread := spread_of(cells, hosts, plan.outcome, chosen):
             if spread.parts is None:
                 return spread
@@ -186,14 +196,22 @@ def _pilot_spread(plan: Claims, pairs: Pairs) -> Spread:
     )
 
 
-def read_outcomes(path: Path, outcome: str) -> pd.DataFrame:
+def read_outcomes(path: Path, outcome: str, *, trained: bool = False) -> pd.DataFrame:
     """Return one outcome of a comparison.csv as a table of blocks by arms.
+
+    Args:
+        path: the file.
+        outcome: name of the outcome.
+        trained: if true, leave baselines out. Files of earlier versions do not name controllers: there they are known by name.
 
     Raises:
         ConfigError: the file cannot be read, or lacks the outcome.
     """
     try:
         table: Any = pd.read_csv(path).rename(columns={old: new for old, new in FORMER.items() if new in OUTCOMES})
+        if trained:
+            known = (*BASELINES, *standalone_agents())
+            table = table[table["controller"] == "policy" if "controller" in table else ~table["arm"].isin(known)]
         return table.pivot(index="block", columns="arm", values=outcome).astype(float)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(

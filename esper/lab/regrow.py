@@ -1,5 +1,7 @@
-"""A network that the controller of a run grows, grown once more: the same host, data and seeds give the same network."""
+"""A network that the controller of a run grows, grown once more: the same host, among as many others, gives the same network."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,26 @@ SAMPLES = 64
 """Test samples that come with a network."""
 
 
-def regrow(path: Path, host: int, episode: int, controller: str) -> tuple[GrownNetwork, dict[str, Any], torch.Tensor]:
+def regrow(
+    path: Path, *, host: int, hosts: int, episode: int, controller: str, overrides: Sequence[str] = ()
+) -> tuple[GrownNetwork, dict[str, Any], torch.Tensor]:
     """Return the network of a held-out host, a description of it, and some test samples.
 
     Args:
         path: file of a checkpoint.
-        host: number of the held-out host.
+        host: number of the held-out host, below `hosts`.
+        hosts: number of held-out hosts, at least 2. With another number, shards may have other sizes and round otherwise, which
+            training amplifies: the network is then another one.
         episode: index of the set of held-out hosts.
         controller: policy, policy_greedy, or an agent that needs no training.
+        overrides: evaluation overrides, such as devices=[cpu].
 
     Raises:
-        ConfigError: the run grows no hosts.
+        ConfigError: the run grows no hosts, or not this one, or an override does not fit.
     """
-    evaluation = Evaluation.load(str(path), hosts=max(2, host + 1), episode=episode)
+    if host >= hosts:
+        raise ConfigError(f"host={host} is not among hosts={hosts}, which are counted from 0: raise hosts")
+    evaluation = Evaluation.load(str(path), hosts=hosts, episode=episode, overrides=overrides)
     env, config = evaluation.env, evaluation.config
     if not isinstance(env, GrowthEnv):
         raise ConfigError(f"env={config.choice('env')} trains no hosts, so there is no network to export")
@@ -40,6 +49,7 @@ def regrow(path: Path, host: int, episode: int, controller: str) -> tuple[GrownN
         "run": config.title(),
         "updates": evaluation.updates,
         "host": host,
+        "hosts": hosts,
         "episode": episode,
         "controller": controller,
         "kind": outcomes.instance[host],
@@ -62,23 +72,36 @@ def regrow(path: Path, host: int, episode: int, controller: str) -> tuple[GrownN
             "std": None if data.std is None else data.std.flatten().tolist(),
         },
         "outputs": data.num_classes,
+        **({"transfer": asdict(evaluation.transfer)} if overrides else {}),
     }
     env.close()
     return network, about, samples
 
 
-def grown_network(checkpoint: Path | str, *, host: int = 0, episode: int = 0, controller: str = "policy") -> GrownNetwork:
+def grown_network(
+    checkpoint: Path | str,
+    *,
+    host: int = 0,
+    hosts: int = 64,
+    episode: int = 0,
+    controller: str = "policy",
+    overrides: Sequence[str] = (),
+) -> GrownNetwork:
     """Return the network of a held-out host, as the controller of a run grows it: a module with `segments` and `slots`.
 
     `esper.grow(network, slots=["slots.0"], ...)` grows on from there.
 
     Args:
         checkpoint: folder of a run, FOLDER/best, or a file.
-        host: number of the held-out host, as `run.html` and `esper.evaluate` count them.
+        host: number of the held-out host, as `run.html` and `esper.evaluate` count them, below `hosts`.
+        hosts: number of held-out hosts, at least 2; with another number, the network may be another one. That of `esper.evaluate`
+            is 64, that of `run.html` telemetry.page_hosts.
         episode: index of the set of held-out hosts.
         controller: policy, policy_greedy, or an agent that needs no training.
+        overrides: evaluation overrides, such as devices=[cpu].
 
     Raises:
-        ConfigError: there is no such checkpoint, or the run grows no hosts.
+        ConfigError: there is no such checkpoint, the run grows no such host, or an override does not fit.
     """
-    return regrow(find_checkpoint(str(checkpoint), "checkpoint"), host, episode, controller)[0]
+    path = find_checkpoint(str(checkpoint), "checkpoint")
+    return regrow(path, host=host, hosts=hosts, episode=episode, controller=controller, overrides=overrides)[0]

@@ -71,7 +71,8 @@ def differences(found: Comparison) -> pd.DataFrame:
     for row in cast(list[Any], list(flat.itertuples())):
         unknown = [*(() if tested(row) else CORRECTED), *(() if varies(row) else UNCORRECTED)]
         flat.loc[row.Index, [name for name in unknown if name in flat]] = float("nan")
-    return flat.astype(dict.fromkeys(("needed", "look", "collapsed_first", "collapsed_second"), "Int64"))
+    counts = ("needed", "look", "collapsed_first", "collapsed_second")  # which an A/A control lacks
+    return flat.astype({name: "Int64" for name in counts if name in flat})
 
 
 def tables(found: Comparison) -> list[dict[str, Any]]:
@@ -275,7 +276,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
 def _page(found: Comparison, drawings: Sequence[Drawing], command: str) -> str:
     """Return the report as HTML, with the figures inside."""
     outcome, sentences = in_terms_of(found.score, found.outcome.label), found.sentences()
-    count = 1 if found.deviations else len(found.results[found.config.outcome])
+    count = 1 if found.deviations else max(1, len(found.results[found.config.outcome]))  # without results, a sentence says so
     page = PAGE.from_string((Path(__file__).parent / "report.html").read_text())
     return page.render(
         title=f"{', '.join(arm for arm in found.arms if arm != AA_CONTROL)}: {' '.join([outcome, *found.overrides])}",

@@ -61,7 +61,8 @@ OUTCOMES = {
     )
 }
 """Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last
-two are measured in training, the others on held-out hosts; online only if it is the primary outcome."""
+two are measured in training, as means over the updates that telemetry.every selects; the others on held-out hosts, online only if
+it is the primary outcome."""
 REWARD_KEYS = ("reward", "governor", "agent.gamma")
 """Keys that define a return: its terms, the penalty of a rollback, and the discount of potentials."""
 SEARCHED = ("schedule", "oracle")

@@ -17,18 +17,18 @@ from joblib import Parallel, delayed
 
 from esper.checkpoint import load_run, write_whole
 from esper.cli.command import warn_plainly
-from esper.cli.transfer import slug
-from esper.config import GROUPS, ConfigError
+from esper.cli.transfer import slug, transferred
+from esper.config import ConfigError
 from esper.env.devices import take_turn
 from esper.env.shard_pool import available_cores, limit_cores
-from esper.growth.objective import CLASSIFICATION, Numbers, Objective
+from esper.growth.objective import Objective
 from esper.lab.design import fingerprint
 from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
+from esper.lab.kinds import condensed
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
 from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
 from esper.plugins import load_plugins, named_plugins
-from esper.task.regression import RegressionConfig
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import from_plain
 from esper.training.provenance import code_version
@@ -131,14 +131,17 @@ def score(run: Run, hosts: int, overrides: Sequence[str] = (), *, online: bool =
     scores = {name: float(np.mean(rows["policy"][name])) for name in scoring.outcomes}
     if greedy:
         scores["accuracy_greedy"] = float(np.mean(rows["policy_greedy"]["accuracy"]))
-    return scores if overrides else scores | _training_scores(run)
+    return scores if overrides else scores | training_scores(run)
 
 
 def objective_of(run: Run, overrides: Sequence[str] = ()) -> Objective:
-    """Return what the held-out hosts of a run learn, with these evaluation overrides; tasks of numbers have task.objective."""
-    names = [override.removeprefix("task=") for override in overrides if override.startswith("task=")]
-    kinds = [GROUPS["task"].get(name) for name in names] or [RegressionConfig if "task.objective" in run.config else None]
-    return Numbers() if kinds[-1] is not None and issubclass(kinds[-1], RegressionConfig) else CLASSIFICATION
+    """Return what the held-out hosts of a run learn, with these evaluation overrides.
+
+    Raises:
+        ConfigError: an override does not fit.
+    """
+    config = from_plain(load_run(find_checkpoint(str(run.folder), "folder"))["config"])
+    return (transferred(config, list(overrides)) if overrides else config).task.build_objective()
 
 
 def score_baselines(run: Run, scoring: Scoring) -> Scores:
@@ -154,7 +157,8 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         ConfigError: the file is damaged, or a policy does not fit the hosts.
     """
     path = scored_file(run, scoring.hosts, scoring.overrides)
-    rows: HostRows = _stored(run, path)["rows"]
+    stored = _stored(run, path)
+    rows: HostRows = stored["rows"]
     missing = [name for name in names if any(outcome not in rows.get(name, {}) for outcome in scoring.outcomes)]
     if not missing:
         return rows
@@ -162,6 +166,7 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
     searches = [name for name in missing if name.startswith(PREFIX)]
     controllers += [name for name in missing if name not in (*BASELINES, *searches)]
     evaluation = Evaluation.load(str(run.folder), hosts=scoring.hosts, online=scoring.online, overrides=scoring.overrides)
+    latency = evaluation.measure(stored.get("latency"))
     outcomes = evaluation.run(controllers or ["wait"])
     if searches:
         hosts = HostSearch(evaluation)
@@ -181,35 +186,57 @@ def _grown(run: Run, scoring: Scoring, names: Sequence[str]) -> HostRows:
         for name, outcome in outcomes.items()
     }
     with writing_reports(run.folder):
-        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest, "esper": code_version()}
+        scored: dict[str, Any] = {**_stored(run, path), "checkpoint": run.digest}
+        scored |= {"latency": latency} if latency else {}
         scored["choice"] = {**(scored["choice"] or {}), **choice} or None
-        scored["rows"] |= {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        new = {"static" if name == REPLAY else name: values for name, values in grown.items()}
+        scored["rows"] |= new
+        scored["esper"] |= dict.fromkeys(new, code_version())
         write_whole(path, json.dumps({**scored, "sha256": _digest(scored)}) + "\n")
     return scored["rows"]
 
 
 def _stored(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores, to which another comparison may have added, or of an empty one."""
-    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}}
+    return read_scores(run, path) if path.exists() else {"choice": None, "rows": {}, "esper": {}}
 
 
 def read_scores(run: Run, path: Path) -> dict[str, Any]:
     """Return the content of a file of scores: `rows`, as `HostRows`; `choice` of baselines chosen on other hosts; `checkpoint`;
-    `esper`.
+    `esper`, the code version by controller; and `latency`, if the reward needs it.
 
     Raises:
         ConfigError: the file is damaged, was edited, or holds the scores of another checkpoint.
     """
     remedy = "remove it, and the run is scored again"
     found = _read(path)
-    if not isinstance(found, dict) or {*found} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
+    if not isinstance(found, dict) or {*found} - {"latency"} != {"checkpoint", "esper", "choice", "rows", "sha256"}:
         raise ConfigError(f"{path} is damaged, or of an earlier version: {remedy}")
     scored = {name: value for name, value in cast(dict[str, Any], found).items() if name != "sha256"}
     if _digest(scored) != found["sha256"]:
         raise ConfigError(f"{path} was edited after scoring: {remedy}")
     if scored["checkpoint"] != run.digest:
         raise ConfigError(f"{path} holds the scores of another checkpoint than the newest in {run.folder}: {remedy}")
+    if "source" in scored["esper"]:  # files of earlier versions have one for all controllers
+        scored["esper"] = dict.fromkeys(scored["rows"], scored["esper"])
     return scored
+
+
+def unseen_kinds(runs: Sequence[Run], scoring: Scoring) -> list[str]:
+    """Return a warning if an oracle was not chosen on the kinds of all hosts.
+
+    Args:
+        runs: finished runs, scored with these settings.
+        scoring: settings.
+    """
+    if "oracle" not in scoring.baselines:
+        return []
+    own = [run for run in runs if run.arm == scoring.arm]
+    files = [read_scores(run, scored_file(run, scoring.hosts, scoring.overrides)) for run in own]
+    pairs = [(kind, one["choice"]["for_kind"]) for one in files for kind in one["rows"]["oracle"]["instance"]]
+    unseen = sum(kind not in known and condensed(kind) not in known for kind, known in pairs)  # older files have kinds in full
+    where = f"{unseen} of the {scoring.hosts * len(own)} hosts of the oracle are of kinds that it was not chosen on"
+    return [f"{where}, and have the best schedule of all"] if unseen else []
 
 
 def _digest(scored: Mapping[str, Any]) -> str:
@@ -223,11 +250,13 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged: remove it, and the run is scored again") from error
 
 
-def _training_scores(run: Run) -> dict[str, float]:
-    """Return the outcomes that are measured in training."""
-    records = records_of(run)
+def training_scores(run: Run) -> dict[str, float]:
+    """Return the outcomes that are measured in training: means over the updates that telemetry.every selects, and the last; those
+    that an anomaly adds would bias them."""
+    every = int(run.config["telemetry.every"])
+    records = [record for record in records_of(run) if record["update"] % every == 0 or record["update"] == run.updates]
     accuracy = [record["host/committed_accuracy"] for record in records if "host/committed_accuracy" in record]
     rollbacks = sum(value for record in records for tag, value in record.items() if tag.startswith("governor/rollbacks"))
     learned = float(np.nanmean(accuracy)) if np.isfinite(accuracy).any() else float("nan")
-    values = (learned, rollbacks / float(run.config["hosts"]) / run.updates)
+    values = (learned, rollbacks / float(run.config["hosts"]) / len(records))
     return dict(zip(TRAINING, values, strict=True))

@@ -17,16 +17,15 @@ POLL = 0.5
 class SweepProgress:
     """Prints a line whenever a run has finished: its number, the number of all runs, and the time left for the others."""
 
-    def __init__(self, folders: Sequence[Path], *, done: int, label: str = "run") -> None:
+    def __init__(self, folders: Sequence[Path], *, done: int) -> None:
         """
         Args:
             folders: folders of the runs that this command starts or resumes.
             done: number of runs that were finished before.
-            label: what a run is called.
         """
         self._waiting = {folder: len(self._records(folder)) for folder in folders}
         """Number of processes that had worked on each run before."""
-        self._done, self._total, self._label = done, done + len(folders), label
+        self._done, self._total = done, done + len(folders)
         self._mine, self._begun = 0, time.monotonic()
         self._over, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True, name="sweep_progress")
 
@@ -48,7 +47,7 @@ class SweepProgress:
                 self._done, self._mine = self._done + 1, self._mine + 1
                 each = (time.monotonic() - self._begun) / self._mine  # of runs side by side, each takes its share
                 left = f", about {duration(each * len(self._waiting))} left" if self._waiting else ""
-                print(f"{self._label} {self._done} of {self._total} done{left}", flush=True)
+                print(f"run {self._done} of {self._total} done{left}", flush=True)
 
     def _watch(self) -> None:
         while not self._over.wait(POLL):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.lab.evaluation import ORACLE
-from esper.page.kinds import condensed
+from esper.lab.kinds import condensed
 from esper.stats.intervals import Interval, mean_interval
 from esper.telemetry.text import counted
 from esper.telemetry.traces import Table
@@ -218,7 +218,11 @@ def oracle_sentence(report: Mapping[str, Any]) -> str:
     if own is None or ORACLE not in hosts:
         return ""
     difference = mean_interval(np.array(own) - np.array(hosts[ORACLE]["return"]))
-    return f"against an oracle, the best schedule of one seed for each kind of host: {_paired(difference, len(own))}"
+    said = f"against an oracle, the best schedule of one seed for each kind of host: {_paired(difference, len(own))}"
+    unseen = report.get("unseen_kinds")
+    return (
+        f"{said}; {unseen} of them are of kinds that it was not chosen on, and have the best schedule of all" if unseen else said
+    )
 
 
 def _paired(difference: Interval, hosts: int) -> str:

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -82,11 +82,16 @@ class PlannedTest:
         return detection_power(spread, self.margin, looks, np.where(possible, nominal, 0.0).tolist())
 
     def blocks_needed(self, spread: float) -> int:
-        """Return the number of blocks at which the power of the last look is 80 %; the others keep their shares of it."""
+        """Return the number of blocks at which the power of the last look is 80 %; the others keep their shares of it, and looks
+        that then fall on the same block are one."""
         count = blocks_needed(spread, self.margin, alpha=self.alpha / self.pairs)
-        while len(self.looks) > 1 and self.powers(spread, count / self.looks[-1])[-1] < 0.8:
+        while len(self.looks) > 1 and self._of(count).powers(spread)[-1] < 0.8:
             count += 1 + count // 50
         return count
+
+    def _of(self, count: int) -> "PlannedTest":
+        """Return this test with so many blocks at the last look."""
+        return replace(self, looks=sorted({max(2, math.ceil(look * count / self.looks[-1])) for look in self.looks}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,13 @@
 """The task of this process, loaded once: the check before a run, the run and its evaluations share the data."""
 
+from pathlib import Path
+
 from esper.hosts.base import HostConfig
 from esper.task.base import Task, TaskConfig
 from esper.task.data import DataError, TaskError
 from esper.task.table import TASKS
 
-_loaded: dict[tuple[str, str], Task] = {}
+_loaded: dict[tuple[str, str, int], Task] = {}
 
 
 def load_task(config: TaskConfig, host: HostConfig) -> Task:
@@ -14,7 +16,8 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     Raises:
         TaskError: the data is missing, damaged or wrong.
     """
-    key = repr(config), repr(host)
+    file = Path(getattr(config, "file", ""))
+    key = repr(config), repr(host), file.stat().st_mtime_ns if file.is_file() else 0  # a notebook may have changed it
     if key not in _loaded:
         try:
             task = config.build(host)

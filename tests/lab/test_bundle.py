@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_every_command_reads_it_and_no_run_resumes_from_it(run: Path, saved: Pat
         continued(check([f"resume={saved}"]), [])
     with pytest.raises(ConfigError, match="digits exists and is not empty"):
         esper.save_policy(run, saved)
+
+
+def test_a_policy_that_replaces_another_leaves_none_of_its_files(run: Path, tmp_path: Path) -> None:
+    copy, out = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"
+    esper.save_policy(copy, out)
+    (out / "policy.pt2").write_text("a program of the earlier policy")
+    (evaluation,) = copy.glob("evaluation_*.json")
+    evaluation.write_text("{")
+    with pytest.raises(ConfigError, match=r"evaluation_.* is damaged: remove it, or evaluate the run again"):
+        esper.save_policy(copy, out, overwrite=True)
+    evaluation.unlink()
+    esper.save_policy(copy, out, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {"README.md", "config.yaml", "observation.json", "policy.pt"}
+    assert "It was not evaluated" in (out / "README.md").read_text()
+    (copy / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json is damaged"):
+        esper.save_policy(copy, out, overwrite=True)
 
 
 def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> None:
@@ -165,12 +183,39 @@ def test_what_learns_nothing_is_no_policy(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="so there is no policy to load"):
         esper.load_policy(tmp_path / "run").make_vec_env(num_envs=2)
-    with pytest.raises(ValueError, match="leave host, episode and controller out"):
+    with pytest.raises(ValueError, match="leave host, hosts, episode and controller out"):
         ExportConfig(checkpoint="x", format="policy", host=1)
 
 
+def test_the_exported_network_is_the_one_that_was_evaluated(run: Path, tmp_path: Path) -> None:
+    (report,) = (json.loads(path.read_text()) for path in run.glob("evaluation_*.json"))
+    export([f"checkpoint={run}", "host=1", "hosts=3"])
+    about = json.loads((run / "export" / "update_000001_host_1_of_3_episode_0_policy" / "topology.json").read_text())
+    assert about["test_accuracy"] == report["hosts"]["policy"]["accuracy"][1]
+    export([f"checkpoint={run}", "host=1", "hosts=2", "steps=1"])
+    about = json.loads((run / "export" / "update_000001_host_1_of_2_episode_0_policy_steps=1" / "topology.json").read_text())
+    assert about["transfer"] == {"source": ["steps=3"], "target": ["steps=1"]}
+    with pytest.raises(ConfigError, match=r"host=3 is not among hosts=3, which are counted from 0: raise hosts"):
+        esper.grown_network(run, host=3, hosts=3)
+
+
+def test_too_few_hosts_for_the_devices_are_one_sentence_and_a_policy_takes_as_many(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = bundle.from_plain(load_run(find_checkpoint(str(run), "checkpoint"))["config"])
+    config.devices = dict.fromkeys(["cpu", "cuda:0", "cuda:1"], config.devices["auto"])
+    with pytest.raises(ConfigError, match=r"hosts=2 cannot be distributed over 3 devices .*: raise hosts to at least 3"):
+        Evaluation(config, {}, hosts=2)
+    asked: list[int] = []
+    monkeypatch.setattr(bundle, "from_plain", lambda _: config)
+    monkeypatch.setattr(Evaluation, "load", lambda _, hosts: asked.append(hosts) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        esper.save_policy(run, tmp_path / "out")
+    assert asked == [3]
+
+
 def test_a_grown_network_grows_on(run: Path) -> None:
-    network = esper.grown_network(run, host=1, controller="heuristic")
+    network = esper.grown_network(run, host=1, hosts=2, controller="heuristic")
     x = torch.randn(4, 1, 8, 8)
     net = esper.grow(network, slots={"again": "slots.0"}, example=x)
     assert torch.equal(net.eval()(x), network(x))

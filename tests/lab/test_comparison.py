@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from esper.config import ConfigError
+from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.design import AA_CONTROL, Claims, Design
@@ -40,6 +41,7 @@ def compared(
         run.updates = 2
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda _: list(warnings))
     planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
     blocks = len(next(iter(values.values())))
@@ -218,6 +220,10 @@ def test_what_to_do_next_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.verdict is Conclusion.undecided
     lines = found.sentences()
     assert any("measured standard deviation of a difference" in line and "assumed 2.4 pp" in line for line in lines)
+    noise[0, 5] -= 600
+    fallen = compared(monkeypatch, {"a": noise[0], "b": noise[1]})
+    (line,) = [line for line in fallen.sentences() if line.startswith("measured standard deviation of a difference")]
+    assert f": {fallen.results['accuracy'][0].difference.spread:.2g} pp" in line, "without the collapsed run, as in needed"
     assert any(line.startswith(f"to decide, start a new experiment of {pair.needed} blocks") for line in lines) or found._alike
 
 
@@ -269,6 +275,7 @@ def test_returns_need_equal_rewards(key: str, monkeypatch: pytest.MonkeyPatch) -
     for run in runs:
         run.config[key] = 1.0 if run.arm == "a" else 2.0
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     with pytest.raises(ConfigError, match=f"arms with different .*{key.split('.')[0]}"):
         S.compare([], CompareConfig(outcome="return"))
     for run in runs:

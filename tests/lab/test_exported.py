@@ -104,7 +104,7 @@ def test_a_format_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: p
 def test_the_command_writes_the_network_that_was_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["hosts=2", "steps=8", "updates=1", "telemetry=quiet", "task.batch_size=256", "agent=schedule"]
     Trainer(check(words), tmp_path / "run").run()
-    main([f"checkpoint={tmp_path / 'run'}", "host=2"])
+    main([f"checkpoint={tmp_path / 'run'}", "host=2", "hosts=3"])
     folder = next((tmp_path / "run" / "export").iterdir())
     about = json.loads((folder / "topology.json").read_text())
     assert about["seeds"], "the schedule keeps a seed"

@@ -12,6 +12,9 @@ from esper.checkpoint import DiskError
 from esper.cli.overrides import check
 from esper.lab import evaluation
 from esper.lab.journal import Journal
+from esper.lab.runs import find_runs
+from esper.lab.scoring import Scoring, read_scores, score, score_baselines, scored_file
+from esper.measure.costs import Price
 from esper.training.trainer import Trainer
 
 ASKED = ("hosts=2", "controllers=[policy,wait]", "schedules=true", "search_per_host=[tpe,static_nets]", "trainings=[5]")
@@ -60,6 +63,33 @@ def test_it_goes_on_with_equal_numbers_after_any_number_of_interruptions(folder,
     assert found == expected
     assert ended >= 5
     assert not list(parts.glob("evaluation_unfinished*"))
+
+
+def test_latency_is_measured_once_per_evaluation_and_file_of_scores(folder, tmp_path, monkeypatch):
+    run, measured, prices = shutil.copytree(folder, tmp_path / "run"), [], []
+    words = ["reward=shaped", "reward.rent_unit=latency"]
+
+    def measure(_, blueprints, used_S, *__):
+        measured.append(1e-5 * (1 + len(measured)))
+        return Price(host=measured[-1], seed_KS=np.full((len(blueprints), len(used_S)), 1e-6), gate_S=np.zeros(len(used_S)))
+
+    def interrupted(env, *arguments, **more):
+        prices.append(env.costs.latency.host)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
+    monkeypatch.setattr(evaluation, "play", interrupted)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            evaluate.main([f"checkpoint={run}", "hosts=2", "controllers=[wait]", *words])
+    assert prices == [1e-5, 1e-5]
+    monkeypatch.undo()
+    monkeypatch.setattr("esper.env.shard_pool.measure_latency", measure)
+    (found,) = [one for one in find_runs([run]) if one.finished]
+    score(found, 2, words)
+    score_baselines(found, Scoring(hosts=2, baselines=["random"], arm=found.arm, overrides=words))
+    assert len(measured) == 2
+    assert read_scores(found, scored_file(found, 2, words))["latency"]["host"] == measured[1]
 
 
 @dataclass

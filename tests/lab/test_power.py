@@ -60,12 +60,20 @@ def test_typical_spreads_of_worlds_are_those_of_their_studies(task: str, study: 
 @pytest.mark.parametrize(
     ("common", "arms", "source"),
     [
-        (("task=digits_drift",), "{a: agent=react, b: agent=bandit}", "1.4, typical of digits_drift; pilot"),
-        ((), "{a: experiment=mnist5k_drift updates=60, b: task=mnist5k_drift}", "1.8, typical of mnist5k_drift; pilot"),
+        (
+            ("task=digits_drift",),
+            "{a: agent=react, b: agent=bandit}",
+            "1.4, typical of digits_drift as recorded, but a guess for updates=50; pilot",
+        ),
+        (
+            (),
+            "{a: experiment=mnist5k_drift updates=60, b: task=mnist5k_drift updates=60}",
+            "1.8, typical of mnist5k_drift; pilot",
+        ),
         (
             ("task=mnist5k_drift", "updates=9"),
             "reward.rent: 1,2",
-            "1.8, typical of mnist5k_drift at the default size, but a guess for",
+            "1.8, typical of mnist5k_drift as recorded, but a guess for",
         ),
         ((), "{a: experiment=python_text, b: ''}", None),
         ((), "{a: task=digits_drift, b: ''}", None),
@@ -102,7 +110,7 @@ def test_pairs_and_looks_change_the_power() -> None:
 
 def test_what_is_not_known_is_not_guessed() -> None:
     (line,) = expected_power(planned(arms="{a: hosts=8, b: hosts=32}", common=("updates=2", "steps=20"), score_hosts=9))
-    assert "2.4, typical of digits at the default size, but a guess for updates=2 hosts=8 score_hosts=9; pilot=FOLDER" in line
+    assert "2.4, typical of digits as recorded, but a guess for updates=2 hosts=8 score_hosts=9; pilot=FOLDER" in line
     assert expected_power(planned(common=("task=mnist5k",)))[0].startswith("power unknown: no record tells how accuracy varies")
 
 
@@ -141,6 +149,15 @@ def test_a_pilot_tells_the_spread_and_its_sources(pilot: Path) -> None:
     assert f"with a power of {100 * more:.0f} %" in more_hosts
     (without,) = expected_power(planned(pilot=str(RECORDS / "2026-11-22_pairs")))  # no hosts.csv; other arms than planned
     assert "standard deviation of a difference 2.5" in without
+
+
+def test_searches_of_a_pilot_are_no_trained_arms(pilot: Path) -> None:
+    table = pd.read_csv(pilot / "comparison.csv").assign(controller="policy")
+    constant = table[table["arm"] == "shaped"].assign(arm="search_random_4", controller="search_random_4", accuracy=50.0)
+    (pilot / "hosts.csv").unlink()
+    for parts in ([table], [table, constant]):
+        pd.concat(parts).to_csv(pilot / "comparison.csv", index=False)
+        assert "standard deviation of a difference 2.1, from" in expected_power(planned(arms="hosts: 8,9", pilot=str(pilot)))[0]
 
 
 @pytest.mark.parametrize(("content", "outcome"), [(None, "accuracy"), ("arm,block\n", "accuracy"), ("\0", "accuracy")])

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from esper.growth.objective import CLASSIFICATION
 from esper.lab import comparison as S
 from esper.lab import scoring as J
 from esper.lab.costs import cost
@@ -47,6 +48,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     ]
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
+    monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
     monkeypatch.setattr(S, "anomalies", lambda _: [])
     hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
     hosts["kind"] = "x"
@@ -153,6 +155,18 @@ def test_the_console_counts_collapsed_runs(monkeypatch: pytest.MonkeyPatch) -> N
     (control,) = [line for line in text.getvalue().splitlines() if line.startswith(f"a - {AA_CONTROL} ")]
     assert "11 (1 collapsed)" in control
     assert f"a and {AA_CONTROL}: {AA_CONTROL} collapsed in 1 of 12 runs (block 4)" in " ".join(text.getvalue().split())
+
+
+def test_one_arm_and_its_control_have_a_report(found: S.Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(S, "find_runs", lambda *_: [run for run in found.runs if run.arm != "b"])
+    planned = Design(arms={"a": [], AA_CONTROL: []}, blocks=12, root=0, common=[], plan=Claims(looks=[12]))
+    monkeypatch.setattr(S, "planned", lambda _: planned)
+    alone = S.compare([], CompareConfig(final=True))
+    show(alone, Console(file=io.StringIO()))
+    write(alone, tmp_path, "python -m esper.compare x")
+    assert {row["verdict"] for row in csv.DictReader((tmp_path / "differences.csv").open())} == {"control"}
+    verdicts = re.findall(r'<p class="verdict[^>]*>(.*?)</p>', (tmp_path / "report.html").read_text(), flags=re.DOTALL)
+    assert [verdict.strip()[:36] for verdict in verdicts] == ["no verdict: a is the only arm beside"]
 
 
 def test_files_hold_the_numbers(found: S.Comparison, tmp_path: Path) -> None:

@@ -15,10 +15,24 @@ import pytest
 from esper import compare as C
 from esper.cli.overrides import check
 from esper.config import ConfigError
+from esper.growth.objective import CLASSIFICATION, Numbers, RegressionLoss
 from esper.lab.comparison import compare
+from esper.lab.design import fingerprint
 from esper.lab.runs import CompareConfig, Run, find_runs
-from esper.lab.scoring import Scores, Scoring, score, score_all, scored_file
+from esper.lab.scoring import (
+    Scores,
+    Scoring,
+    objective_of,
+    read_scores,
+    score,
+    score_all,
+    score_baselines,
+    scored_file,
+    training_scores,
+    unseen_kinds,
+)
 from esper.plugins import load_plugins
+from esper.task.digits import DigitsConfig
 from esper.training.trainer import Trainer
 from tests.lab.small_runs import TINY
 
@@ -45,6 +59,34 @@ def test_scores_are_cached(experiment: Path) -> None:
     assert score(run, 2) == first
 
 
+def test_scores_keep_the_code_version_of_each_controller(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old file has one for all of them, which a baseline that is added later does not change."""
+    folder = tmp_path / "copy"  # whose scores no other test reads
+    shutil.copytree(experiment, folder)
+    run = next(run for run in find_runs([folder]) if run.finished)
+    score(run, 2)
+    path, digest = scored_file(run, 2), lambda content: fingerprint(json.dumps(content, sort_keys=True))
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
+    assert {*old["esper"]} == {*old["rows"]}
+    old["esper"] = {"version": "0", "source": "before", "commit": None, "changed": None}
+    path.write_text(json.dumps({**old, "sha256": digest(old)}))
+    score_baselines(run, Scoring(hosts=2, baselines=["random"], arm=run.arm))
+    versions = {name: version["source"] for name, version in read_scores(run, path)["esper"].items()}
+    assert versions.pop("random") == versions.pop("wait") != "before"
+    assert {*versions.values()} == {"before"}
+    assert any("scored by different code versions" in one for one in compare([folder], CompareConfig(hosts=2)).warnings)
+
+
+def test_what_hosts_learn_is_what_their_task_builds(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = next(run for run in find_runs([experiment]) if run.finished)
+    assert objective_of(run) == CLASSIFICATION
+    assert objective_of(run, ["task=diabetes", "task.objective=huber", "blueprint=[norm]"]) == Numbers(RegressionLoss.huber)
+    monkeypatch.setattr(DigitsConfig, "build_objective", lambda _: Numbers(), raising=False)  # as a task of a plugin may
+    assert objective_of(run) == Numbers()
+
+
 def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"  # whose scores no other test reads
     shutil.copytree(experiment, folder)
@@ -54,6 +96,26 @@ def test_online_accuracy_is_measured_when_it_is_the_outcome(experiment: Path, tm
     assert values["shaped"].notna().all()
     assert found.hosts.loc[found.hosts["arm"] == "wait", "online"].between(0, 100).all()
     assert "online" not in compare([experiment], CompareConfig(hosts=2)).hosts
+
+
+def test_outcomes_of_training_are_means_over_regular_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Update 5 is recorded after an anomaly, update 8 as the last one."""
+    tags = ("update", "governor/rollbacks_divergence", "governor/rollbacks_decline", "host/committed_accuracy")
+    values = [(3.0, 1.0, 0.0, 50.0), (5.0, 9.0, 9.0, 0.0), (6.0, 0.0, 2.0, 60.0), (8.0, 0.0, 0.0, 70.0)]
+    monkeypatch.setattr("esper.lab.scoring.records_of", lambda _: [dict(zip(tags, row, strict=True)) for row in values])
+    run = Run(arm="a", block=0, folder=Path(), updates=8, config={"hosts": 4, "telemetry.every": 3})
+    assert training_scores(run) == {"learning": 60.0, "rollbacks": 3 / 4 / 3}
+
+
+def test_hosts_of_kinds_that_an_oracle_does_not_know_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"oracle": {"instance": ["ooo shift@2", "oxo", "ooo shift@3"]}}
+    stored = {"choice": {"for_kind": {"ooo, an event stays": "wait"}}, "rows": rows}
+    monkeypatch.setattr("esper.lab.scoring.read_scores", lambda *_: stored)
+    runs, scoring = [Run(arm="a", block=0, folder=Path())] * 2, Scoring(hosts=3, baselines=["oracle"], arm="a")
+    (warning,) = unseen_kinds(runs, scoring)
+    assert warning.startswith("2 of the 6 hosts of the oracle are of kinds that it was not chosen on")
+    stored["choice"]["for_kind"]["oxo"] = "wait"
+    assert not unseen_kinds(runs, scoring)
 
 
 def test_damaged_files_are_one_sentence(experiment: Path, tmp_path: Path) -> None:

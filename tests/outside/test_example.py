@@ -96,7 +96,7 @@ def test_commands_know_the_parts(site: Path, grown: Path, bet: Path) -> None:
     assert "transfer from task.noise=1.0 to task.noise=0.5" in " ".join(shown.split())
     assert "policy_greedy" in run(site, "esper.evaluate", f"checkpoint={bet}", "hosts=2")
     assert "page: " in run(site, "esper.report", str(grown), "hosts=2")
-    assert "228 parameters" in run(site, "esper.export", f"checkpoint={grown}")
+    assert "228 parameters" in run(site, "esper.export", f"checkpoint={grown}", "hosts=2")
 
 
 def test_comparisons_import_the_plugins_of_the_command_and_of_the_plan_in_their_workers(site: Path) -> None:

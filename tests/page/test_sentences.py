@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.lab.kinds import condensed
 from esper.page.best import best_update, decline
 from esper.page.costs import rows, with_flops
 from esper.page.curves import reward_tags
 from esper.page.evaluations import controllers, meaning
 from esper.page.findings import cards, gain, habits, kinds, plantings, rival_sentence, slot_words, verdict
-from esper.page.kinds import condensed, kind_words
+from esper.page.kinds import kind_words
 from esper.page.lead import Grown, failures, rollbacks, sentences
 from tests.page.tables import report, table
 

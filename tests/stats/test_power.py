@@ -43,6 +43,7 @@ def test_power_at_the_needed_blocks_is_eighty_percent() -> None:
     looked = power.PlannedTest(margin=1.0, looks=[12, 24])
     assert power.PlannedTest(margin=1.0, looks=[24]).blocks_needed(2.2) <= looked.blocks_needed(2.2) <= 44
     assert looked.powers(2.2, looked.blocks_needed(2.2) / 24)[-1] == pytest.approx(0.8, abs=0.02)
+    assert power.PlannedTest(margin=3.0, looks=[2, 22, 24]).blocks_needed(2.4) == 10, "two looks fall on the same block"
 
 
 def test_looks_that_cannot_reject_have_no_power() -> None:

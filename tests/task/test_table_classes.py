@@ -9,6 +9,7 @@ from esper.config import ConfigError
 from esper.hosts.mlp import MLPConfig
 from esper.seeding import stream
 from esper.task.data import TaskError
+from esper.task.loading import load_task
 from esper.task.regression import shares
 from esper.task.table_classes import TableClassesConfig
 from esper.task.table_file import TableFileConfig
@@ -31,6 +32,15 @@ def test_every_row_keeps_its_class(tmp_path):
     order = size.argsort()  # the rows of the file, since size counts them
     assert y[order].tolist() == [(0, 2, 1)[row % 3] for row in range(60)]  # no, perhaps, yes: in alphabetical order
     assert np.abs(data.train_x.numpy().mean(0)).max() < 1e-6
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path):
+    """Data is loaded once per process, which may be a notebook."""
+    config = csv(tmp_path)
+    first = load_task(config, MLPConfig())
+    assert load_task(config, MLPConfig()) is first
+    csv(tmp_path, ROWS[:40])
+    assert load_task(config, MLPConfig()).data.fingerprint() != first.data.fingerprint()
 
 
 def test_blanks_around_names_make_no_class(tmp_path):
