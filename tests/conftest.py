@@ -14,7 +14,7 @@ from esper import plugins
 from esper.config import ALIASES, GROUPS
 from esper.telemetry.writers import WRITERS
 from tests.composed import composed_once  # noqa: F401  (a fixture)
-from tests.env_fixtures import gamma, make_env, one_core, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
+from tests.env_fixtures import gamma, make_env, plan_actions, random_actions, small_task  # noqa: F401  (fixtures)
 from tests.reference_host import float64, grown  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)

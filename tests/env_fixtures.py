@@ -66,12 +66,6 @@ def small_task() -> Task:
     return task
 
 
-@pytest.fixture(autouse=True)
-def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every shard on one thread: with more, the order of sums depends on the hosts in a bank."""
-    monkeypatch.setattr("esper.env.shard_pool.os.cpu_count", lambda: 1)
-
-
 @pytest.fixture
 def make_env(small_task: Task) -> Iterator[Callable[..., GrowthEnv]]:
     """Make an environment; keyword arguments replace its parts."""

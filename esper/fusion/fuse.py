@@ -136,15 +136,14 @@ class Fleet:
         ]
         self._whole = True
 
-    def bind(self, flat: Tensor | None = None, members: int | None = None) -> nn.Module:
+    def bind(self, flat: Tensor | None = None) -> nn.Module:
         """Bind views of `flat` (default: all members) to the layers, and return the module, ready for one forward.
 
         Args:
             flat: `[L, P]` rows of any members.
-            members: L, if it differs from the rows of `flat`.
         """
         flat = self.flat if flat is None else flat
-        return self._bind_views(flat, flat.shape[0] if members is None else members)
+        return self._bind_views(flat, flat.shape[0])
 
     def bind_some(self, chosen_L: Tensor, part: nn.Module | None = None) -> nn.Module:
         """Bind copies of the current parameters, without gradient, and buffers of some members.

@@ -89,7 +89,7 @@ class WeightedReward(Reward):
 
     def _component(self, name: str, signals: StepSignals) -> FloatArray:
         first, *others = (_per_host(name, weight, pay(signals), len(signals.op_N)) for weight, pay in self._terms[name])
-        return np.sum([first, *others], axis=0, dtype=np.float32) if others else first
+        return np.stack([first, *others]).sum(axis=0) if others else first
 
     def _shaping(self, signals: StepSignals) -> FloatArray:
         before_N = self.potential(signals.accuracy_before_N, signals.before)

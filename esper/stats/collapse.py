@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from esper.stats.intervals import UNKNOWN, Interval
 from esper.stats.paired import MIN_BLOCKS
 
 Mask = npt.NDArray[np.bool_]
@@ -105,22 +104,13 @@ class CollapseRate:
     """Blocks of the collapsed runs."""
 
     @property
-    def rate(self) -> Interval:
-        """Rate of collapse with its exact 95 % interval (Clopper, Pearson 1934), in [0, 1]."""
-        if self.runs == 0:
-            return UNKNOWN
-        found = stats.binomtest(self.collapsed, self.runs)
-        interval = found.proportion_ci()
-        return Interval(float(found.statistic), float(interval.low), float(interval.high))
-
-    @property
     def where(self) -> str:
         """Blocks of the collapsed runs, as in `blocks 3, 4`."""
         return f"block{'s' * (len(self.blocks) != 1)} {', '.join(map(str, self.blocks))}"
 
     @property
     def at_most(self) -> float:
-        """Upper 95 % confidence bound of the rate, in [0, 1]."""
+        """Exact upper 95 % bound of the rate of collapse (Clopper, Pearson 1934), in [0, 1]."""
         if self.runs == 0:
             return 1.0
         return float(stats.binomtest(self.collapsed, self.runs, alternative="less").proportion_ci().high)

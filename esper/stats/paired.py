@@ -21,6 +21,8 @@ from esper.stats.intervals import UNKNOWN, Interval
 Array = npt.NDArray[np.float64]
 RESAMPLES = 9_999
 """Number of bootstrap or permutation samples. The relative error of a tail probability of 2.5 % is about 6 %."""
+POWER = 0.8
+"""Power at which a difference counts as detectable."""
 MIN_BLOCKS = 10
 """Minimum number of blocks for a verdict: with five, a nominal 95 % bootstrap interval covers the truth in 85 of 100
 experiments."""
@@ -141,15 +143,14 @@ def t_test_power(ratio: float, blocks: int, alpha: float) -> float:
     return min(1.0, float(weights / 2 @ (ndtr(mean - bound) + ndtr(-mean - bound))))
 
 
-def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    """Return the number of blocks at which a paired t test detects a true difference of `effect` with this power.
+def blocks_needed(spread: float, effect: float, *, alpha: float = 0.05) -> int:
+    """Return the number of blocks at which a paired t test detects a true difference of `effect` with a power of 80 %.
 
     The result is at least the number of blocks that a verdict requires.
 
     Args:
         spread: standard deviation of the differences.
         effect: difference to detect, in the same unit, above 0.
-        power: probability of detection, in (0, 1).
         alpha: significance level; with m pairs and a family-wise error rate of 5 %, 0.05 / m.
     """
     least = max(MIN_BLOCKS, math.floor(1 - math.log2(alpha)) + 1)  # a sign-flip test of n blocks has p >= 2 / 2^n
@@ -157,8 +158,8 @@ def blocks_needed(spread: float, effect: float, *, power: float = 0.8, alpha: fl
         return least
     # Start from the count of a normal test, which is too small by about two.
     ratio = effect / spread
-    count = max(least, math.floor(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)) / ratio) ** 2))
-    while t_test_power(ratio, count, alpha) < power:
+    count = max(least, math.floor(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER)) / ratio) ** 2))
+    while t_test_power(ratio, count, alpha) < POWER:
         count += 1
     return count
 

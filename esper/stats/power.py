@@ -12,7 +12,7 @@ from scipy import stats
 
 from esper.seeding import stream
 from esper.stats.looks import levels
-from esper.stats.paired import MIN_BLOCKS, blocks_needed, t_test_power
+from esper.stats.paired import MIN_BLOCKS, POWER, blocks_needed, t_test_power
 
 EXPERIMENTS = 20_000
 """Simulated experiments for a plan with several looks. The standard error of a power is at most 0.4 %."""
@@ -85,7 +85,7 @@ class PlannedTest:
         """Return the number of blocks at which the power of the last look is 80 %; the others keep their shares of it, and looks
         that then fall on the same block are one."""
         count = blocks_needed(spread, self.margin, alpha=self.alpha / self.pairs)
-        while len(self.looks) > 1 and self._of(count).powers(spread)[-1] < 0.8:
+        while len(self.looks) > 1 and self._of(count).powers(spread)[-1] < POWER:
             count += 1 + count // 50
         return count
 
