@@ -149,9 +149,8 @@ def compare_arms(
 ) -> list[PairResult]:
     """Compare every pair of arms in one outcome, over the blocks that they share.
 
-    The probability of any wrong "better" is at most `alpha` over all pairs and looks, and so is that of any wrong "equivalent":
-    two arms cannot earn both, but with three or more, the two kinds together can reach twice `alpha`. Each look is computed from
-    the first blocks, whatever blocks follow, and the first one that decides on a pair stands.
+    The probability of any wrong "better" is at most `alpha` over all pairs and looks, and so is that of any wrong "equivalent";
+    two arms cannot earn both. Each look is computed from the first blocks, and the first one that decides on a pair stands.
 
     Args:
         cells: one row per planned run, with columns `arm`, `block`, `value` (NaN if not measured) and `stratum`, to which the

@@ -65,7 +65,7 @@ class Trainer:
         """
         notice(f"building {counted(config.hosts, 'host')}")
         self.checkpoints = Checkpoints(Path(folder) / CHECKPOINTS, config.checkpoints.keep)
-        self._tuned = tuned(config, self.checkpoints.latest())
+        self._tuned = tuned(config, self.checkpoints)
         config = self._tuned.config
         self._plan, self._overrides = plan, overrides
         self.config, self.folder, self._shown_as = config, Path(folder), (name, shared, announced)

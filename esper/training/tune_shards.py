@@ -11,13 +11,12 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.checkpoint import load_run
+from esper.checkpoint import Checkpoints, load_run
 from esper.config import Config, ConfigError
 from esper.env.actions import Head, Op, segments
 from esper.env.devices import DeviceConfig, find_precision
@@ -52,12 +51,12 @@ class Tuned(NamedTuple):
         ]
 
 
-def tuned(config: Config, newest: Path | None = None) -> Tuned:
+def tuned(config: Config, checkpoints: Checkpoints | None = None) -> Tuned:
     """Replace what devices leave to the machine: `precision=auto`, and the shard sizes of devices with `tune=true`, by timing.
 
     Args:
         config: config of the run.
-        newest: checkpoint of the run, if it has begun: its shard sizes are taken.
+        checkpoints: those of the run; if it has begun, its shard sizes are taken.
 
     Raises:
         ConfigError: the environment trains no hosts.
@@ -65,8 +64,9 @@ def tuned(config: Config, newest: Path | None = None) -> Tuned:
     """
     if config.cluster.is_remote:  # the workers find what their devices offer
         return Tuned(config, {})
-    tunes = newest is not None and any(device.tune for device in config.devices.values())
-    begun = from_plain(load_run(newest)["config"]).devices if newest and tunes else {}
+    tunes = any(device.tune for device in config.devices.values())
+    newest = checkpoints.latest() if checkpoints and tunes else None
+    begun = from_plain(load_run(newest)["config"]).devices if newest else {}
     seconds, devices = dict[str, Mapping[int, float]](), dict[str, DeviceConfig]()
     for rank, (name, device) in enumerate(config.devices.items()):
         found = devices[name] = replace(device, precision=find_precision(name, device.precision), tune=False)

@@ -122,23 +122,6 @@ def test_final_obs_is_the_last_of_the_episode(make_env, plan_actions):
     assert not np.array_equal(observation["features"], first["features"])
 
 
-def test_without_autoreset_an_episode_ends_with_its_last_observation(make_env, plan_actions):
-    """And the next one is that of an environment with autoreset."""
-    one, other = make_env(2, 2), make_env(2, 2)
-    one.autoreset = False
-    wait = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
-    for env in (one, other):
-        env.reset(seed=4)
-        env.step(wait)
-    observation, _, _, _, info = one.step(wait)
-    begun, *_ = other.step(wait)
-    assert (one.episode, one.time) == (0, 2)
-    final = batched(info["final_obs"])
-    assert all(np.array_equal(part, final[name], equal_nan=True) for name, part in observation.items())
-    begun_too, _ = one.reset()
-    assert all(np.array_equal(part, begun[name], equal_nan=True) for name, part in begun_too.items())
-
-
 def test_test_accuracy_is_that_of_the_committed_network(make_env, plan_actions):
     slots = EveryBlockConfig(auto_advance=["training", "blending", "holding"])
     env = make_env(2, 6, slots=slots, test_at_end=True)

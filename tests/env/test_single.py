@@ -113,3 +113,20 @@ def test_a_reset_is_required_before_the_first_step_and_after_an_end(make_env):
 def test_several_hosts_are_refused(make_env):
     with pytest.raises(ValueError, match="hosts=2"):
         SingleHostEnv(make_env(2, 1))
+
+
+def test_without_autoreset_an_episode_ends_with_its_last_observation(make_env, plan_actions):
+    """And the next one is that of an environment with autoreset."""
+    one, other = make_env(2, 2), make_env(2, 2)
+    one.autoreset = False
+    wait = plan_actions((Op.WAIT, 0, 0), (Op.WAIT, 0, 0))
+    for env in (one, other):
+        env.reset(seed=4)
+        env.step(wait)
+    observation, _, _, _, info = one.step(wait)
+    begun, *_ = other.step(wait)
+    assert (one.episode, one.time) == (0, 2)
+    for host, final in enumerate(info["final_obs"]):
+        assert all(np.array_equal(part[host], final[name], equal_nan=True) for name, part in observation.items())
+    begun_too, _ = one.reset()
+    assert all(np.array_equal(part, begun[name], equal_nan=True) for name, part in begun_too.items())
