@@ -1,6 +1,7 @@
 """Writer of TensorBoard events."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +42,7 @@ DASHBOARDS = {
         "seeds per host": _chart("host/seeds_germinated", "host/seeds_fossilized", "host/seeds_pruned"),
         "slots by stage": _chart(*STAGES.values()),
         "operations": _chart("action/.*"),
-        "Shapley values by blueprint, where measured": _chart("shapley/.*"),
+        "Shapley values by blueprint": _chart("shapley/.*"),
     },
     "Learning health": {
         "explained variance": _chart("policy/explained_variance"),
@@ -58,6 +59,17 @@ DASHBOARDS = {
     },
 }
 """Charts of each dashboard on the page "Custom scalars", by regular expressions of tags."""
+
+
+def dashboards(tags: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """Return the charts of each dashboard that show at least one of these tags."""
+    there = list(tags)
+
+    def shown(chart: list[Any]) -> bool:
+        return any(re.match(pattern, tag) for pattern in chart[1] for tag in there)
+
+    kept = {title: {name: chart for name, chart in charts.items() if shown(chart)} for title, charts in DASHBOARDS.items()}
+    return {title: charts for title, charts in kept.items() if charts}
 
 
 def _described(tag: str, value: float) -> Any:
@@ -99,7 +111,6 @@ class TensorBoardWriter(Writer):
         """Metrics whose description was written, with their first value."""
         with disk(f"write TensorBoard events to {folder}"):
             self._writer = SummaryWriter(str(folder), purge_step=resume_update + 1)
-            self._writer.add_custom_scalars(DASHBOARDS)
 
     def start(self, title: str, hparams: Mapping[str, Hparam]) -> None:
         self._hparams = dict(hparams)
@@ -109,6 +120,8 @@ class TensorBoardWriter(Writer):
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         with disk(f"write TensorBoard events to {self.folder}"):
+            if not self._described:  # TensorBoard takes the first layout, so it waits for the metrics that there are
+                self._writer.add_custom_scalars(dashboards(metrics))
             self.folder.stat()  # an open file takes events even after its folder was removed
             for tag, value in metrics.items():
                 if tag in self._described:
