@@ -271,9 +271,11 @@ class Bandit(Learner):
             ValueError: the observations have other features, or there are other choices.
         """
         memory = DecisionMemory(**{part.name: state[part.name].numpy() for part in fields(DecisionMemory)})
-        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or state["choices"] != self.names:
+        count = memory.next_legal.shape[1]  # states of earlier versions do not name their choices
+        learned = state.get("choices", self.names if count == len(self.names) else [f"{count} choices"])
+        if memory.seen.shape[1:] != self._memory.seen.shape[1:] or learned != self.names:
             raise ValueError(
-                f"the {type(self).__name__} learned to choose among {', '.join(state['choices'])}, and here are "
+                f"the {type(self).__name__} learned to choose among {', '.join(learned)}, and here are "
                 f"{', '.join(self.names)}, or other features: evaluate it on hosts with the slots and blueprints of its run"
             )
         self._memory = memory

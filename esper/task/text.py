@@ -115,11 +115,11 @@ def divided(
     for place in rng.permutation(len(names)):
         part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
         part.append(texts[names[place]])
-    if not all(parts) or sum(map(len, parts[2])) < sum(map(len, texts.values())) / 2:
+    if not all(parts) or sum(map(len, parts[2])) < sum(map(len, texts.values())) / 4:
         largest = max(texts, key=lambda name: len(texts[name]))
         raise TaskError(
             f"texts are kept whole, and with {largest}, which has {len(texts[largest]):,} of {sum(map(len, texts.values())):,} "
-            "bytes, less than half would be left for training: divide it into several files"
+            "bytes, less than a quarter would be left for training: divide it into several files"
         )
     valid, test, train = (
         blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts

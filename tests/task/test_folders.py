@@ -186,10 +186,15 @@ def test_texts_are_split_by_file(texts):
 
 def test_a_text_too_large_to_be_held_out_is_named(texts):
     (texts / "b.md").write_bytes(b"y" * 200_000)
-    with pytest.raises(
-        TaskError, match=r"b\.md, which has 200,000 of 23\d,\d{3} bytes, less than half .* divide it into several"
-    ):
+    with pytest.raises(TaskError, match=r"b\.md, which has 200,000 of 23\d,\d{3} bytes, less than a quarter .*: divide it into"):
         text(texts, pattern="*.md")
+
+
+def test_three_texts_of_one_size_are_enough(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_bytes(name.encode() * 4000)
+    data = text(tmp_path)
+    assert len(data.train_y) == len(data.valid_y) == len(data.test_y)
 
 
 def test_too_few_texts_are_refused(texts):
