@@ -108,8 +108,8 @@ def _check(found: Design, looks: Sequence[int]) -> None:
     arms = [arm for arm in (*found.arms, *plan.baselines) if arm != AA_CONTROL]
     if plan.against not in (None, *arms):
         raise ConfigError(f"against={plan.against} is not an arm: choose from {', '.join(arms)}")
-    keys = {override.lstrip("+").partition("=")[0] for own in found.arms.values() for override in own}
-    if plan.outcome == "return" and any(map(defines_return, keys)):
+    rewards = {frozenset(one for one in own if defines_return(one.lstrip("+").partition("=")[0])) for own in found.arms.values()}
+    if plan.outcome == "return" and len(rewards) > 1:
         raise ConfigError("outcome=return cannot compare arms with different rewards: choose outcome=accuracy")
 
 

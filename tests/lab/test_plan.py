@@ -48,6 +48,14 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[10])
 
 
+def test_returns_are_compared_where_all_arms_have_one_reward() -> None:
+    both = planned("arms={a: 'reward=sparse hosts=2', b: 'hosts=4 reward=sparse'}", "outcome=return", "blocks=3")
+    assert both.plan.outcome == planned("arms={a: reward=sparse}", "outcome=return", "blocks=3").plan.outcome == "return"
+    for other in ("reward=shaped", "hosts=4", "reward=sparse reward.rent=1"):
+        with pytest.raises(ConfigError, match="cannot compare arms with different rewards"):
+            planned(f"arms={{a: 'reward=sparse hosts=2', b: '{other}'}}", "outcome=return", "blocks=3")
+
+
 def test_looks_stay_when_blocks_are_added(tmp_path: Path) -> None:
     planned("arms=reward: shaped,sparse", "blocks=12", folder=tmp_path).save(tmp_path)
     more = planned("arms=reward: shaped,sparse", "blocks=24", folder=tmp_path)
