@@ -113,18 +113,15 @@ class Bandit(Learner):
     repeats: ClassVar[bool] = False
     """True if it decides again once a seed is kept, or none was chosen."""
 
-    def __init__(
-        self, config: BanditConfig, spec: EnvSpec, features: Sequence[int] | None = None, more: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, config: BanditConfig, spec: EnvSpec, features: Sequence[int] | None = None) -> None:
         """
         Args:
             config: exploration and memory.
             spec: sizes and names of observations and actions.
             features: columns of the host features from which it predicts; None for the whole observation.
-            more: names of choices besides planting a seed or nothing.
         """
         self.config, self.spec, self._features = config, spec, features
-        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names), *more]
+        self.names = ["nothing", *(f"{kind} in {slot}" for slot in spec.slot_names for kind in spec.blueprint_names)]
         """Name of each choice."""
         self.models: list[Regression | None] = [None] * len(self.names)
         """Prediction of each choice; None where it was never tried."""
@@ -149,25 +146,16 @@ class Bandit(Learner):
         greedy: bool = False,
     ) -> Decision:
         """See `Controller`."""
-        choice_N, level_N = self._decide(observation, state, uniform)
-        action_NH = self._carry_out(observation, choice_N)
-        return Decision(action=action_NH, state=self._next(action_NH, choice_N, level_N))
-
-    def _decide(self, observation: Observation, state: State, uniform_NH: UniformArray) -> tuple[IntArray, FloatArray]:
-        """Return the choices `[N]` and levels `[N]` of the state, new where a decision is due."""
         new_N = step_number(observation, self.spec) == 0
         choice_N = np.where(new_N | self._done(observation, state["choice"].numpy()), UNDECIDED, state["choice"].numpy())
         level_N = np.where(new_N, np.float32(np.nan), state["level"].numpy())
         due_N, level_N = self._due(observation, level_N, choice_N == UNDECIDED)
         if due_N.any():
-            choice_N = np.where(due_N, self._choose(observation, uniform_NH, due_N, self._legal(observation)), choice_N)
-        return choice_N, level_N
-
-    def _next(self, action_NH: IntArray, choice_N: IntArray, level_N: FloatArray) -> State:
-        """Return the state after an action."""
+            choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
+        action_NH = self._carry_out(observation, choice_N)
         if self.repeats:
             choice_N = np.where((action_NH[:, Head.OP] == Op.FOSSILIZE) | (choice_N == 0), UNDECIDED, choice_N)
-        return {"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)}
+        return Decision(action=action_NH, state={"choice": torch.from_numpy(choice_N), "level": torch.from_numpy(level_N)})
 
     def _done(self, observation: Observation, choice_N: IntArray) -> BoolArray:
         """Return the hosts whose seed was kept without an action, by `slots.auto_advance` `[N]`; none if it decides once."""
@@ -186,17 +174,13 @@ class Bandit(Learner):
         """
         return undecided_N, level_N
 
-    def _choose(
-        self, observation: Observation, uniform_NH: UniformArray, due_N: BoolArray, legal_NC: BoolArray, usual: int = 0
-    ) -> IntArray:
+    def _choose(self, observation: Observation, uniform_NH: UniformArray, due_N: BoolArray) -> IntArray:
         """Return a choice for every host `[N]`: the one with the highest predicted return, or while exploring, a random one.
 
         Args:
             due_N: hosts for which the choice counts.
-            legal_NC: the choices to choose from.
-            usual: the choice that is explored as often as all others together, if there are later decisions to explore.
         """
-        context_NF = self._context(observation)
+        legal_NC, context_NF = self._legal(observation), self._context(observation)
         predicted_NC = self._predict(context_NF)
         known_NC = np.isfinite(predicted_NC) & legal_NC
         best_N = np.where(known_NC, predicted_NC, -np.inf).argmax(axis=1) * known_NC.any(axis=1)
@@ -206,7 +190,7 @@ class Bandit(Learner):
         explores_N = (uniform_NH[:, Head.OP] < self.config.exploration) | (known_NC != legal_NC).any(axis=1)
         weight_NC = legal_NC.astype(np.float64)
         if self.repeats:  # else few hosts would be left for later decisions
-            weight_NC[:, usual] = np.maximum(weight_NC.sum(axis=1) - 1, 1)
+            weight_NC[:, 0] = np.maximum(weight_NC[:, 1:].sum(axis=1), 1)
         choice_N = np.where(explores_N, draw(weight_NC, uniform_NH[:, Head.SLOT]), best_N)
         seen = (np.flatnonzero(due_N), context_NF[due_N], legal_NC[due_N], choice_N[due_N])
         self._record.decisions.append((len(self._record.reward_TN), *seen))

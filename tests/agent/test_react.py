@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from esper.agent.bandit import Bandit
 from esper.agent.event_oracle import EventOracleConfig
@@ -18,17 +15,15 @@ from esper.agent.react_bandit import ReactBanditConfig
 from esper.agent.scripted.rule import Reaction, ReactRule
 from esper.buffer.transition import Decision, State, Transition
 from esper.cli.overrides import check
-from esper.env.actions import Head, Observation, Op, parameters_legal
+from esper.env.actions import Head, Observation, Op
 from esper.env.foresight import foresight_names
 from esper.env.observation import log_potential
 from esper.telemetry.jsonl import read_records
 from esper.training.trainer import Trainer
 from tests.agent.staged import SPEC, see
-from tests.agent.toy_envs import random_observation
 
 TINY = ["hosts=4", "steps=9", "slots=every_block", "telemetry=quiet", "task.epoch_samples=256", "task.valid_samples=100"]
 NEW_N = np.zeros(4, np.bool_)
-UNIFORM = np.zeros((4, len(Head)))
 FREE = {Op.GERMINATE: [0, 1, 2]}
 
 
@@ -179,88 +174,7 @@ def test_a_bandit_that_reacts_learns_what_to_plant_from_what_it_sees_then() -> N
     assert np.mean([episode() for _ in range(20)]) > 0.8
 
 
-@pytest.mark.parametrize(
-    ("chosen", "then"),
-    [
-        ("keep", [("fossilize", 0, 0), WAIT, WAIT, WAIT]),
-        ("nothing", [("prune", 0, 0), WAIT, WAIT, WAIT]),
-        ("blueprint0 in slot2", [("prune", 0, 0), ("germinate", 2, 0), WAIT, ("advance", 2, 0)]),
-        ("blueprint0 in slot0", [("prune", 0, 0), ("germinate", 0, 0), WAIT, ("advance", 0, 0)]),
-    ],
-)
-def test_a_seed_is_reviewed_when_it_is_old_enough(chosen: str, then: list[tuple[str, int, int]]) -> None:
-    """In a host with room for one seed, which can be removed at age 3 and kept at age 2."""
-    bandit = ReactBanditConfig(drop=10.0, review=2).build(SPEC, seed=0)
-    choices, looks = [bandit.names.index(name) for name in ("blueprint1 in slot0", chosen)], []
-
-    def choose(seen: Observation, uniform_NH: object, due_N: np.ndarray, legal_NC: np.ndarray, *_: int) -> np.ndarray:
-        looks.append([name for name, legal in zip(bandit.names, legal_NC[0], strict=True) if legal])
-        return np.where(due_N, choices[len(looks) - 1], 99)
-
-    bandit._choose = choose  # type: ignore[method-assign]
-    state, found, slot, age, kept = bandit.start(4), [], None, 0, False
-    for step in range(9):
-        stage = "fossilized" if kept else "training" if age < 2 else "holding"
-        here = {} if slot is None else {f"slot_stage_{stage}": np.arange(3) == slot, "slot_seed_age": age / SPEC.num_steps}
-        able = {Op.ADVANCE: age == 1, Op.FOSSILIZE: age >= 2, Op.PRUNE: age >= 3}
-        legal = FREE if slot is None else {} if kept else {op: [slot] for op, yes in able.items() if yes}
-        decision = bandit.act(at(70 if not step else 50, step=step, legal=legal, **here), state, is_init=NEW_N, uniform=UNIFORM)
-        state, (op, where, kind) = decision.state, decision.action[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
-        found.append((Op(op).name.lower(), where, kind))
-        slot, kept = where if op == Op.GERMINATE else None if op == Op.PRUNE else slot, kept or op == Op.FOSSILIZE
-        age = 0 if slot is None or op == Op.GERMINATE else age + 1
-    assert found == [WAIT, ("germinate", 0, 1), WAIT, ("advance", 0, 0), WAIT, *then]
-    assert "keep" not in looks[0]
-    assert sorted({*looks[0]} ^ {*looks[1]}) == ["blueprint1 in slot0", "keep"]
-
-
-def test_a_review_is_learned_from_what_the_trial_showed() -> None:
-    """A seed that contributes is worth keeping; another one pays if it does not."""
-    bandit, rng = ReactBanditConfig(drop=10.0, review=1, exploration=1.0).build(SPEC, seed=0), np.random.default_rng(0)
-    trial = {"slot_stage_holding": np.array([1, 0, 0]), "slot_seed_age": 0.1, "slot_contribution_measured": 1.0}
-    tried = {"choice": torch.ones(4).long(), "seed": torch.ones(4).long(), "alternatives": torch.ones(4, 11).bool()}
-
-    def review(helps_N: np.ndarray) -> np.ndarray:
-        seen = at(50, legal={Op.PRUNE: [0]}, **trial)
-        seen.slots[:, 0, SPEC.slot_feature_names.index("contribution")] = np.where(helps_N, 0.5, -0.5)
-        decision = bandit.act(seen, bandit.start(4) | tried, is_init=NEW_N, uniform=rng.random((4, len(Head))))
-        kept_N = decision.action[:, Head.OP] != Op.PRUNE
-        if bandit._record is not None:
-            bandit.observe(transition(seen, decision, kept_N == helps_N))
-        return kept_N
-
-    for _ in range(100):
-        bandit.begin(0)
-        review(rng.random(4) < 0.5)
-        bandit.learn(0.0)
-    np.testing.assert_array_equal(review(np.array([True, False, True, False])), [True, False, True, False])
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), training=st.booleans())
-def test_a_reviewing_bandit_acts_legally(seed: int, training: bool) -> None:
-    rng = np.random.default_rng(seed)
-    bandit = ReactBanditConfig(drop=0.01, review=1).build(SPEC, seed=0)
-    if training:
-        bandit.begin(0)
-    state = bandit.start(4)
-    for step in range(6):
-        seen = random_observation(SPEC, rng)
-        decision = bandit.act(seen, state, is_init=np.full(4, step == 0), uniform=rng.random((4, len(Head))))
-        action, state = decision.action, decision.state
-        assert seen.legal_slots[np.arange(4), action[:, Head.OP], action[:, Head.SLOT]].all()
-        assert parameters_legal(action, seen.legal_values, SPEC.head_sizes).all()
-
-
-@pytest.mark.parametrize(
-    "agent",
-    [
-        ["agent=react"],
-        ["agent=react_bandit"],
-        ["agent=react_bandit", "agent.model=forest"],
-        ["agent=react_bandit", "agent.review=2"],
-    ],
-)
+@pytest.mark.parametrize("agent", [["agent=react"], ["agent=react_bandit"], ["agent=react_bandit", "agent.model=forest"]])
 def test_a_resumed_run_equals_a_whole_one(agent: list[str], tmp_path: Path) -> None:
     for place, runs in (("whole", ["updates=3"]), ("parts", ["updates=2", "updates=3"])):
         for more in runs:
@@ -277,7 +191,7 @@ def without_details(record: dict[str, float]) -> dict[str, float]:
 def test_an_oracle_decides_when_events_begin_or_end() -> None:
     spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["invert", "mirror"])))
     oracle = EventOracleConfig().build(spec, seed=0)
-    oracle._choose = lambda *_: np.full(4, 2)  # type: ignore[method-assign]
+    oracle._choose = lambda observation, uniform_NH, due_N: np.full(4, 2)  # type: ignore[method-assign]
     state, planted = oracle.start(4), []
     for on in ([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0]):
         seen = at(50, slot_stage_fossilized=np.array([1, 0, 0]))  # kept at once, by slots.auto_advance
