@@ -186,6 +186,7 @@ BAD: list[tuple[str, str]] = [
     ("agent=react env=sandbox", "agent=react reads measurements of hosts, and this env=sandbox has none: choose another agent"),
     ("agent=greedy_potential env=blind", "agent=greedy_potential reads growth potential, and this env=growth has none"),
     ("agent=event_oracle task=digits_drift", "agent=event_oracle must know the events: add env.timetable=true"),
+    ("agent=event_oracle task=digits_drift env.timetable=true agent.delay=20", "agent.delay=20 is after the end of the episode"),
     ("agent=event_oracle env=sandbox", "agent=event_oracle must know the events"),
     ("agent=react_bandit agent.drop=0", "agent.drop must be"),
     ("agent=bandit agent.exploration=2", "agent.exploration"),

@@ -1,17 +1,23 @@
 """An oracle: a bandit that knows what happens to each host, and when."""
 
-# N hosts, E kinds of events
+# N hosts, F features of the timetable, D epochs of delay
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from esper.agent.bandit import Bandit, BanditConfig
-from esper.agent.base import BoolArray, FloatArray
+from esper.agent.base import BoolArray, FloatArray, check_time
+from esper.agent.scripted.base import step_number
 from esper.agent.scripted.rule import underway
 from esper.buffer.base import Buffer
+from esper.buffer.transition import Decision, State
 from esper.env.actions import EnvSpec, Observation
+from esper.ranges import check_ranges
 
 
 @dataclass(kw_only=True, slots=True)
@@ -20,6 +26,16 @@ class EventOracleConfig(BanditConfig):
     with the highest predicted return, or none. It needs env.timetable=true, and shows how much it helps to know the events."""
 
     needs_timetable: ClassVar[bool] = True
+    delay: int = 0
+    """Delay with which it reads the timetable, at least 0 [host epochs]. 0: it acts before the first epoch of an event; 1: after
+    that epoch, as early as other controllers can notice the event."""
+
+    def __post_init__(self) -> None:
+        BanditConfig.__post_init__(self)
+        check_ranges("agent", self, {"[0, inf]": ["delay"]})
+
+    def check_run(self, *, blueprints: Sequence[str], steps: int, hosts: int, incubates: bool = True) -> None:
+        check_time(f"agent.delay={self.delay}", self.delay, steps)
 
     def build(self, spec: EnvSpec, *, seed: int, buffer: Buffer | None = None) -> "EventOracle":
         return EventOracle(self, spec)
@@ -35,8 +51,32 @@ class EventOracle(Bandit):
         if not known:
             raise ValueError("agent=event_oracle must know the events: add env.timetable=true")
         Bandit.__init__(self, config, spec, known)
+        self.delay, self._known = config.delay, known
         self._now = [rank for rank in known if not spec.feature_names[rank].startswith("event_ahead_")]
         """Columns of the strengths of events in the coming epoch, of `esper.env.foresight`."""
+
+    def start(self, num_hosts: int) -> State:
+        """Return the state of a bandit, and what the timetable said in the last epochs, the oldest first `[N, D, F]`."""
+        return Bandit.start(self, num_hosts) | {"told": torch.zeros(num_hosts, self.delay, len(self._known))}
+
+    def act(
+        self,
+        observation: Observation,
+        state: State,
+        *,
+        is_init: BoolArray,
+        uniform: npt.NDArray[np.float64],
+        greedy: bool = False,
+    ) -> Decision:
+        """See `Controller`."""
+        new_N = step_number(observation, self.spec) == 0
+        earlier_NDF = np.where(new_N[:, None, None], np.float32(0), state["told"].numpy())
+        told_NDF = np.concatenate([earlier_NDF, observation.features[:, None, self._known]], axis=1)
+        features = observation.features.copy()
+        features[:, self._known] = told_NDF[:, 0]
+        late = replace(observation, features=features)
+        decision = Bandit.act(self, late, state, is_init=is_init, uniform=uniform, greedy=greedy)
+        return replace(decision, state=decision.state | {"told": torch.from_numpy(told_NDF[:, 1:])})
 
     def _due(self, observation: Observation, level_N: FloatArray, undecided_N: BoolArray) -> tuple[BoolArray, FloatArray]:
         """Return the hosts where other events are on than at the last decision; the level is their binary code."""

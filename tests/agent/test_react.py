@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.agent.bandit import Bandit
 from esper.agent.event_oracle import EventOracleConfig
@@ -188,18 +189,27 @@ def without_details(record: dict[str, float]) -> dict[str, float]:
     return {tag: value for tag, value in record.items() if not tag.startswith("seeds_")}
 
 
-def test_an_oracle_decides_when_events_begin_or_end() -> None:
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_an_oracle_decides_when_events_begin_or_end(delay: int) -> None:
     spec = replace(SPEC, feature_names=(*SPEC.feature_names, *foresight_names(["invert", "mirror"])))
-    oracle = EventOracleConfig().build(spec, seed=0)
-    oracle._choose = lambda observation, uniform_NH, due_N: np.full(4, 2)  # type: ignore[method-assign]
-    state, planted = oracle.start(4), []
-    for on in ([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0]):
-        seen = at(50, slot_stage_fossilized=np.array([1, 0, 0]))  # kept at once, by slots.auto_advance
-        told = np.tile([*on, 0.0, 0.0], (4, 1))
+    oracle = EventOracleConfig(delay=delay).build(spec, seed=0)
+    contexts, told_F = [], [[0.0] * 4] * delay
+
+    def choose(observation: Observation, uniform_NH: object, due_N: np.ndarray) -> np.ndarray:
+        contexts.append(oracle._context(observation)[0].tolist())
+        return np.full(4, 2)
+
+    oracle._choose = choose  # type: ignore[method-assign]
+    state, planted = {name: torch.full_like(part, 7) for name, part in oracle.start(4).items()}, []  # of an earlier episode
+    for step, on in enumerate(([0, 0], [0, 0], [1, 0], [1, 0], [0, 0.5], [0, 1], [0, 0])):
+        seen = at(50, step=step, slot_stage_fossilized=np.array([1, 0, 0]))  # kept at once, by slots.auto_advance
+        told_F.append([*on, 0.25, 0.0])
+        told = np.tile(told_F[-1], (4, 1))
         seen = replace(seen, features=np.concatenate([seen.features, told], axis=1).astype(np.float32))
         decision = oracle.act(seen, state, is_init=NEW_N, uniform=np.zeros((4, len(Head))))
         planted.append(bool((decision.action[:, Head.OP] == Op.GERMINATE).all()))
         state = decision.state
-    assert planted == [False, False, True, False, True, False, True]
+    assert planted == ([False] * delay + [False, False, True, False, True, False, True])[:7]
+    assert contexts == [told for told, due in zip(told_F, planted, strict=False) if due], "it predicts from what it was told"
     with pytest.raises(ValueError, match=r"add env\.timetable=true"):
         EventOracleConfig().build(SPEC, seed=0)

@@ -1,0 +1,152 @@
+"""What trying a seed is worth in a world of permanent changes: python trials.py [task=digits_trials] [hosts=256] [seed=20261126]
+
+Plays every seed in every host one epoch after the change began, the epoch in which a controller can first see it, then plays
+trials: a first seed, replaced after a few epochs by another one. From these counterfactual returns, forests that are judged on hosts
+that they have not seen choose a first seed, and after the trial whether to replace it. Prints the table of the record.
+"""
+
+# N hosts, C seeds, E kinds of changes, A alternatives of a trial, F features
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.model_selection import KFold
+
+from esper.agent.base import Controller
+from esper.agent.scripted.schedule import ActionConfig, ActionLists
+from esper.buffer.transition import Transition
+from esper.cli.overrides import check
+from esper.task.instances import Split
+from esper.training.environment import build_env
+from esper.training.play import play
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+AGES = (2, 3, 4)
+"""Ages at which a trial ends [host epochs]."""
+FOLDS = 8
+
+
+class World:
+    """Hosts of one episode, in which controllers are compared."""
+
+    def __init__(self, task: str, hosts: int, seed: int) -> None:
+        config = check([f"task={task}", f"seed={seed}", "env.timetable=true", "agent=wait", "telemetry=quiet"])
+        self.env = build_env(config, split=Split.TRAINING, hosts=hosts)
+        self.spec = self.env.layout
+        self.seeds = [(slot, kind) for slot in range(self.spec.num_slots) for kind in self.spec.blueprint_names]
+        names = list(self.spec.feature_names)
+        now = [column for column, name in enumerate(names) if name.startswith("event_") and "ahead" not in name]
+        self.kinds = [names[column].removeprefix("event_") for column in now]
+        self.seen = [column for column, name in enumerate(names) if not name.startswith("event_")]
+        seen: list[npt.NDArray[np.float32]] = []
+        self.alone, _ = self.returns(lambda step: seen.append(step.observation.features[:, now]))
+        on_TNE = np.stack(seen) > 0
+        self.kind_N, self.start_N = on_TNE[-1].argmax(axis=1), on_TNE.any(axis=2).argmax(axis=0)
+
+    def returns(
+        self, watch: Callable[[Transition], None] | None = None, plan: Callable[[int], list[ActionConfig]] | None = None
+    ) -> tuple[Floats, list[npt.NDArray[np.float32]]]:
+        """Return the return of each host `[N]` when it follows its plan, and its observations at each step `[N, F]`."""
+        observed: list[npt.NDArray[np.float32]] = []
+
+        def record(step: Transition) -> None:
+            seen = step.observation
+            flat_NF = seen.slots.reshape(len(seen.slots), -1)
+            observed.append(np.concatenate([seen.features[:, self.seen], flat_NF], axis=1))
+            if watch is not None:
+                watch(step)
+
+        lists = [[ActionConfig(at=self.spec.num_steps - 1, op="prune")]] if plan is None else list(map(plan, range(self.env.num_envs)))
+        controller: Controller = ActionLists(lists, self.spec)
+        self.env.reset(options={"episode": 0})
+        return play(self.env, controller, record=record).return_N.astype(np.float64), observed
+
+    def planted(self, host: int, choice: int, at: int) -> list[ActionConfig]:
+        """Return the actions that plant a seed."""
+        slot, kind = self.seeds[choice]
+        return [ActionConfig(at=at, op="germinate", slot=slot, blueprint=kind)]
+
+    def one(self, choice: int) -> Floats:
+        """Return the returns `[N]` with a seed that is kept."""
+        return self.returns(plan=lambda host: self.planted(host, choice, self.start_N[host] + 1) + self.kept(choice))[0]
+
+    def kept(self, choice: int, at: int = 0) -> list[ActionConfig]:
+        """Return the action that keeps a seed."""
+        return [ActionConfig(at=at, op="fossilize", slot=self.seeds[choice][0])]
+
+    def trial(self, first_N: Ints, then_N: Ints, age: int) -> tuple[Floats, npt.NDArray[np.float32]]:
+        """Return the returns `[N]` where a first seed is replaced at an age, and the observations before that `[N, F]`."""
+
+        def plan(host: int) -> list[ActionConfig]:
+            begin, first, then = self.start_N[host] + 1, int(first_N[host]), int(then_N[host])
+            if first == then:
+                return self.planted(host, first, begin) + self.kept(first, begin + age)
+            out = [ActionConfig(at=begin + age, op="prune", slot=self.seeds[first][0])]
+            return self.planted(host, first, begin) + out + self.planted(host, then, begin + age + 1) + self.kept(then, begin + age + 1)
+
+        return_N, observed = self.returns(plan=plan)
+        when_N = self.start_N + 1 + age
+        return return_N, np.stack([observed[when][host] for host, when in enumerate(when_N)])
+
+
+def chosen(x_NF: npt.ArrayLike, return_NA: Floats) -> Ints:
+    """Return the choice of forests for each host `[N]`, fitted to other hosts."""
+    x_NF, choice_N = np.asarray(x_NF), np.zeros(len(return_NA), np.int64)
+    for known, new in KFold(FOLDS, shuffle=True, random_state=0).split(x_NF):
+        forest = RandomForestRegressor(300, min_samples_leaf=3, max_features=1 / 3, random_state=0)
+        choice_N[new] = forest.fit(x_NF[known], return_NA[known]).predict(x_NF[new]).argmax(axis=1)
+    return choice_N
+
+
+def best_of_kind(kind_N: Ints, return_NC: Floats) -> Ints:
+    """Return the seed for each host `[N]` with the highest mean return in other hosts of its kind."""
+    one_hot_NE = kind_N[:, None] == np.arange(kind_N.max() + 1)
+    choice_N = np.zeros(len(kind_N), np.int64)
+    for known, new in KFold(FOLDS, shuffle=True, random_state=0).split(return_NC):
+        mean_EC = np.stack([return_NC[known][one_hot_NE[known][:, kind]].mean(axis=0) for kind in range(one_hot_NE.shape[1])])
+        choice_N[new] = mean_EC.argmax(axis=1)[kind_N[new]]
+    return choice_N
+
+
+def line(name: str, return_N: Floats, than_N: Floats) -> None:
+    """Print a mean, and its difference to a baseline with its 95 % interval."""
+    gain_N = return_N - than_N
+    print(f"| {name} | {return_N.mean():.1f} | {gain_N.mean():+.1f} ± {1.96 * gain_N.std(ddof=1) / len(gain_N) ** 0.5:.1f} |", flush=True)
+
+
+def main(task: str = "digits_trials", hosts: str = "256", seed: str = "20261126") -> None:
+    world = World(task, int(hosts), int(seed))
+    row_N = np.arange(world.env.num_envs)
+    counts = ", ".join(f"{name} {count}" for name, count in zip(world.kinds, np.bincount(world.kind_N), strict=True))
+    print(f"{len(row_N)} hosts: {counts}; {len(world.seeds)} seeds")
+    return_NC = np.stack([world.one(choice) for choice in range(len(world.seeds))], axis=1)
+    _, observed = world.returns()
+    fall_NF = np.stack([observed[when][host] for host, when in enumerate(world.start_N + 1)])
+    first_N, told_N = chosen(fall_NF, return_NC), best_of_kind(world.kind_N, return_NC)
+    once_N = return_NC[row_N, first_N]
+    print("\n| choice | return | more than one look |\n|---|---|---|")
+    line("never growing", world.alone, once_N)
+    line("the best seed for all", return_NC[:, return_NC.mean(axis=0).argmax()], once_N)
+    line("one look, when the accuracy has fallen", once_N, once_N)
+    line("told the kind at that moment", return_NC[row_N, told_N], once_N)
+    line("told which seed is best in this host", return_NC.max(axis=1), once_N)
+    right = np.mean(first_N == told_N)
+    print(f"\none look chooses the seed of one who is told the kind in {right:.0%} of hosts\n")
+    alternatives = np.unique(told_N)
+    for age in AGES:
+        rows = [world.trial(first_N, np.full_like(first_N, other), age) for other in alternatives]
+        kept_N, seen_NF = world.trial(first_N, first_N, age)
+        return_NA = np.stack([kept_N, *(paid_N for paid_N, _ in rows)], axis=1)
+        pick_N = chosen(seen_NF, return_NA)
+        line(f"replaced at age {age} where a forest says so ({np.mean(pick_N > 0):.0%})", return_NA[row_N, pick_N], once_N)
+        pick_N = np.where(told_N == first_N, 0, 1 + np.searchsorted(alternatives, told_N))
+        line(f"replaced at age {age} by the seed of the kind, told then", return_NA[row_N, pick_N], once_N)
+        line(f"told at age {age} what is best in this host", return_NA.max(axis=1), once_N)
+
+
+if __name__ == "__main__":
+    main(*(argument.split("=")[-1] for argument in sys.argv[1:]))
