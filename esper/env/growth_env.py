@@ -46,7 +46,7 @@ class GrowthConfig(EnvConfig):
     """Host networks that train in parallel, observed and grown by the controller."""
 
     potential: bool = True
-    """If true, growth potential is measured and observed. If false, it is unknown: only trying a seed tells what it is worth."""
+    """If true, growth potential is measured and observed. If false, it is unknown, and episodes take less time."""
     timetable: bool = False
     """If true, the observation includes which events happen to a host, and for how long: for oracles such as
     agent=event_oracle."""

@@ -1,8 +1,8 @@
 """What trying a seed is worth in a world of permanent changes: python trials.py [task=digits_trials] [hosts=256] [seed=20261126]
 
-Plays every seed in every host one epoch after the change began, the epoch in which a controller can first see it, then plays
-trials: a first seed, replaced after a few epochs by another one. From these counterfactual returns, forests that are judged on hosts
-that they have not seen choose a first seed, and after the trial whether to replace it. Prints the table of the record.
+Plays every seed in every host one epoch after the change began, when a controller can first see it, then plays trials: a first
+seed, replaced after a few epochs by another one. From these returns, forests choose a first seed, and after the trial whether to
+replace it, in hosts that they were not fitted to. Prints the table of the record.
 """
 
 # N hosts, C seeds, E kinds of changes, A alternatives of a trial, F features
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.model_selection import KFold
 
-from esper.agent.base import Controller
 from esper.agent.scripted.schedule import ActionConfig, ActionLists
 from esper.buffer.transition import Transition
 from esper.cli.overrides import check
@@ -60,19 +59,19 @@ class World:
             if watch is not None:
                 watch(step)
 
-        lists = [[ActionConfig(at=self.spec.num_steps - 1, op="prune")]] if plan is None else list(map(plan, range(self.env.num_envs)))
-        controller: Controller = ActionLists(lists, self.spec)
+        never = [ActionConfig(at=self.spec.num_steps - 1, op="prune")]
+        lists = [never if plan is None else plan(host) for host in range(self.env.num_envs)]
         self.env.reset(options={"episode": 0})
-        return play(self.env, controller, record=record).return_N.astype(np.float64), observed
+        return play(self.env, ActionLists(lists, self.spec), record=record).return_N.astype(np.float64), observed
 
-    def planted(self, host: int, choice: int, at: int) -> list[ActionConfig]:
+    def planted(self, choice: int, at: int) -> list[ActionConfig]:
         """Return the actions that plant a seed."""
         slot, kind = self.seeds[choice]
         return [ActionConfig(at=at, op="germinate", slot=slot, blueprint=kind)]
 
     def one(self, choice: int) -> Floats:
         """Return the returns `[N]` with a seed that is kept."""
-        return self.returns(plan=lambda host: self.planted(host, choice, self.start_N[host] + 1) + self.kept(choice))[0]
+        return self.returns(plan=lambda host: self.planted(choice, self.start_N[host] + 1) + self.kept(choice))[0]
 
     def kept(self, choice: int, at: int = 0) -> list[ActionConfig]:
         """Return the action that keeps a seed."""
@@ -84,9 +83,9 @@ class World:
         def plan(host: int) -> list[ActionConfig]:
             begin, first, then = self.start_N[host] + 1, int(first_N[host]), int(then_N[host])
             if first == then:
-                return self.planted(host, first, begin) + self.kept(first, begin + age)
-            out = [ActionConfig(at=begin + age, op="prune", slot=self.seeds[first][0])]
-            return self.planted(host, first, begin) + out + self.planted(host, then, begin + age + 1) + self.kept(then, begin + age + 1)
+                return self.planted(first, begin) + self.kept(first, begin + age)
+            out, next_at = [ActionConfig(at=begin + age, op="prune", slot=self.seeds[first][0])], begin + age + 1
+            return self.planted(first, begin) + out + self.planted(then, next_at) + self.kept(then, next_at)
 
         return_N, observed = self.returns(plan=plan)
         when_N = self.start_N + 1 + age
@@ -115,7 +114,8 @@ def best_of_kind(kind_N: Ints, return_NC: Floats) -> Ints:
 def line(name: str, return_N: Floats, than_N: Floats) -> None:
     """Print a mean, and its difference to a baseline with its 95 % interval."""
     gain_N = return_N - than_N
-    print(f"| {name} | {return_N.mean():.1f} | {gain_N.mean():+.1f} ± {1.96 * gain_N.std(ddof=1) / len(gain_N) ** 0.5:.1f} |", flush=True)
+    half = 1.96 * gain_N.std(ddof=1) / len(gain_N) ** 0.5
+    print(f"| {name} | {return_N.mean():.1f} | {gain_N.mean():+.1f} ± {half:.1f} |", flush=True)
 
 
 def main(task: str = "digits_trials", hosts: str = "256", seed: str = "20261126") -> None:
@@ -149,4 +149,4 @@ def main(task: str = "digits_trials", hosts: str = "256", seed: str = "20261126"
 
 
 if __name__ == "__main__":
-    main(*(argument.split("=")[-1] for argument in sys.argv[1:]))
+    main(**dict(argument.split("=", 1) for argument in sys.argv[1:]))
