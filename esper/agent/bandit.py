@@ -149,7 +149,10 @@ class Bandit(Learner):
         new_N = step_number(observation, self.spec) == 0
         choice_N = np.where(new_N | self._done(observation, state["choice"].numpy()), UNDECIDED, state["choice"].numpy())
         level_N = np.where(new_N, np.float32(np.nan), state["level"].numpy())
-        due_N, level_N = self._due(observation, level_N, choice_N == UNDECIDED)
+        undecided_N = choice_N == UNDECIDED
+        if self.repeats:  # where no seed can be planted, there is nothing to decide, and nothing to learn about planting nothing
+            undecided_N &= self._legal(observation)[:, 1:].any(axis=1)
+        due_N, level_N = self._due(observation, level_N, undecided_N)
         if due_N.any():
             choice_N = np.where(due_N, self._choose(observation, uniform, due_N), choice_N)
         action_NH = self._carry_out(observation, choice_N)
@@ -170,7 +173,7 @@ class Bandit(Learner):
 
         Args:
             level_N: what the subclass remembers of each host; NaN at the start of an episode.
-            undecided_N: hosts without a decision that is still carried out.
+            undecided_N: hosts in which a seed can be planted, and no decision is still carried out.
         """
         return undecided_N, level_N
 

@@ -175,6 +175,20 @@ def test_a_bandit_that_reacts_learns_what_to_plant_from_what_it_sees_then() -> N
     assert np.mean([episode() for _ in range(20)]) > 0.8
 
 
+def test_a_host_without_room_for_a_seed_asks_for_no_decision() -> None:
+    """Else the returns of hosts that hold a seed already would count as those of planting nothing."""
+    bandit = ReactBanditConfig(drop=10.0).build(SPEC, seed=0)
+    bandit.begin(0)
+    state, kept = bandit.start(4), {"slot_stage_fossilized": np.array([1, 1, 1])}  # by slots.auto_advance
+    looks = [at(70), at(50), at(70, legal={}, **kept), at(50, legal={}, **kept), at(45, **kept), at(44, **kept)]
+    for seen in looks:
+        decision = bandit.act(seen, state, is_init=NEW_N, uniform=np.full((4, len(Head)), 0.999))
+        state = decision.state
+        bandit.observe(transition(seen, decision, np.ones(4)))
+    assert bandit._record is not None
+    assert [step for step, *_ in bandit._record.decisions] == [1, 4], "the fall counts once there is room"
+
+
 @pytest.mark.parametrize("agent", [["agent=react"], ["agent=react_bandit"], ["agent=react_bandit", "agent.model=forest"]])
 def test_a_resumed_run_equals_a_whole_one(agent: list[str], tmp_path: Path) -> None:
     for place, runs in (("whole", ["updates=3"]), ("parts", ["updates=2", "updates=3"])):
