@@ -1,6 +1,7 @@
 """The golden runs: overrides that cover the options whose numbers a refactoring must not change."""
 
 SMALL = "updates=2 hosts=4 steps=8"
+DRIFT = "hosts=8 steps=16 task=digits_drift task.pretrain=2 task.pretrain_pool=4"
 
 TRAIN: dict[str, str] = {
     "default": "updates=3",
@@ -37,7 +38,12 @@ TRAIN: dict[str, str] = {
     "straight_through": f"{SMALL} slots.incubation=straight_through steps=10",
     "digits_mlp": f"{SMALL} task=digits_mlp blueprint=[norm,lora,mlp_small]",
     "python_text": "experiment=python_text updates=1 hosts=4 steps=4 task.epoch_samples=128 optimiser=sgd_text",
-    "drift": f"{SMALL} task=digits_drift task.pretrain=2 task.pretrain_pool=4 agent=random steps=16",
+    "drift": f"{DRIFT} updates=2 hosts=4 agent=random",
+    "bandit": f"{SMALL} agent=bandit updates=4",
+    **{
+        f"drift_{name.partition(' ')[0]}": f"{DRIFT} updates=6 agent={name}"
+        for name in ("react", "react_bandit", "event_oracle env.timetable=true")
+    },
     "mixed": "experiment=mixed_instances updates=1 hosts=4 steps=8",
 }
 """Name -> overrides of `esper.train`."""
