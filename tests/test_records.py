@@ -12,6 +12,7 @@ from esper.stats.paired import sign_flip
 from experiments.gap import RIVALS, closed
 
 ROOT = Path(__file__).parent.parent
+WORLDS = ROOT / "docs" / "worlds.md"
 README = (ROOT / "README.md").read_text()
 ARMS = {
     "never growing": "wait",
@@ -175,6 +176,29 @@ def test_the_gates_of_the_page_are_those_of_the_records():
         if world == "digits_drift":
             assert all(f"{name} {mean}" in preset for name, mean in zip(("schedule", "bandit", "rule"), means, strict=False))
             assert f"the oracle leads by {lead}" in preset
+
+
+def test_the_record_of_foresight_tells_its_numbers() -> None:
+    folder, studies = ROOT / "experiments" / "2026-11-26_foresight", {"digits_trials": "2026-11-24_trials_gate"}
+    studies |= {"digits_drift": "2026-11-23_drift_study", "mnist5k_drift": "2026-11-23_mnist_study"}
+    script, text, page = runpy.run_path(str(folder / "foresight.py")), *map(Path.read_text, (folder / "README.md", WORLDS))
+    shares = {"ppo": "PPO", "mlp": "PPO without memory", "forest": "`react_bandit` with forests"}
+    for world, study in studies.items():
+        table = script["merged"](str(ROOT / "experiments" / study / "comparison.csv"), str(folder / f"{world}.csv"))
+        best = max(RIVALS, key=lambda arm: table[arm].mean())
+        pairs = [("oracle", "late"), ("late", best), ("late", "react_bandit")]
+        leads = [script["interval"]((table[one] - table[other]).to_numpy()) for one, other in pairs]
+        means = [f"{table[arm].mean():.2f}" for arm in ("oracle", "late", best)]
+        assert f"| `{world}` | {len(table)} | {' | '.join([*means, *leads])} |\n" in text
+        assert min((table["late"] - table[arm]).mean() for arm in RIVALS) >= 3, "the gate"
+        for arm, name in shares.items():
+            if arm in table:
+                told = [closed(table, arm, RIVALS, oracle) for oracle in ("oracle", "late")]
+                cells = " | ".join(f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})" for share, low, high in told)
+                assert f"| {name} in `{world}` | {cells} |\n" in text
+                assert arm != "ppo" or (cells.partition(" | ")[2] in page and f"{100 * told[1][0]:.0f} %" in README)
+        assert f"{(table['oracle'] - table['late']).mean():.1f}" in page.partition("agent.delay=1")[2][:200]
+        assert f"{(table['late'] - table[best]).mean():.1f}" in page.partition("agent.delay=1")[2][:200]
 
 
 @pytest.mark.parametrize("world", ["digits", "mnist5k_drift"])
