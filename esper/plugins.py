@@ -66,7 +66,7 @@ def register(group: str, name: str, config: Any) -> None:
         remedy = near or f"add {lost[0]}: float = 1.0"
         raise ConfigError(f"{kind}.pays names the weight {lost[0]}, but {kind} has no such field: {remedy}")
     for term in getattr(config, "pays", {}).values():
-        if unread := [key for key in term.reads if key not in config.__dataclass_fields__]:
+        if unread := [key for key in term.reads if key not in config.__dataclass_fields__ and not hasattr(config, key)]:
             raise ConfigError(
                 f"{config.__name__}.pays has the term {term.name}, which reads {unread[0]}, but {config.__name__} has no such "
                 f"field: add it, as the modes in esper/reward/modes.py do"

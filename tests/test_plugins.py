@@ -18,6 +18,7 @@ from esper.lifecycle.slots import SlotsConfig
 from esper.plugins import load_plugins, split_plugins
 from esper.reward.modes import MinimalConfig, RewardConfig
 from esper.reward.table import RENT, TERMINAL
+from esper.reward.terms import RentUnit
 from esper.training.config_io import from_plain, resumed, to_plain
 from esper.training.trainer import Trainer
 
@@ -49,6 +50,15 @@ class UnreadConfig(RewardConfig):
     """Has a term without the field that it reads."""
 
     pays = {"rent": RENT}  # noqa: RUF012
+    rent: float = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class FixedUnitConfig(RewardConfig):
+    """Has what its term reads, but not as a key."""
+
+    pays = {"rent": RENT}  # noqa: RUF012
+    rent_unit = RentUnit.params
     rent: float = 1.0
 
 
@@ -96,6 +106,11 @@ def test_a_refused_registration_is_one_sentence(group: str, name: str, kind: Any
         esper.register(group, name, kind)
     assert "\n" not in str(raised.value)
     assert name == "shaped" or name not in GROUPS.get(group, {})
+
+
+def test_what_a_term_reads_need_not_be_a_key() -> None:
+    esper.register("reward", "fixed_unit", FixedUnitConfig)
+    assert check(["reward=fixed_unit"]).reward.rent_unit == RentUnit.params
 
 
 def test_a_registered_option_is_like_any_other() -> None:

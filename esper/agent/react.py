@@ -99,7 +99,8 @@ class React(Search[ReactRule]):
         if rule.slot is not None:
             check_slot(f"slot={rule.slot} in the best rule", rule.slot, self.spec.num_slots)
         if rule.blueprint is not None:
-            name = state.get("blueprints", self.spec.blueprint_names)[rule.blueprint]  # earlier versions: by number
+            names = state.get("blueprints", self.spec.blueprint_names)  # earlier versions: by number
+            name = names[rule.blueprint] if rule.blueprint < len(names) else str(rule.blueprint)
             check_offered(f"blueprint={name} in the best rule", name, self.spec.blueprint_names)
             rule = replace(rule, blueprint=self.spec.blueprint_names.index(name))
         Search.load_state_dict(self, state)

@@ -1,11 +1,11 @@
 """Closed-loop incubation: a second pass in which a seed behind the host learns from its own effect.
 
 A straight-through seed gets the gradient of a host that does not contain it, so it gets no signal to stop growing. In a closed
-loop the main pass omits the seeds behind the host, and each member that has one runs the rest of its network again, from the
-first such slot on:
+loop the main pass omits the seeds behind the host, and each member in which one learns runs the rest of its network again, from
+the first such slot on:
 
     main           h_0 = x,  h_{s+1} = segment_{s+1}(slot_s(h_s)),  slot_s(h) = h where the seed is behind
-    closed loop    k_f = sg(h_f),  k_{s+1} = segment'_{s+1}(slot'_s(k_s))        f: the member's first slot with a seed behind
+    closed loop    k_f = sg(h_f),  k_{s+1} = segment'_{s+1}(slot'_s(k_s))  f: the member's first such slot
 
 where sg stops the gradient, slot'_s has a seed behind fully in (alpha 1) and any other seed at its own alpha, and segment' is the
 host's segment in evaluation mode (running statistics of batch norm, neither batch statistics nor dropout) with parameters sg(w).

@@ -84,10 +84,10 @@ class Flops:
             the host                      3 forwards: outputs, gradient of the weights, gradient of the features
             a seed that learns            3
             a seed that does not          2: the layers before it need the gradient of its features
-            all after a seed in a closed loop, the host's segments and other seeds
+            all after a seed that learns in a closed loop, the host's segments and other seeds
                                           2 more, for the closed-loop pass
             a seed behind in a closed loop
-                                          3, all of them in the closed-loop pass
+                                          3, all of them in the closed-loop pass; if it no longer learns, 2 in the pass of another
 
         In a frozen host no gradient of its weights is computed, and gradients of features only after the first seed that learns:
 
@@ -107,9 +107,10 @@ class Flops:
             forwards_NS = np.where(learns_NS, 3, 1 + reached_NS)
             host_NR[:, 0], host_NR[:, 1:] = 1, 1 + reached_NS
         main_N = (host_NR * self.segment_R).sum(axis=1) + np.where(closed_NS, 0, forwards_NS * seed_NS).sum(axis=1)
-        after_NS = np.cumsum(closed_NS, axis=1) > 0  # at or after the first seed behind
+        taught_NS = closed_NS & learns_NS
+        after_NS = np.cumsum(taught_NS, axis=1) > 0  # where the closed-loop pass runs
         host_N = (2 * after_NS * self.segment_R[1:]).sum(axis=1)
-        return main_N + host_N + (np.where(closed_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
+        return main_N + host_N + (np.where(taught_NS, 3, 2 * after_NS) * seed_NS).sum(axis=1)
 
     def measuring(self, roles: Roles, incubation: Incubation, alpha_VNS: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the FLOPs of measuring one sample for each host under V settings of its alphas `[N]`.

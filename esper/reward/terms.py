@@ -65,7 +65,7 @@ def rent(
 
     Args:
         fossils: if true, charge for fossils only.
-        at_end: if true, return 0 before the last step.
+        at_end: if true, return 0 before the last step, and charge a host that is rolled back then for the seeds of its snapshot.
         mean: if true, divide by the number of steps of the episode, whose sum is then the mean over its steps.
 
     Raises:
@@ -74,6 +74,8 @@ def rent(
     if at_end and not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
     before_NS = getattr(signals, f"{unit}_before_NS")
+    if at_end and signals.final is not None:  # the seeds that a rollback removes are not part of the final network
+        before_NS = np.where(signals.before.within(*OCCUPIED) & signals.final.within(*OCCUPIED), before_NS, 0)
     cost_NS = np.where(signals.healthy_N1, getattr(signals, f"{unit}_NS"), before_NS)
     if fossils:
         kept_NS = np.where(signals.healthy_N1, signals.after.within(Stage.FOSSILIZED), old_fossils(signals))
@@ -129,11 +131,16 @@ def terminal(signals: StepSignals) -> FloatArray:
 
 
 def contributing(signals: StepSignals) -> FloatArray:
-    """Return the number of fossils that contribute at least `CONTRIBUTES` on the last step; 0 before."""
+    """Return the number of fossils that contribute at least `CONTRIBUTES` on the last step, in the snapshot for a host that is
+    rolled back then; 0 before."""
     if not signals.last:
         return np.zeros(len(signals.op_N), dtype=np.float32)
-    fossil_NS = signals.after.within(Stage.FOSSILIZED) & signals.healthy_N1
-    return (fossil_NS & (contributions(signals.after) >= CONTRIBUTES)).sum(axis=1).astype(np.float32)
+
+    def count(state: SlotState) -> FloatArray:
+        return (state.within(Stage.FOSSILIZED) & (contributions(state) >= CONTRIBUTES)).sum(axis=1).astype(np.float32)
+
+    restored_N = np.float32(0) if signals.final is None else count(signals.final)
+    return np.where(signals.rolled_back_N, restored_N, count(signals.after))
 
 
 def new_fossils(signals: StepSignals) -> BoolArray:

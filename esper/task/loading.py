@@ -16,7 +16,8 @@ def load_task(config: TaskConfig, host: HostConfig) -> Task:
     Raises:
         TaskError: the data is missing, damaged or wrong.
     """
-    file = Path(getattr(config, "file", ""))
+    named = getattr(config, "file", "")
+    file = Path(named) if isinstance(named, str | Path) else Path()
     key = repr(config), repr(host), file.stat().st_mtime_ns if file.is_file() else 0  # a notebook may have changed it
     if key not in _loaded:
         try:

@@ -91,10 +91,12 @@ def shares(count: int, shuffle: np.random.Generator, name: str) -> dict[str, npt
 
 
 def mean_and_deviation(values: Floats, axis: tuple[int, ...] = (0,)) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation over these axes, which are kept; of constant values exactly these, and 1."""
+    """Return mean and standard deviation over these axes, which are kept; of constant values exactly these, and 1. The deviation
+    is also 1 where it is too small for a float."""
     lowest, highest = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
     mean, std = values.mean(axis=axis, keepdims=True), values.std(axis=axis, keepdims=True)
-    return np.where(lowest == highest, lowest, mean), np.where(lowest == highest, 1.0, std)  # rounding gives 1e-17, not 0
+    constant = lowest == highest  # there, rounding gives a deviation of 1e-17, not 0
+    return np.where(constant, lowest, mean), np.where(constant | (std == 0), 1.0, std)
 
 
 def scaled(values: Floats, train: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

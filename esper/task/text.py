@@ -107,20 +107,23 @@ def divided(
 ) -> list[tuple[Tensor, Tensor]]:
     """Divide texts at random, and return the blocks of training, validation and test texts.
 
-    Raises:
-        TaskError: a large text leaves too little for training.
+    Args:
+        texts: at least three, by name.
+        rng: the random stream.
+        context: length of a block.
+        mapped: if true, keep the blocks in a memory-mapped file.
     """
-    names, share = sorted(texts), SHARE * sum(map(len, texts.values()))
+    names, total = sorted(texts), sum(map(len, texts.values()))
     parts: tuple[list[bytes], ...] = ([], [], [])  # fill validation, then test, then training
     for place in rng.permutation(len(names)):
-        part = next((part for part in parts[:2] if sum(map(len, part)) < share), parts[2])
+        part = next((part for part in parts[:2] if sum(map(len, part)) < SHARE * total), parts[2])
         part.append(texts[names[place]])
-    if not all(parts) or sum(map(len, parts[2])) < sum(map(len, texts.values())) / 4:
-        largest = max(texts, key=lambda name: len(texts[name]))
-        raise TaskError(
-            f"texts are kept whole, and with {largest}, which has {len(texts[largest]):,} of {sum(map(len, texts.values())):,} "
-            "bytes, less than a quarter would be left for training: divide it into several files"
-        )
+    if sum(map(len, parts[2])) < total / 4:  # a large text was held out: learn from the largest one instead
+        largest, *others = sorted(texts.values(), key=len, reverse=True)
+        parts = ([], [], [largest])
+        for text in others:
+            smaller = min(parts[:2], key=lambda part: sum(map(len, part)))
+            (smaller if sum(map(len, smaller)) < SHARE * total else parts[2]).append(text)
     valid, test, train = (
         blocks([np.frombuffer(text, np.uint8) for text in part], context, 0, vocab=BYTES if mapped else None) for part in parts
     )

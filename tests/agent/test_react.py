@@ -141,6 +141,8 @@ def test_the_search_keeps_the_best_rule_and_resumes() -> None:
     earlier = {name: part for name, part in search.state_dict().items() if name != "blueprints"}
     again.load_state_dict(earlier)
     assert again.best == search.best, "states of earlier versions go by number"
+    with pytest.raises(ValueError, match=r"blueprint=1 in the best rule is not available"):
+        ReactConfig().build(replace(SPEC, blueprint_names=("b",)), seed=3).load_state_dict(earlier)
     turned = ReactConfig().build(replace(SPEC, blueprint_names=SPEC.blueprint_names[::-1]), seed=3)
     turned.load_state_dict(search.state_dict())
     assert search.best.blueprint is not None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from esper.lifecycle.stages import Op, SlotState, empty
+from esper.lifecycle.stages import OCCUPIED, Op, SlotState, empty
 from esper.reward import table, terms
 from esper.reward.modes import MODES, RewardConfig, ShapedConfig, SparseConfig
 from esper.reward.rewards import Reward, RewardError
@@ -92,8 +92,21 @@ def test_only_fossils_that_contribute_are_counted_at_the_end():
     state = state_of([F, F, H], [F, D, F], contribution=[[1.0, 0.99, 9.0], [5.0, 0.0, 2.0]])
     last = signals_of(state, state, steps_left=0)
     close(terms.contributing(last), 1, 2)
-    close(terms.contributing(dataclasses.replace(last, rolled_back_N=np.array([False, True]))), 1, 0)
+    sick = dataclasses.replace(last, rolled_back_N=np.array([False, True]))
+    restored = state_of([D, D, D], [F, D, D], contribution=[[0.0] * 3, [5.0, 0.0, 0.0]])
+    close(terms.contributing(dataclasses.replace(sick, final=restored)), 1, 1)
     close(terms.contributing(dataclasses.replace(last, last=False)), 0, 0)
+
+
+def test_the_rent_of_the_end_leaves_out_seeds_that_a_rollback_in_the_last_step_removes(signals):
+    snapshot = dataclasses.replace(
+        signals.after, stage=np.where(np.arange(signals.after.stage.shape[1]) == 0, signals.after.stage, D)
+    )
+    sick = dataclasses.replace(signals, last=True, final=snapshot, rolled_back_N=np.ones(2, bool))
+    before_NS = np.where(signals.before.within(*OCCUPIED), signals.params_before_NS, 0)
+    due = before_NS[:, 0] * signals.after.within(*OCCUPIED)[:, 0] / signals.host_params
+    close(terms.rent(sick, at_end=True), *due)
+    assert (terms.rent(sick) > due).any(), "before, all seeds count"
 
 
 TERM_OF = {

@@ -144,6 +144,12 @@ def test_wrong_texts_are_refused(kind: str) -> None:
 
 def test_sound_data_passes() -> None:
     load_task(WrongImages(), CNNConfig())
+
+    @dataclass(kw_only=True)
+    class Optional(WrongImages):
+        file: str | None = None
+
+    load_task(Optional(), CNNConfig())
     load_task(WrongImages(change=as_bytes(1.0)), CNNConfig())
     load_task(WrongText(change=with_value("train_y", IGNORED)), TransformerConfig(context=4))
 

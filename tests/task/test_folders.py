@@ -184,10 +184,23 @@ def test_texts_are_split_by_file(texts):
     assert 122 in text(texts, pattern="*").train_y.unique().tolist() + text(texts, pattern="*").valid_y.unique().tolist()
 
 
-def test_a_text_too_large_to_be_held_out_is_named(texts):
+@pytest.mark.parametrize("split_seed", range(4))
+def test_large_texts_are_learned_from_rather_than_held_out(texts, split_seed):
     (texts / "b.md").write_bytes(b"y" * 200_000)
-    with pytest.raises(TaskError, match=r"b\.md, which has 200,000 of 23\d,\d{3} bytes, less than a quarter .*: divide it into"):
-        text(texts, pattern="*.md")
+    data = text(texts, pattern="*.md", split_seed=split_seed)
+    assert len(data.train_y) > max(len(data.valid_y), len(data.test_y))
+
+
+@pytest.mark.parametrize("sizes", [(100, 200, 20_000), (4000, 6000, 10_000), (50, 3000, 3000, 9000)])
+def test_few_texts_of_any_size_are_divided(tmp_path, sizes):
+    for name, size in zip("abcd", sizes, strict=False):
+        (tmp_path / f"{name}.txt").write_bytes(name.encode() * size)
+    for split_seed in range(4):
+        data = text(tmp_path, split_seed=split_seed)
+        letters = [set(part.flatten().tolist()) - {IGNORED} for part in (data.train_y, data.valid_y, data.test_y)]
+        assert sorted(letter for part in letters for letter in part) == list(range(97, 97 + len(sizes)))
+        assert all(letters)
+        assert len(data.train_y) * 32 >= sum(sizes) / 4
 
 
 def test_three_texts_of_one_size_are_enough(tmp_path):

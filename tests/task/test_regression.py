@@ -11,6 +11,7 @@ from esper.hosts.mlp import MLPConfig
 from esper.task.data import TaskError
 from esper.task.diabetes import DiabetesConfig
 from esper.task.loading import load_task
+from esper.task.regression import scaled
 from esper.task.table_file import TableFileConfig
 from esper.telemetry.tags import in_terms_of
 from tests.forked import run_forked
@@ -88,6 +89,12 @@ def test_folders_and_other_encodings_are_not_called_damaged(tmp_path):
     ):
         with pytest.raises(TaskError, match=message):
             TableFileConfig(file=str(tmp_path / name)).load(0)
+
+
+def test_numbers_whose_deviation_is_too_small_for_a_float_are_only_shifted():
+    column = np.array([[1e-200], [2e-200], [3e-170], [0.0]])
+    assert np.isfinite(scaled(column, np.arange(4))).all()
+    assert scaled(column * 1e200, np.arange(4)).std() == pytest.approx(1)
 
 
 def test_the_loss_is_chosen_by_name():
