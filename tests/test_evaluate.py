@@ -12,7 +12,7 @@ from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.evaluate import EvaluateConfig, growths, main, parse
 from esper.lab.evaluated import show, show_details, verdict, write_new
-from esper.lab.evaluation import HELD_OUT, ORACLE, Choice, Evaluation, HostOutcomes, summarise
+from esper.lab.evaluation import HELD_OUT, ORACLE, SPENT, Choice, Evaluation, HostOutcomes, summarise
 from esper.lab.progress import Progress
 from esper.page.findings import oracle_sentence
 from esper.task.instances import Split
@@ -68,10 +68,25 @@ def test_the_oracle_knows_kinds_without_their_events_and_counts_the_unseen(folde
     choice = Choice(best="wait", for_kind={"ooo, an event stays": "norm in r0c1"}, flops=0, seconds=0)
     assert evaluation.grow_schedules(choice)[1].values["return"].tolist() == [2.0, 1.0]
     assert evaluation.unseen == 1
+    choice.for_kind["ooo shift@2"] = "wait"
+    assert evaluation.grow_schedules(choice)[1].values["return"].tolist() == [1.0, 1.0], "this kind has a schedule of its own"
     report = {"unseen_kinds": 1, "hosts": {"policy": {"return": [3.0, 2.0]}, ORACLE: {"return": [2.0, 1.0]}}}
     assert oracle_sentence(report).endswith(
         "2 hosts; 1 of them are of kinds that it was not chosen on, and have the best schedule of all"
     )
+
+
+def test_kinds_of_enough_hosts_have_a_schedule_of_their_own(folder, monkeypatch):
+    kinds = ["ooo a@1"] * 4 + ["ooo b@1"] * 3 + ["ooo c@1"]
+
+    def grown(_, env, *, name):
+        norm, value = "norm in r0c0" in name, {"a": -1.0, "b": 1.0, "c": 5.0}
+        values = np.array([value[kind[4]] * norm for kind in kinds])
+        return HostOutcomes(values={"return": values} | dict.fromkeys(SPENT, values), instance=kinds, kept=[[]] * 8)
+
+    evaluation = Evaluation.load(str(folder), hosts=8)
+    monkeypatch.setattr(evaluation, "grow", grown)
+    assert evaluation.choose().for_kind == {"ooo, an event stays": "norm in r0c0", "ooo a@1": "wait"}
 
 
 def test_differences_are_paired_host_by_host():

@@ -57,7 +57,7 @@ def save_policy(checkpoint: Path | str, folder: Path | str, *, note: str = "", o
     first = next(iter(provenance.read(run / provenance.FILE)), {})
     card = model_card(config, evaluation.updates, found, name=out.name, note=note, run=first)
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("evaluation.json", "policy.pt2"):  # of an earlier policy
+    for name in ("evaluation.json", "policy.pt2") if run.resolve() != out.resolve() else ():  # of an earlier policy
         with disk(f"remove {out / name}"):
             (out / name).unlink(missing_ok=True)
     write_whole(out / POLICY, encode(kept))
@@ -126,9 +126,15 @@ def _smallest(checkpoint: Path) -> Evaluation:
 
 
 def _largest_evaluation(run: Path, updates: int) -> dict[str, Any] | None:
-    """Return the evaluation of this policy on its own task with the most hosts, without the numbers of single hosts."""
+    """Return the evaluation of this policy on its own task with the most hosts, without the numbers of single hosts.
+
+    Args:
+        run: folder of the run, or of a saved policy.
+        updates: updates after which it was evaluated.
+    """
     found: dict[int, dict[str, Any]] = {}
-    for path in sorted(run.glob(f"evaluation_{updates:06d}_*.json")):
+    saved = run.glob("evaluation.json") if (run / POLICY).exists() else ()
+    for path in [*saved, *sorted(run.glob(f"evaluation_{updates:06d}_*.json"))]:
         try:
             report = json.loads(path.read_text())
             if "transfer" not in report and any(row["controller"] == "policy" for row in report["rows"]):

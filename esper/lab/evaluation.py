@@ -40,6 +40,8 @@ from esper.training.play import play
 from esper.training.resume import find_checkpoint
 
 ORACLE = "oracle schedule by kind"
+ENOUGH = 4
+"""Hosts of one kind from which a schedule for it is chosen. More: fewer kinds have a schedule of their own."""
 """Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
 POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""
@@ -107,7 +109,7 @@ class Choice:
     best: str
     """The best one over all hosts, as in `conv_light in r0c1`."""
     for_kind: dict[str, str]
-    """The best one for each kind of host; see `condensed`."""
+    """The best one for each kind of host: for kinds as `condensed`, and in full if `ENOUGH` hosts are of that kind."""
     flops: float
     """FLOPs of the search: training and validating all hosts under every schedule."""
     seconds: float
@@ -308,11 +310,14 @@ class Evaluation:
         kind = "static net" if static else "schedule"
         grown = {name: self.grow(self._schedule(name), env, name=f"{kind} {name}") for name in names}
         env.close()
-        kinds = np.array([condensed(kind) for kind in grown["wait"].instance])
+        exact = grown["wait"].instance
+        coarse = [condensed(kind) for kind in exact]
+        members = {kind: np.array(coarse) == kind for kind in sorted({*coarse})}
+        members |= {kind: np.array(exact) == kind for kind in sorted({*exact}) if exact.count(kind) >= ENOUGH}
         returns = {name: one.values["return"] for name, one in grown.items()}
         return Choice(
             best=max(returns, key=lambda name: returns[name].mean()),
-            for_kind={kind: max(returns, key=lambda name: returns[name][kinds == kind].mean()) for kind in np.unique(kinds)},
+            for_kind={kind: max(returns, key=lambda name: returns[name][own].mean()) for kind, own in members.items()},
             flops=float(sum(one.values["training_flops"].sum() + one.values["measuring_flops"].sum() for one in grown.values())),
             seconds=time.perf_counter() - begun,
         )
@@ -324,7 +329,7 @@ class Evaluation:
             self.progress.expect(len(names) - 1)  # so many were not known before the choice
         grown = {name: self.grow(self._schedule(name), name=f"schedule {name}") for name in names}
         best = grown[choice.best]
-        kinds = [condensed(kind) for kind in best.instance]
+        kinds = [kind if kind in choice.for_kind else condensed(kind) for kind in best.instance]
         self.unseen = sum(kind not in choice.for_kind for kind in kinds)
         by_host = [grown[choice.for_kind.get(kind, choice.best)] for kind in kinds]
         values = {name: np.array([one.values[name][host] for host, one in enumerate(by_host)]) for name in best.values}

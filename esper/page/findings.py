@@ -130,7 +130,7 @@ def habits(table: Table, part: str = "part") -> list[str]:
     ]
     by_kind: dict[str, Counter[str]] = {}
     for one in planted:
-        by_kind.setdefault(condensed(one["kind"]), Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
+        by_kind.setdefault(condensed(str(one["kind"])), Counter())[f"{one['blueprint']} in {one['slot']}"] += 1
     if 1 < len(by_kind) <= MOST_KINDS:
         alike = len({counts.most_common(1)[0][0] for counts in by_kind.values()}) == 1
         choice = "is the same for all kinds of hosts" if alike else "differs between kinds of hosts (see the table)"
@@ -168,7 +168,7 @@ def kinds(table: Table, never: Table) -> list[tuple[str, ...]]:
         return []
     gains = {column: results(table, column) - results(never, column) for column in ("return", "test_accuracy")}
     chosen = {
-        name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if condensed(one["kind"]) == name)
+        name: Counter(f"{one['blueprint']} in {one['slot']}" for one in plantings(table) if condensed(str(one["kind"])) == name)
         for name in names
     }
     rows: list[tuple[str, ...]] = []

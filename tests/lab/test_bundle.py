@@ -91,6 +91,16 @@ def test_a_policy_that_replaces_another_leaves_none_of_its_files(run: Path, tmp_
         esper.save_policy(copy, out, overwrite=True)
 
 
+def test_a_policy_that_is_saved_over_itself_keeps_its_evaluation(saved: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(saved, tmp_path / "digits")
+    (copy / "policy.pt2").write_text("its program")
+    esper.save_policy(copy, copy, note="Another note.", overwrite=True)
+    assert {path.name for path in copy.iterdir()} == {*(path.name for path in saved.iterdir()), "policy.pt2"}
+    assert (copy / "evaluation.json").read_bytes() == (saved / "evaluation.json").read_bytes()
+    told, before = ((one / "README.md").read_text().partition("Between the policy and never growing")[2] for one in (copy, saved))
+    assert told == before != ""
+
+
 def test_it_decides_in_python_as_in_an_evaluation(run: Path, saved: Path) -> None:
     policy = esper.load_policy(saved)
     with pytest.raises(ConfigError, match="call make_vec_env first"):

@@ -179,6 +179,12 @@ def test_a_finished_run_that_was_sent_to_a_tracker_afterwards_gets_files_made_la
     QuietConfig(writers=["jsonl", "board"]).attach(tmp_path, [tmp_path / "again.html"])
     assert (RUNS.keys(), RUNS["run0"]["name"]) == ({"run0"}, "mine")
     assert RUNS["run0"]["files"] == ["run.html", "again.html"]
+    file = file_of(tmp_path, "board")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({name: part for name, part in record.items() if name != "settings"}))
+    QuietConfig().attach(tmp_path, [tmp_path / "third.html"])
+    assert RUNS.keys() == {"run0"}, "runs of earlier versions go by their place"
+    assert RUNS["run0"]["files"][-1] == "third.html"
 
 
 def test_another_project_gets_a_run_of_its_own_with_all_updates(tmp_path: Path) -> None:
