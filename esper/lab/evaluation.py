@@ -40,9 +40,9 @@ from esper.training.play import play
 from esper.training.resume import find_checkpoint
 
 ORACLE = "oracle schedule by kind"
-ENOUGH = 4
-"""Hosts of one kind from which a schedule for it is chosen. More: fewer kinds have a schedule of their own."""
 """Name of the best schedule of one seed for each kind of host, chosen on other hosts."""
+ENOUGH = 4
+"""Hosts that a kind needs for a schedule of its own. More: better choices, fewer such kinds."""
 POLICIES = ("policy", "policy_greedy")
 """The controller of the run, with sampled and with most probable actions."""
 REPLAY = "replay"
@@ -109,7 +109,7 @@ class Choice:
     best: str
     """The best one over all hosts, as in `conv_light in r0c1`."""
     for_kind: dict[str, str]
-    """The best one for each kind of host: for kinds as `condensed`, and in full if `ENOUGH` hosts are of that kind."""
+    """The best one for each kind of host: for every `condensed` kind, and for exact kinds with at least `ENOUGH` hosts."""
     flops: float
     """FLOPs of the search: training and validating all hosts under every schedule."""
     seconds: float

@@ -105,7 +105,8 @@ def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: boo
 def divided(
     texts: Mapping[str, bytes], rng: np.random.Generator, context: int, *, mapped: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Divide texts at random, and return the blocks of training, validation and test texts.
+    """Divide texts at random, and return the blocks of training, validation and test texts. Where that would leave less than a
+    quarter of the bytes for training, the largest text is learned from.
 
     Args:
         texts: at least three, by name.

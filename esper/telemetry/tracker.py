@@ -119,8 +119,8 @@ class TrackerConfig(WriterConfig):
                 return
             self.ready()
             about = RunInfo(folder=folder, resume_update=record.update, name=record.cell)
-            settings = record.settings | record.place  # runs of earlier versions have no settings
-            tracker = replace(self, **{name: value for name, value in settings.items() if hasattr(self, name)}).connect(about)
+            place = {name: value for name, value in record.place.items() if hasattr(self, name)}
+            tracker = replace(self, **(record.settings | place)).connect(about)  # runs of earlier versions have no settings
             tracker.open(anew=False)
             try:
                 for file in files:
