@@ -190,23 +190,27 @@ def test_links_and_files_on_the_pages_exist(page: str) -> None:
 
 def test_experiments_run_from_any_folder(tmp_path: Path) -> None:
     """Hydra finds no plugins of an editable install by itself, but where the repository is the current folder."""
-    words = [
-        "sweep=ab",
-        "arms=buffer: rollout,window",
-        "blocks=1",
-        "aa_control=false",
-        "outcome=return",
-        "env=sandbox",
-        "steps=6",
-        "updates=1",
-        "hosts=8",
-    ]
-    words += ["agent.twins=1", "agent.baseline=critic", "telemetry=quiet", "hydra.sweep.dir=here"]
+    words = ["sweep=ab", "arms=agent: wait,random", "blocks=1", "aa_control=false", "outcome=return", "env=sandbox", "steps=6"]
+    words += ["updates=1", "hosts=2", "telemetry=quiet", "hydra.sweep.dir=here"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "esper.train", "-m", *words]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "here").rglob("metrics.jsonl"))) == 2
+
+
+def test_a_run_loads_no_library_that_it_does_without(tmp_path: Path) -> None:
+    """Each takes up to a second to import."""
+    slow = ("sklearn", "pandas", "scipy.stats", "torchvision", "tensorboard", "matplotlib", "optuna", "ray")
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = 'esper.train agent=random hosts=2 steps=2 updates=1 telemetry=quiet hydra.run.dir=run'.split()\n"
+        "try: runpy.run_module('esper.train', run_name='__main__', alter_sys=True)\n"
+        f"finally: print('loaded:', *sorted({set(slow)} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (tmp_path / "run" / "metrics.jsonl").exists(), done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
 
 
 def test_another_distribution_of_this_name_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:

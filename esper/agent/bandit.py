@@ -16,7 +16,7 @@ import torch
 
 from esper.agent.base import AgentConfig, BoolArray, FloatArray, IntArray, Learner
 from esper.agent.regression import Model, Regression, choose
-from esper.agent.scripted.base import UniformArray, compose, draw, offered, slot_features, step_number
+from esper.agent.scripted.base import UniformArray, draw, offered, plant_and_keep, slot_features, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import Decision, State, Transition
 from esper.env.actions import EnvSpec, Head, Observation, Op
@@ -219,11 +219,8 @@ class Bandit(Learner):
     def _carry_out(self, observation: Observation, choice_N: IntArray) -> IntArray:
         """Return actions that plant the chosen seed, also after a rollback, advance it, and keep it as soon as possible."""
         slot_N, kind_N = np.divmod(np.maximum(choice_N - 1, 0), len(self.spec.blueprint_names))
-        legal_NO = np.take_along_axis(observation.legal_slots, slot_N[:, None, None], axis=2)[:, :, 0]
-        op_N = np.full(len(choice_N), Op.WAIT, dtype=np.int64)
-        for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE):
-            op_N = np.where(legal_NO[:, op] & (choice_N > 0), op, op_N)
-        return compose(observation, self.spec, op_N, slot_N, blueprint=kind_N)
+        every_N = np.ones(len(choice_N), np.bool_)
+        return plant_and_keep(observation, self.spec, slot_N, kind_N, plants_N=every_N, acts_N=choice_N > 0)
 
     # ---- learning
 

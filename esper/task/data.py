@@ -4,7 +4,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -96,6 +96,21 @@ class Data:
     """If true, the samples lie in memory-mapped files, and are read from there batch by batch."""
     target: str = ""
     """Name of what is predicted, for people."""
+
+    @staticmethod
+    def of_sets(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int, *, mapped: bool = False) -> "Data":
+        """Return the data of a training, a validation and a test set, each of inputs and targets."""
+        (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets
+        return Data(
+            train_x=train_x,
+            train_y=train_y,
+            valid_x=valid_x,
+            valid_y=valid_y,
+            test_x=test_x,
+            test_y=test_y,
+            num_classes=num_classes,
+            mapped=mapped,
+        )
 
     def to(self, device: torch.device) -> "Data":
         """Copy the data to a device."""

@@ -18,9 +18,13 @@ error 0.8, chosen and scored on different hosts): see experiments/2026-11-21_whe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from esper.seeding import stream
 from esper.task.data import Data
@@ -29,6 +33,26 @@ from esper.task.instances import Instances
 
 NUM_TRAIN, NUM_VALID = 1078, 359
 """Sizes of the training and validation sets; the other 360 images are the test set."""
+FILE = Path("datasets", "data", "digits.csv.gz")
+"""The images within scikit-learn: one line of 64 pixels and a class each."""
+
+
+def read_digits() -> tuple[Tensor, Tensor]:
+    """Return images in [0, 1] `[n, 1, 8, 8]`, and classes `[n]`.
+
+    The file is read here, because scikit-learn takes a second to import; where a version keeps it elsewhere, `load_digits` does.
+    """
+    found = find_spec("sklearn")
+    path = Path(found.origin).parent / FILE if found and found.origin else FILE
+    if path.exists():
+        rows = np.loadtxt(path, delimiter=",")
+        pixels, classes = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+    else:
+        from sklearn.datasets import load_digits
+
+        bunch: Any = load_digits()
+        pixels, classes = bunch.images, bunch.target
+    return torch.from_numpy(pixels).float().unsqueeze(1) / 16.0, torch.from_numpy(classes).long()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,10 +67,7 @@ class DigitsConfig(ImagesConfig):
     instances: Instances = Instances.lesioned
 
     def load(self, context: int) -> Data:
-        from sklearn.datasets import load_digits  # late: it takes a second to import
-
-        bunch: Any = load_digits()
-        images, targets = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16.0, torch.from_numpy(bunch.target).long()
+        images, targets = read_digits()
         sizes = [NUM_TRAIN, NUM_VALID, len(targets) - NUM_TRAIN - NUM_VALID]
         data = divide(images, targets, sizes, stream(self.split_seed, "digits_split"))
         mean, std = data.train_x.mean(), data.train_x.std()

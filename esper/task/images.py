@@ -104,16 +104,7 @@ def divide(
     """
     order = torch.from_numpy(shuffle.permutation(len(targets)))[: sum(sizes)].split(sizes)
     sets = [(images[part], targets[part]) for part in order]
-    (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = sets if test is None else [*sets, test]
-    return Data(
-        train_x=train_x,
-        train_y=train_y,
-        valid_x=valid_x,
-        valid_y=valid_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=num_classes,
-    )
+    return Data.of_sets(sets if test is None else [*sets, test], num_classes)
 
 
 def normalised(data: Data) -> Data:

@@ -86,20 +86,10 @@ def _padded(tokens: Tensor, context: int) -> Tensor:
 
 def text_data(parts: Sequence[tuple[Tensor, Tensor]], vocab: int, *, mapped: bool = False) -> Data:
     """Return the data of training, validation and test blocks; validation blocks must be shuffled, since a task may cut them."""
-    (train_x, train_y), (valid_x, valid_y), (test_x, test_y) = parts
     highest = max(ends(x)[1] for x, _ in parts)
     if highest >= vocab:
         raise TaskError(f"token {highest} exceeds the vocabulary of {vocab}: use the tokenizer of these texts")
-    return Data(
-        train_x=train_x,
-        train_y=train_y,
-        valid_x=valid_x,
-        valid_y=valid_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=vocab,
-        mapped=mapped,
-    )
+    return Data.of_sets(parts, vocab, mapped=mapped)
 
 
 def divided(

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from tensorboard.compat.proto import summary_pb2
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams as hparam_summaries
-
 from esper.checkpoint import disk
 from esper.telemetry.anomalies import Anomaly
 from esper.telemetry.base import Hparam, Rows, RunInfo, Writer, WriterConfig
@@ -18,7 +14,6 @@ from esper.telemetry.pictures import slots_of, timeline, topology, values_of
 from esper.telemetry.tags import PHASES, STAGES, metric
 from esper.telemetry.traces import Table
 
-Summary, SummaryMetadata = cast(Any, summary_pb2).Summary, cast(Any, summary_pb2).SummaryMetadata
 HPARAM_METRICS = {
     "hparams/return": "policy/return",
     "hparams/committed_accuracy": "host/committed_accuracy",
@@ -74,12 +69,15 @@ def dashboards(tags: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
 
 def _described(tag: str, value: float) -> Any:
     """Return a scalar with its meaning and its values in a healthy run, which TensorBoard shows beside its chart."""
+    from tensorboard.compat.proto import summary_pb2
+
+    protocol = cast(Any, summary_pb2)
     row = metric(tag)
     text = f"{row.meaning}{f' [{row.unit}]' if row.unit not in ('1', 'count') else ''}"
     text += f"\n\nHealthy: {HEALTHY[row.tag]}"
-    plugin = SummaryMetadata.PluginData(plugin_name="scalars")
-    about = SummaryMetadata(summary_description=text, plugin_data=plugin, data_class="DATA_CLASS_SCALAR")
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=about)])
+    plugin = protocol.SummaryMetadata.PluginData(plugin_name="scalars")
+    about = protocol.SummaryMetadata(summary_description=text, plugin_data=plugin, data_class="DATA_CLASS_SCALAR")
+    return protocol.Summary(value=[protocol.Summary.Value(tag=tag, simple_value=value, metadata=about)])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,6 +102,8 @@ class TensorBoardWriter(Writer):
         Raises:
             DiskError: writing failed.
         """
+        from torch.utils.tensorboard import SummaryWriter  # late: runs without this writer do not need it
+
         self.folder = folder
         self._open = True
         self._hparams: dict[str, Hparam] = {}
@@ -152,6 +152,8 @@ class TensorBoardWriter(Writer):
 
         `SummaryWriter.add_hparams` would write each metric a second time, into a file of its own.
         """
+        from torch.utils.tensorboard.summary import hparams as hparam_summaries
+
         with disk(f"write TensorBoard events to {self.folder}"):
             results = {name: metrics[tag] for name, tag in HPARAM_METRICS.items() if tag in metrics}
             for summary in hparam_summaries(self._hparams, results):

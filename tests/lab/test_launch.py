@@ -161,7 +161,8 @@ def environment(site: Path, home: Path) -> dict[str, str]:
     paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
     programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PATH": os.pathsep.join(programs)}
-    return ours | {"HOME": str(home), "OMP_NUM_THREADS": "1"}  # Ray keeps a key in the home
+    ours |= {"HOME": str(home), "RAY_worker_niceness": "0"}  # Ray keeps a key in the home; its workers give way by default
+    return ours | {"OMP_NUM_THREADS": "1"}
 
 
 def read(run: Path) -> tuple[list[dict], dict]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sklearn.datasets import load_digits
 from esper.hosts.base import HostConfig
 from esper.hosts.cnn import CNNConfig
 from esper.hosts.mlp import MLPConfig
+from esper.task import digits as digits_module
 from esper.task.base import TaskConfig
 from esper.task.digits import NUM_TRAIN, NUM_VALID, DigitsConfig
 from esper.task.images import ImagesConfig
@@ -66,6 +68,15 @@ def test_parts_are_disjoint_and_cover_the_data_set(digits):
     assert max(everyone.values()) == 1  # no duplicates, so that equal rows would be one image in two parts
     assert len(set(rows)) == 1797
     assert Counter(int(row[-1]) for row in rows) == Counter(whole.target.tolist())
+
+
+def test_the_images_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch):
+    read = digits_module.read_digits()
+    whole = load_digits()
+    assert (read[0][:, 0] * 16 == torch.from_numpy(whole.images)).all()
+    assert read[1].tolist() == whole.target.tolist()
+    monkeypatch.setattr(digits_module, "FILE", Path("elsewhere.csv.gz"))
+    torch.testing.assert_close(digits_module.read_digits(), read, rtol=0, atol=0)
 
 
 def test_pixels_are_normalised_by_the_training_part(digits):

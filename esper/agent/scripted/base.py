@@ -36,6 +36,22 @@ def compose(observation: Observation, spec: EnvSpec, op_N: IntArray, slot_N: Int
     return action_NH * RELEVANT[op_N]
 
 
+def plant_and_keep(
+    observation: Observation, spec: EnvSpec, slot_N: IntArray, blueprint_N: IntArray, *, plants_N: BoolArray, acts_N: BoolArray
+) -> IntArray:
+    """Return actions that plant a seed in the slot `slot_N`, advance it, and fossilize it, each as soon as it is legal.
+
+    Args:
+        plants_N: hosts in which a seed may be planted.
+        acts_N: hosts in which anything is done; the others wait.
+    """
+    legal_NO = np.take_along_axis(observation.legal_slots, slot_N[:, None, None], axis=2)[:, :, 0]
+    op_N = np.full(len(slot_N), Op.WAIT, dtype=np.int64)
+    for op, wanted_N in ((Op.GERMINATE, plants_N & acts_N), (Op.ADVANCE, acts_N), (Op.FOSSILIZE, acts_N)):
+        op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)
+    return compose(observation, spec, op_N, slot_N, blueprint=blueprint_N)
+
+
 def most_urgent(
     observation: Observation, wanted: Mapping[Op, tuple[BoolArray, npt.NDArray[np.floating[Any]]]]
 ) -> tuple[IntArray, IntArray]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from esper.agent.base import AgentConfig, BoolArray, Controller, IntArray, check_offered, check_slot, check_time
-from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, step_number
+from esper.agent.scripted.base import Scripted, UniformArray, compose, most_urgent, offered, plant_and_keep, step_number
 from esper.buffer.base import Buffer
 from esper.buffer.transition import State
 from esper.env.actions import PARAMETER_HEADS, RELEVANT, VALUES, EnvSpec, Head, Observation, Op, segments
@@ -159,14 +159,10 @@ class Schedule(Scripted):
         self.slot, self.blueprint, self.at = config.slot, spec.blueprint_names.index(config.blueprint), config.at
 
     def choose(self, observation: Observation, uniform_NH: UniformArray) -> IntArray:
-        legal_NO = observation.legal_slots[:, :, self.slot]
-        offered_N = offered(observation, self.spec)[:, self.blueprint]
-        due_N = (step_number(observation, self.spec) >= self.at) & offered_N
-        op_N = np.full(len(due_N), Op.WAIT, dtype=np.int64)
-        for op, wanted_N in ((Op.GERMINATE, due_N), (Op.ADVANCE, True), (Op.FOSSILIZE, True)):
-            op_N = np.where(legal_NO[:, op] & wanted_N, op, op_N)
-        full_N = np.ones_like(op_N)
-        return compose(observation, self.spec, op_N, full_N * self.slot, blueprint=full_N * self.blueprint)
+        due_N = (step_number(observation, self.spec) >= self.at) & offered(observation, self.spec)[:, self.blueprint]
+        slot_N, blueprint_N = np.full(len(due_N), self.slot), np.full(len(due_N), self.blueprint)
+        every_N = np.ones(len(due_N), np.bool_)
+        return plant_and_keep(observation, self.spec, slot_N, blueprint_N, plants_N=due_N, acts_N=every_N)
 
 
 class ActionLists(Scripted):
