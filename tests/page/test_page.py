@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 from unittest.mock import Mock
@@ -26,6 +25,7 @@ from esper.report import main
 from esper.telemetry.traces import read_trace, trace_of_evaluation, write_trace
 from esper.training.run_folder import only_writer
 from esper.training.trainer import Trainer
+from tests.forked import run_forked
 from tests.page.tables import report, table
 
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
@@ -142,7 +142,8 @@ def test_a_run_without_traces_or_hosts_has_a_page(tmp_path: Path) -> None:
 
 def test_training_ends_with_a_page_whose_hosts_report_shows_again(tmp_path: Path, capsys) -> None:
     overrides = [*OVERRIDES, "telemetry.page_hosts=3", f"hydra.run.dir={tmp_path}", "updates=1"]
-    done = subprocess.run([sys.executable, "-m", "esper.train", *overrides], capture_output=True, text=True, check=True)
+    done = run_forked("esper.train", *overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"page: {tmp_path / 'run.html'}"
     assert "on 3 held-out hosts" in (tmp_path / "run.html").read_text()
     main([str(tmp_path)])
