@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
             remedy = "install the extra compare, as in pip install -e '.[compare]'"
             raise ConfigError(f"comparisons need {error.name}, which is not installed: {remedy}") from error
         found = compare(folders, config, overrides=overrides, log=lambda line: print(line, flush=True))
-        look = {"config": asdict(config), "overrides": overrides, "sentences": found.sentences()}
+        look = {"config": asdict(config), "overrides": found.overrides, "sentences": found.sentences()}
         record_look(folders, found.runs, look)
         show(found, Console())
         with writing_reports(folders[0]):

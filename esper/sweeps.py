@@ -30,6 +30,9 @@ class BlocksConfig:
     Higher: more verdicts, and more false ones."""
     score_hosts: int = 96
     """Held-out hosts that each policy grows, at least 2. Higher: less noise per run, longer scoring."""
+    score_overrides: Any = None
+    """Overrides with which all policies are evaluated, as in 'task=mnist5k steps=40', to ask what they are worth on hosts unlike
+    those that they were trained on; null: on hosts like those."""
     baselines: list[str] = field(default_factory=lambda: list[str]())
     """Other controllers that are compared like arms, as in esper.compare."""
     against: str | None = None

@@ -32,13 +32,20 @@ def read_arms(arms: str | Mapping[str, Any] | None) -> dict[str, list[str]]:
         arms = _parsed(arms, usage)
     if not arms:
         raise ConfigError(f"there are no arms to compare: {usage}")
-    table = {str(name): list(map(str, own)) if isinstance(own, list) else str(own).split() for name, own in arms.items()}
+    table = {str(name): split_overrides(own) for name, own in arms.items()}
     for name, overrides in table.items():
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot name an arm and its folder: use letters, digits and _ . + -")
         if twin := next((other for other, own in table.items() if own == overrides and other != name), None):
             raise ConfigError(f"arms {name} and {twin} have the same overrides, hence the same runs: remove or change one")
     return table
+
+
+def split_overrides(typed: object) -> list[str]:
+    """Return overrides that are typed as one text, with spaces between them, or as a list, for those that contain spaces."""
+    if isinstance(typed, str) and typed.lstrip().startswith("["):
+        typed = yaml.load(typed, yaml.BaseLoader)
+    return [str(one) for one in cast(list[object], typed)] if isinstance(typed, list) else str(typed).split()
 
 
 def _named_by(value: str) -> str:

@@ -14,11 +14,12 @@ from esper.lab.costs import cost_table
 from esper.lab.design import AA_CONTROL, FILE, Design, command_of
 from esper.lab.evaluation import ONLINE, POLICIES
 from esper.lab.integrity import check_runs, mixed
-from esper.lab.plan import deviations, listed_runs, lost_looks, planned
+from esper.lab.plan import deviations, listed_runs, lost_looks, planned, scored_with
 from esper.lab.power import advice, spread_of
 from esper.lab.runs import (
     OUTCOMES,
     REWARD_KEYS,
+    TRAINING,
     CompareConfig,
     OutcomeSpec,
     Run,
@@ -27,7 +28,7 @@ from esper.lab.runs import (
     find_runs,
     measures_hosts,
 )
-from esper.lab.scoring import TRAINING, Scoring, objective_of, read_scores, score_all, scored_file, unseen_kinds
+from esper.lab.scoring import Scoring, objective_of, read_scores, score_all, scored_file, unseen_kinds
 from esper.lab.tables import host_table, seed_table
 from esper.stats.paired import Difference
 from esper.stats.power import PlannedTest
@@ -64,7 +65,7 @@ class Comparison:
     folders: Sequence[Path] = ()
     """Folders of the experiment."""
     overrides: Sequence[str] = ()
-    """Evaluation overrides."""
+    """Evaluation overrides, planned or not."""
     score: str = "accuracy"
     """Name of the hosts' score."""
 
@@ -72,6 +73,13 @@ class Comparison:
     def arms(self) -> list[str]:
         """Names of all arms: trained arms, baselines, A/A control."""
         return self.outcomes["arm"].unique().tolist()
+
+    @property
+    def unplanned(self) -> list[str]:
+        """What makes this another comparison than the planned one, as overrides: of the evaluation, and the outcome."""
+        plan = self.design.plan if self.design else None
+        changes = [one for one in self.overrides if plan is None or one not in plan.score_overrides]
+        return [*changes, *([f"outcome={self.config.outcome}"] if plan and self.config.outcome != plan.outcome else [])]
 
     @property
     def controls(self) -> dict[str, Difference]:
@@ -219,9 +227,10 @@ def compare(
     Args:
         folders: folders of experiments, or of runs.
         config: settings of the comparison.
-        overrides: evaluation overrides for all policies, such as task=mnist5k.
+        overrides: evaluation overrides for all policies, such as task=mnist5k, beside those that were planned.
         log: receives a line per scored run.
     """
+    overrides = scored_with(folders, overrides)
     if overrides and config.outcome in TRAINING:
         raise ConfigError(
             f"outcome={config.outcome} is measured in training, which {overrides[0]} does not change: choose another outcome"
@@ -230,7 +239,7 @@ def compare(
     runs = [replace(run, listed=run.folder in listed) for run in find_runs(folders, config.strata)]
     finished = [run for run in runs if run.finished]
     _refuse_unlike(finished, config.strata, planned=any((folder / FILE).exists() for folder in folders), overrides=overrides)
-    warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished)]
+    warnings = [*check_runs(runs, folders), *lost_looks(folders), *anomalies(finished, overrides)]
     if len(finished) < len(runs) and not config.final:
         log(unfinished(runs, design, folders))
     if warnings and not all(scored_file(run, config.hosts, overrides).exists() for run in finished):  # before a long time

@@ -84,6 +84,7 @@ class Claims:
     margin: float = 1.0
     alpha: float = 0.05
     score_hosts: int = 96
+    score_overrides: list[str] = field(default_factory=lambda: list[str]())
     baselines: list[str] = field(default_factory=lambda: list[str]())
     against: str | None = None
     looks: list[int] = field(default_factory=lambda: list[int]())
@@ -100,6 +101,7 @@ class Claims:
             and all(type(number) in (int, float) for number in numbers)
             and type(self.score_hosts) is int
             and _are(self.baselines, str)
+            and _are(self.score_overrides, str)
             and _are(self.looks, int)
             and self.looks == sorted({*self.looks})
             and all(look > 0 for look in self.looks)
@@ -137,6 +139,8 @@ class Design:
     def digest(self) -> str:
         """SHA-256 of all but the number of blocks."""
         fixed = {name: value for name, value in asdict(self).items() if name != "blocks"}
+        if not self.plan.score_overrides:  # as before there were any, so that earlier experiments keep their digest
+            del fixed["plan"]["score_overrides"]
         return fingerprint(json.dumps(fixed, sort_keys=True))
 
     @property
@@ -338,14 +342,21 @@ def command_of(found: Design, folder: Path | None, *, blocks: int | None = None,
     parts += [
         _in_shell(f"question={plan.question}") if name == "question" else typed_as(name, value)
         for name, value in asdict(plan).items()
-        if name not in ("looks", "baselines", "margin") and value != getattr(usual, name)
+        if name not in ("looks", "baselines", "score_overrides", "margin") and value != getattr(usual, name)
     ]
     parts += [shlex.quote(f"baselines=[{','.join(plan.baselines)}]")] if plan.baselines else []
+    parts += [shlex.quote(typed_overrides(plan.score_overrides))] if plan.score_overrides else []
     keys = {override.partition("=")[0] for override in more}
     parts = [part for part in parts if part.strip("'").partition("=")[0] not in keys]
     if folder is not None:
         more = [*more, *map(shlex.quote, _launcher(folder)), typed_as("hydra.sweep.dir", folder)]
     return f"python -m esper.train -m {' '.join([*parts, *more])}"
+
+
+def typed_overrides(overrides: Sequence[str]) -> str:
+    """Return the key `score_overrides` as it is typed."""
+    spaced = any(len(one.split()) != 1 for one in overrides)
+    return f"score_overrides={json.dumps(list(overrides)) if spaced else ' '.join(overrides)}"
 
 
 def _launcher(folder: Path) -> list[str]:

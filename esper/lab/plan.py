@@ -1,6 +1,7 @@
 """The plan of an experiment: read and checked before the first run, and held against what esper.compare is asked."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -13,9 +14,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from esper.checkpoint import disk
-from esper.config import GROUPS, Config, ConfigError, did_you_mean
-from esper.lab.design import AA_CONTROL, FILE, Claims, Design, command_of, design
-from esper.lab.runs import OUTCOMES, CompareConfig, Run, defines_return
+from esper.cli.overrides import config_of
+from esper.cli.transfer import transferred
+from esper.config import GROUPS, Config, ConfigError, did_you_mean, root_key
+from esper.lab.arms import split_overrides
+from esper.lab.design import AA_CONTROL, FILE, Claims, Design, command_of, design, typed_overrides
+from esper.lab.runs import OUTCOMES, TRAINING, CompareConfig, Run, defines_return
 from esper.stats.paired import MIN_BLOCKS
 from esper.sweeps import BlocksConfig
 from esper.training.provenance import code_version
@@ -49,7 +53,11 @@ def experiment(hydra: DictConfig, common: Sequence[str]) -> Design:
             f"{folder} holds an experiment, and no arms are given: resume it with: {command_of(Design.load(folder), folder)}"
         )
     names = ("outcome", "margin", "alpha", "score_hosts", "baselines", "against", "question", "pilot")
-    plan = Claims(**{name: getattr(asked, name) for name in names}, looks=looks or [max(asked.blocks, MIN_BLOCKS)])
+    plan = Claims(
+        **{name: getattr(asked, name) for name in names},
+        score_overrides=split_overrides(asked.score_overrides or []),
+        looks=looks or [max(asked.blocks, MIN_BLOCKS)],
+    )
     found = design(
         asked.arms,
         blocks=asked.blocks,
@@ -111,6 +119,25 @@ def _check(found: Design, looks: Sequence[int]) -> None:
     rewards = {frozenset(one for one in own if defines_return(one.lstrip("+").partition("=")[0])) for own in found.arms.values()}
     if plan.outcome == "return" and len(rewards) > 1:
         raise ConfigError("outcome=return cannot compare arms with different rewards: choose outcome=accuracy")
+    if plan.score_overrides:
+        _check_scoring(found)
+
+
+def _check_scoring(found: Design) -> None:
+    """Raise ConfigError if the policies of an arm could not be evaluated with the planned overrides."""
+    overrides, outcome = found.plan.score_overrides, found.plan.outcome
+    shown = typed_overrides(overrides)
+    if outcome in TRAINING:
+        raise ConfigError(f"outcome={outcome} is measured in training, which {shown} does not change: choose another outcome")
+    if any(root_key(one) == "seed" for one in overrides):
+        raise ConfigError(f"{shown} would score all runs on the same hosts: remove the seed, since each run has its own hosts")
+    for cell in found.firsts():
+        with warnings.catch_warnings(action="ignore"):  # the runs themselves warn
+            trained = config_of(list(cell.overrides))
+        try:
+            transferred(trained, overrides)
+        except ValueError as error:
+            raise ConfigError(f"{shown} does not fit arm {cell.arm}: {error}") from error
 
 
 def announce(found: Design, folder: Path) -> list[str]:
@@ -170,6 +197,19 @@ def agreed(folders: Sequence[Path]) -> CompareConfig:
     return config
 
 
+def scored_with(folders: Sequence[Path], typed: Sequence[str]) -> list[str]:
+    """Return the evaluation overrides of a comparison: those that were planned, unless their key is typed, and those typed.
+
+    Raises:
+        ConfigError: the plans of several experiments have other ones.
+    """
+    plans = [Design.load(folder).plan.score_overrides for folder in folders if (folder / FILE).exists()]
+    if any(plan != plans[0] for plan in plans):
+        raise ConfigError("these experiments planned different score_overrides: compare them separately")
+    keys = {one.partition("=")[0] for one in typed}
+    return [*(one for plan in plans[:1] for one in plan if one.partition("=")[0] not in keys), *typed]
+
+
 def planned(folders: Sequence[Path]) -> Design | None:
     """Return the experiment whose folder is the only one; None for runs without a plan, and for several folders.
 
@@ -189,7 +229,7 @@ def deviations(found: Design | None, config: CompareConfig, overrides: Sequence[
     lines = [
         f"{name} is {_shown(got[name])}, but {_shown(wanted[name])} was planned" for name in names if got[name] != wanted[name]
     ]
-    return lines + [f"{override} was not planned" for override in overrides]
+    return lines + [f"{override} was not planned" for override in overrides if override not in found.plan.score_overrides]
 
 
 def _shown(value: Any) -> str:

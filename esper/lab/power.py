@@ -165,13 +165,14 @@ def assumed_spread(design: Design) -> float | None:
 
 
 def _task(design: Design) -> str | None:
-    """Return the task of all arms if its typical spreads are known, else None."""
+    """Return the task of all arms if its typical spreads are known, else None, as where they are scored on another."""
     tasks: set[str] = set()
     for own in design.arms.values():
         settings = (one.partition("=") for one in (*design.common, *own))
         tasks |= {value for key, _, value in settings if key in ("task", "experiment")} or {"digits"}
     growth = all(setting == "env=growth" for setting in _settings(design, "env"))
-    return tasks.pop() if growth and len(tasks) == 1 and tasks <= TYPICAL.keys() else None
+    alike = growth and len(tasks) == 1 and not design.plan.score_overrides
+    return tasks.pop() if alike and tasks <= TYPICAL.keys() else None
 
 
 def _settings(design: Design, *keys: str) -> list[str]:

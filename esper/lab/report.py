@@ -265,9 +265,7 @@ def write(found: Comparison, folder: Path, command: str) -> list[Path]:
     }
     if kind := found.config.figures:
         files |= {f"{drawing.name}.{kind}": drawing.image(kind) for drawing in drawings}
-    other = found.design is not None and found.config.outcome != found.design.plan.outcome
-    changes = [*found.overrides, *([f"outcome={found.config.outcome}"] if other else [])]
-    paths = {folder / _file_name(name, changes): content for name, content in files.items()}
+    paths = {folder / _file_name(name, found.unplanned): content for name, content in files.items()}
     for path, content in paths.items():
         write_whole(path, content)
     return list(paths)

@@ -1,6 +1,6 @@
 """Runs of an experiment: arm and block of each, outcomes for the comparison, and warnings about arms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,10 @@ OUTCOMES = {
     )
 }
 """Outcomes by name. All but return are independent of the reward, so that arms with different rewards can be compared. The last
-two are measured in training, as means over the updates that telemetry.every selects; the others on held-out hosts, online only if
-it is the primary outcome."""
+two are means over the updates that telemetry.every selects; the others are measured on held-out hosts, online only if it is the
+primary outcome."""
+TRAINING = ("learning", "rollbacks")
+"""Outcomes that are measured in training."""
 REWARD_KEYS = ("reward", "governor", "agent.gamma")
 """Keys that define a return: its terms, the penalty of a rollback, and the discount of potentials."""
 SEARCHED = ("schedule", "oracle")
@@ -321,11 +323,16 @@ BY_BLOCK = "task.split_seed"
 EPISODES = "hosts times updates"
 
 
-def anomalies(runs: Sequence[Run]) -> list[str]:
-    """Return warnings on arms whose runs differ in their data, or whose policies no longer explore; both may be intended."""
+def anomalies(runs: Sequence[Run], overrides: Sequence[str] = ()) -> list[str]:
+    """Return warnings on arms whose runs differ in their data, or whose policies no longer explore; both may be intended.
+
+    Args:
+        overrides: evaluation overrides; what they set is the same for all arms.
+    """
+    alike = {override.partition("=")[0] for override in overrides}
     found: list[str] = []
     for stratum in dict.fromkeys(run.stratum for run in runs):
-        found += _different_data([run for run in runs if run.stratum == stratum])
+        found += _different_data([run for run in runs if run.stratum == stratum], alike)
     for arm in dict.fromkeys(run.arm for run in runs):
         last = [records[-1] for run in runs if run.arm == arm and (records := records_of(run))]
         entropy = [record["policy/entropy_share_op"] for record in last if "policy/entropy_share_op" in record]
@@ -339,13 +346,11 @@ def anomalies(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _different_data(runs: Sequence[Run]) -> list[str]:
-    """Return the ways in which the data of runs of one stratum differ."""
+def _different_data(runs: Sequence[Run], alike: Collection[str]) -> list[str]:
+    """Return the ways in which the data of runs of one stratum differ, but for keys and groups that are set alike."""
     found: list[str] = []
-    for key in [
-        *dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS and key not in LOSSES),
-        EPISODES,
-    ]:
+    keys = dict.fromkeys(key for run in runs for key in run.config if _group(key) in DATA_KEYS and key not in LOSSES)
+    for key in [*(key for key in keys if not {key, _group(key)} & {*alike}), EPISODES]:
         values = [
             (run.arm, str(run.config.get("hosts", 0) * run.updates if key == EPISODES else run.config.get(key))) for run in runs
         ]

@@ -27,7 +27,7 @@ from esper.lab.evaluation import HELD_OUT, ONLINE, POLICIES, REPLAY, Evaluation
 from esper.lab.kinds import condensed
 from esper.lab.launch import end_with_parent
 from esper.lab.per_host import PREFIX, HostSearch
-from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, Run, records_of
+from esper.lab.runs import BASELINES, SEARCHED, STATIC_NET, TRAINING, Run, records_of
 from esper.plugins import load_plugins, named_plugins
 from esper.telemetry.text import counted, duration
 from esper.training.config_io import from_plain
@@ -35,8 +35,6 @@ from esper.training.provenance import code_version
 from esper.training.resume import find_checkpoint
 from esper.training.run_folder import writing_reports
 
-TRAINING = ("learning", "rollbacks")
-"""Outcomes that are measured in training."""
 HostRows = dict[str, dict[str, list[Any]]]
 """Controller -> `instance`, the kind of each host, `seeds` of each host, and each outcome in `HELD_OUT` -> value of each host."""
 Scores = dict[str, dict[str, float]]

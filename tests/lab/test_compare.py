@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from esper import compare as C
+from esper.cli.overrides import check
 from esper.config import ConfigError
 from esper.lab import comparison
 from esper.lab.about import WORDS
-from esper.lab.design import Design
+from esper.lab.design import Claims, Design, design
 from esper.lab.evaluation import Evaluation
 from esper.lab.report import HEAD
 from esper.lab.runs import OUTCOMES, Run, find_runs
 from esper.lab.scoring import score, scored_file
+from esper.training.trainer import Trainer
+from tests.lab.small_runs import TINY
 
 
 def test_an_experiment_is_read_scored_and_written(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +74,7 @@ def test_unlike_runs_are_refused_before_any_is_scored(
     copy = shutil.copytree(experiment, tmp_path / "copy", ignore=shutil.ignore_patterns("comparison*", "looks*", "report*"))
     for path in copy.glob("shaped/block-00/scored*"):
         path.unlink()
-    monkeypatch.setattr(comparison, "anomalies", lambda _: ["odd"])
+    monkeypatch.setattr(comparison, "anomalies", lambda *_: ["odd"])
     C.main([str(copy), "outcome=parameters"])
     shown = capsys.readouterr().out
     assert shown.index("warning: odd") < shown.index("scored 1 of 5"), "a reader may stop in time"
@@ -164,6 +167,31 @@ def test_evaluation_overrides_apply_to_all_policies(experiment: Path, tmp_path: 
             assert values["return", arm, run.block] == pytest.approx(outcomes[name].values["return"].mean())
         assert values["learning", "shaped", run.block] is None  # measured in training only
         assert score(run, 3) != score(run, 3, ["steps=3"])
+
+
+def test_planned_overrides_of_the_scoring_need_not_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Claims(score_hosts=2, score_overrides=["steps=3", "task.data_share=[0.5]"])
+    found = design("task.data_share: [0.25],[1]", blocks=1, root=1, aa_control=False, common=TINY, plan=plan)
+    folder, other = tmp_path / "here", tmp_path / "other"
+    found.save(folder)
+    replace(found, plan=Claims(score_hosts=2)).save(other)
+    for cell in found.cells:
+        Trainer(check(list(cell.overrides)), folder / cell.folder, name=cell.folder, plan=found.digest).run()
+    C.main([str(folder)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "all policies were evaluated with steps=3 task.data_share=[0.5]" in shown
+    assert "see different data" not in shown
+    assert json.loads((folder / "looks.jsonl").read_text())["overrides"] == plan.score_overrides
+    outcomes = {row["arm"]: float(row["accuracy"]) for row in csv.DictReader((folder / "comparison.csv").open())}
+    assert outcomes == {run.arm: score(run, 2, plan.score_overrides)["accuracy"] for run in find_runs([folder])}
+    C.main([str(folder), "steps=4"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "exploratory, hence no verdict: steps=4 was not planned" in shown
+    assert "all policies were evaluated with task.data_share=[0.5] steps=4" in shown
+    assert (folder / "comparison_steps=4.csv").exists()
+    with pytest.raises(SystemExit):
+        C.main([str(folder), str(other)])
+    assert "these experiments planned different score_overrides: compare them separately" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

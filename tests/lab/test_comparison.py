@@ -42,7 +42,7 @@ def compared(
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
-    monkeypatch.setattr(S, "anomalies", lambda _: list(warnings))
+    monkeypatch.setattr(S, "anomalies", lambda *_: list(warnings))
     planned = {name: value for name, value in asked.items() if name in ("outcome", "against", "alpha")}
     blocks = len(next(iter(values.values())))
     arms = {arm: [f"hosts={index}"] for index, arm in enumerate(values)}

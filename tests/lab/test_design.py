@@ -226,6 +226,8 @@ def test_every_arm_is_checked_before_anything_runs() -> None:
         {"plan": {"outcome": 3}},
         {"plan": {"margin": "1"}},
         {"plan": {"baselines": "wait"}},
+        {"plan": {"score_overrides": "steps=3"}},
+        {"plan": {"score_overrides": [3]}},
         {"plan": {"looks": [24, 12]}},
         {"plan": {"looks": [0]}},
         {"plan": {"question": 7}},
@@ -238,7 +240,7 @@ def test_a_forged_design_is_refused(tmp_path: Path, change: dict[str, object]) -
     for plain, fine in ((good, True), (good | change, False)):
         fixed = {name: value for name, value in plain.items() if name != "blocks"}
         if isinstance(fixed["plan"], dict):
-            fixed["plan"] = asdict(Claims()) | fixed["plan"]
+            fixed["plan"] = {name: value for name, value in asdict(Claims()).items() if name != "score_overrides"} | fixed["plan"]
         digest = fingerprint(json.dumps(fixed, sort_keys=True))
         (tmp_path / FILE).write_text(json.dumps({**plain, "sha256": digest}))
         if fine:

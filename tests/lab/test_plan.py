@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from esper.cli.command import spelled_out
 from esper.cli.overrides import hydra_at_conf
 from esper.config import ConfigError
-from esper.lab.design import Claims, Design, command_of
+from esper.lab.design import Claims, Design, command_of, design
 from esper.lab.integrity import _asked, _equal  # pyright: ignore[reportPrivateUsage]
 from esper.lab.plan import announce, as_planned, deviations, experiment
 from esper.lab.runs import CompareConfig
@@ -46,6 +46,42 @@ def test_a_plan_is_read_from_a_file_and_the_command_line(tmp_path: Path) -> None
     assert announce(found, tmp_path) == [f"plan {found.digest[:12]}: parameters, margin 20, verdict at 10, 20 blocks"]
     typed = planned("arms={a: hosts=2, b: hosts=4}", "margin=2", "baselines=[wait]", "against=wait", "blocks=3")
     assert typed.plan == Claims(margin=2.0, baselines=["wait"], against="wait", looks=[10])
+
+
+def test_an_experiment_of_an_earlier_version_keeps_its_digest() -> None:
+    found = design("reward: shaped,sparse", blocks=10, root=7, plan=Claims(baselines=["wait"]))
+    assert found.digest == "b0adeb3a782b00202d998ecc3a30e66a85027622e297418507382ded076cfbd6"
+
+
+def test_overrides_of_the_scoring_are_part_of_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("score_overrides: [steps=30, slots=all]")
+    read = planned("arms=reward: shaped,sparse", f"plan={tmp_path}/plan.yaml")
+    typed = planned("arms=reward: shaped,sparse", "score_overrides=steps=30 slots=all")
+    assert read.plan.score_overrides == ["steps=30", "slots=all"]
+    assert read.digest == typed.digest != planned("arms=reward: shaped,sparse").digest
+    assert deviations(read, as_planned(read.plan), ["steps=30", "slots=all"]) == []
+    assert deviations(read, as_planned(read.plan), ["slots=all", "steps=40"]) == ["steps=40 was not planned"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["score_overrides=seed=3"], "score_overrides=seed=3 would score all runs on the same hosts"),
+        (
+            ["score_overrides=agent=random"],
+            "score_overrides=agent=random does not fit arm a: agent=random cannot be changed",
+        ),
+        (["score_overrides=steps=0"], "score_overrides=steps=0 does not fit arm a: steps "),
+        (["score_overrides=slots=al"], "does not fit arm a: .*did you mean all"),
+        (
+            ["score_overrides=steps=9", "outcome=learning"],
+            "measured in training, which score_overrides=steps=9 does not",
+        ),
+    ],
+)
+def test_overrides_of_the_scoring_are_checked_before_the_first_run(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        planned("arms={a: reward=shaped, b: reward=sparse}", *overrides)
 
 
 def test_returns_are_compared_where_all_arms_have_one_reward() -> None:
@@ -111,6 +147,8 @@ def test_a_file_that_is_no_plan_is_refused(text: str, sentence: str, tmp_path: P
         ["arms={small: agent.hidden=16, large: agent.hidden=32 hosts=8}", "aa_control=false", "vary_split=true"],
         ["arms={a: [\"task.root='x, y'\"], b: [hosts=2]}", "outcome=parameters", "alpha=0.01", "score_hosts=8"],
         ["arms=reward: shaped,sparse", 'question=It\'s\n"one"\n', "baselines=[wait,static]", "against=wait", "margin=2.5"],
+        ["arms=reward: shaped,sparse", "score_overrides=steps=30 task.data_share=[0.5]"],
+        ["arms=reward: shaped,sparse", 'score_overrides=["blueprint=[norm, conv_light]", steps=30]'],
         ["arms={aa_control: hosts=2, b: hosts=4}", "aa_control=false", "pilot='a folder/b'", "outcome=parameters", "margin=1.0"],
     ],
 )

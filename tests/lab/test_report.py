@@ -49,7 +49,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> S.Comparison:
     monkeypatch.setattr(paired, "RESAMPLES", 199)
     monkeypatch.setattr(S, "find_runs", lambda *_: runs)
     monkeypatch.setattr(S, "objective_of", lambda *_: CLASSIFICATION)
-    monkeypatch.setattr(S, "anomalies", lambda _: [])
+    monkeypatch.setattr(S, "anomalies", lambda *_: [])
     hosts = pd.DataFrame({"arm": ["a", "b"], "controller": "policy", "block": 0, "host": 0, "accuracy": [50.0, 51.0]})
     hosts["kind"] = "x"
     kept = {"slot": "late", "blueprint": "conv", "planted": 2, "epochs": 5, "fate": "kept", "contribution_error": 0.5}
